@@ -1,0 +1,164 @@
+//! Requests to a node as such: its health, its map, its objects.
+
+use crate::{ClientId, Errno, Ino, NodeId, Piece, VolumeId};
+use serde::{Deserialize, Serialize};
+
+/// A question or an order to one daemon.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // each call says what its fields mean
+pub enum AdminCall {
+    /// Is it there? → `Pong`
+    Ping,
+    /// Its condition. → `Status`
+    Status,
+    /// All nodes and who keeps which shard. → `Map`
+    Map,
+    /// Finish what is under way, sync, end. Trusted connections only. → `Done`
+    Shutdown,
+    /// Space on this node's disk. → `Space`
+    Space,
+    /// A mount tells its condition, to be shown by `Status`; it lasts as long
+    /// as the connection. → `Done`
+    Announce(MountInfo),
+    /// Objects after (`ino`, `piece`), for checking. Trusted only. → `Objects`
+    ListObjects { after: Option<(Ino, Piece)>, limit: u32 },
+    /// Removes all objects of an inode. Trusted only. → `Done`
+    RemoveObjects { ino: Ino },
+    /// Size and storage of one object, without a capability. Trusted only. → `Object`
+    StatObject { ino: Ino, piece: Piece },
+}
+
+impl AdminCall {
+    /// Whether the asking connection must be trusted.
+    pub fn needs_trust(&self) -> bool {
+        matches!(
+            self,
+            AdminCall::Shutdown
+                | AdminCall::Announce(_)
+                | AdminCall::ListObjects { .. }
+                | AdminCall::RemoveObjects { .. }
+                | AdminCall::StatObject { .. }
+        )
+    }
+}
+
+/// The cluster map: who is in, and which node serves which shard.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterMap {
+    /// The volume that the nodes serve together.
+    pub volume: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// Goes up with every change of the map.
+    pub epoch: u64,
+    /// All nodes, by number.
+    pub nodes: Vec<NodeInfo>,
+    /// For each shard, by number, the node that serves it.
+    pub shards: Vec<NodeId>,
+}
+
+/// A node, as its peers reach it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeInfo {
+    /// Its number.
+    pub id: NodeId,
+    /// Its name, for people.
+    pub name: String,
+    /// `host:port` of its TCP listener.
+    pub address: String,
+    /// Path of its UNIX socket, of use on its own machine only.
+    pub socket: String,
+}
+
+/// Space on a node's disk, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Size of the disk.
+    pub total: u64,
+    /// Free for the superuser.
+    pub free: u64,
+    /// Free for users.
+    pub available: u64,
+    /// Names the disk (a hash of machine and device number): nodes on one disk
+    /// tell the same, and it is counted once.
+    pub disk: u64,
+}
+
+/// What a mount tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountInfo {
+    /// Where it is mounted.
+    pub path: String,
+    /// Process number.
+    pub pid: u32,
+    /// Whether local files bypass the daemon.
+    pub passthrough: bool,
+    /// If not, why not.
+    pub why_not: Option<String>,
+}
+
+/// The condition of a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStatus {
+    /// Its number.
+    pub id: NodeId,
+    /// Its name.
+    pub name: String,
+    /// Version of the program.
+    pub version: String,
+    /// [`crate::PROTOCOL_VERSION`] it speaks.
+    pub protocol: u32,
+    /// Process number.
+    pub pid: u32,
+    /// Seconds since its start.
+    pub uptime_sec: u64,
+    /// What is wrong with it; empty when it is healthy.
+    pub trouble: Vec<String>,
+    /// Its disk.
+    pub space: Space,
+    /// Number of shards it serves.
+    pub shards: u32,
+    /// Inodes on those shards.
+    pub inodes: u64,
+    /// Open connections.
+    pub connections: u32,
+    /// Requests answered since its start: metadata.
+    pub meta_requests: u64,
+    /// Requests answered since its start: bytes.
+    pub object_requests: u64,
+    /// Bytes read from and written to objects for remote clients.
+    pub bytes_read: u64,
+    /// See `bytes_read`.
+    pub bytes_written: u64,
+    /// Mounts that live on this node.
+    pub mounts: Vec<MountInfo>,
+    /// Clients that hold a session here.
+    pub clients: Vec<ClientId>,
+}
+
+/// The answer to an [`AdminCall`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum AdminReply {
+    /// It is there.
+    Pong,
+    /// Its condition.
+    Status(Box<NodeStatus>),
+    /// All nodes.
+    Map(ClusterMap),
+    /// Done as ordered.
+    Done,
+    /// Space on the disk.
+    Space(Space),
+    /// Objects for checking.
+    Objects {
+        /// In (inode, piece) order, with size in bytes and storage in units of 512 bytes.
+        objects: Vec<(Ino, Piece, u64, u64)>,
+        /// Nothing follows.
+        end: bool,
+    },
+    /// One object.
+    Object(crate::object::ObjectState),
+}
+
+/// What a node answers: a reply or an error.
+pub type AdminResult = Result<AdminReply, Errno>;

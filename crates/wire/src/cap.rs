@@ -1,0 +1,123 @@
+//! Capabilities: how a node that keeps bytes knows that a client may touch
+//! them, without asking the node that keeps the names.
+//!
+//! The metadata service checks permissions at open and signs what it allowed;
+//! the object service checks the signature. (NASD, Gobioff et al. 1999; as in
+//! Lustre and Ceph.)
+
+use crate::{Ino, Timestamp, VolumeKey};
+use serde::{Deserialize, Serialize};
+
+/// What an open file, or a capability, allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Access {
+    /// Read bytes.
+    pub read: bool,
+    /// Write bytes, cut the file, reserve or free space.
+    pub write: bool,
+}
+
+impl Access {
+    /// Reading only.
+    pub const READ: Access = Access { read: true, write: false };
+    /// Writing only.
+    pub const WRITE: Access = Access { read: false, write: true };
+    /// Both.
+    pub const BOTH: Access = Access { read: true, write: true };
+
+    /// Whether everything in `wanted` is allowed.
+    pub fn allows(self, wanted: Access) -> bool {
+        (self.read || !wanted.read) && (self.write || !wanted.write)
+    }
+
+    /// From the access mode bits of open(2) flags.
+    pub fn from_open_flags(flags: i32) -> Access {
+        match flags & libc::O_ACCMODE {
+            libc::O_WRONLY => Access::WRITE,
+            libc::O_RDWR => Access::BOTH,
+            _ => Access::READ,
+        }
+    }
+}
+
+/// How long a capability is good for, in seconds. A client that holds a file
+/// open for longer opens it again when it is told `EKEYEXPIRED`.
+pub const CAP_LIFETIME_SEC: i64 = 24 * 3600;
+
+/// A signed permission to access the objects of one inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cap {
+    /// Whose objects.
+    pub ino: Ino,
+    /// What for.
+    pub access: Access,
+    /// Until when, by the clock of the node that checks.
+    pub expires: i64,
+    mac: [u8; 16],
+}
+
+const PURPOSE: &str = "cap";
+
+impl Cap {
+    /// Signs a capability that lasts [`CAP_LIFETIME_SEC`] from `now`.
+    pub fn sign(key: &VolumeKey, ino: Ino, access: Access, now: Timestamp) -> Cap {
+        let expires = now.sec.saturating_add(CAP_LIFETIME_SEC);
+        let mac = key.mac(PURPOSE, &Self::message(ino, access, expires));
+        Cap { ino, access, expires, mac }
+    }
+
+    /// Whether the capability is genuine, in time, and allows `wanted` on `ino`.
+    ///
+    /// # Errors
+    /// `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED`
+    /// after its time, `EACCES` where it does not cover `wanted`.
+    pub fn check(
+        &self,
+        key: &VolumeKey,
+        ino: Ino,
+        wanted: Access,
+        now: Timestamp,
+    ) -> Result<(), crate::Errno> {
+        let message = Self::message(self.ino, self.access, self.expires);
+        if self.ino != ino || !key.verify(PURPOSE, &message, &self.mac) {
+            return Err(crate::Errno::EKEYREJECTED);
+        }
+        if now.sec > self.expires {
+            return Err(crate::Errno::EKEYEXPIRED);
+        }
+        if !self.access.allows(wanted) {
+            return Err(crate::Errno::EACCES);
+        }
+        Ok(())
+    }
+
+    fn message(ino: Ino, access: Access, expires: i64) -> [u8; 17] {
+        let mut m = [0; 17];
+        m[..8].copy_from_slice(&ino.0.to_le_bytes());
+        m[8..16].copy_from_slice(&expires.to_le_bytes());
+        m[16] = u8::from(access.read) | u8::from(access.write) << 1;
+        m
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Errno;
+
+    #[test]
+    fn a_capability_opens_one_inode_for_one_use_for_a_time() {
+        let key = VolumeKey::new([7; 32]);
+        let now = Timestamp::from_sec(1_000_000);
+        let cap = Cap::sign(&key, Ino(5), Access::READ, now);
+        assert_eq!(cap.check(&key, Ino(5), Access::READ, now), Ok(()));
+        assert_eq!(cap.check(&key, Ino(6), Access::READ, now), Err(Errno::EKEYREJECTED));
+        assert_eq!(cap.check(&key, Ino(5), Access::WRITE, now), Err(Errno::EACCES));
+        let late = now.plus_sec(CAP_LIFETIME_SEC + 1);
+        assert_eq!(cap.check(&key, Ino(5), Access::READ, late), Err(Errno::EKEYEXPIRED));
+        let other = VolumeKey::new([8; 32]);
+        assert_eq!(cap.check(&other, Ino(5), Access::READ, now), Err(Errno::EKEYREJECTED));
+        let forged = Cap { access: Access::BOTH, ..cap };
+        assert_eq!(forged.check(&key, Ino(5), Access::WRITE, now), Err(Errno::EKEYREJECTED));
+    }
+}

@@ -1,0 +1,240 @@
+//! Frames: how requests and replies lie in a byte stream.
+//!
+//! ```text
+//! offset  0      2      3      4          8             12       16
+//!         ┌──────┬──────┬──────┬──────────┬─────────────┬────────┬───────────┐
+//!         │magic │class │flags │ body len │ payload len │ crc32c │ sequence  │
+//!         │ u16  │ u8   │ u8   │ u32      │ u32         │ u32    │ u64       │
+//!         └──────┴──────┴──────┴──────────┴─────────────┴────────┴───────────┘
+//!         body (postcard), then payload (raw bytes of a file)
+//! ```
+//!
+//! All numbers are little-endian. No flags are defined: the byte is 0. The checksum covers the header (with the
+//! checksum itself as 0) and the body; payloads rely on TCP's and the disk's
+//! own. Lengths are checked against their bounds before anything is allocated.
+
+use serde::{Serialize, de::DeserializeOwned};
+use std::io::{self, IoSlice, Read, Write};
+
+/// Bytes of a frame header.
+pub const HEADER_LEN: usize = 24;
+/// Longest body, in bytes.
+pub const BODY_MAX: usize = 1 << 20;
+/// Longest payload, in bytes: the largest request the kernel makes, with room.
+pub const PAYLOAD_MAX: usize = 4 << 20;
+const MAGIC: u16 = 0x6d74; // "tm"
+
+/// What the body of a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Class {
+    /// [`crate::meta::MetaCall`] and [`crate::meta::MetaResult`].
+    Meta = 2,
+    /// [`crate::object::ObjectCall`] and [`crate::object::ObjectResult`].
+    Object = 3,
+    /// [`crate::admin::AdminCall`] and [`crate::admin::AdminResult`].
+    Admin = 4,
+}
+
+/// The fixed start of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What the body is.
+    pub class: Class,
+    /// Bytes of the body, at most [`BODY_MAX`].
+    pub body_len: u32,
+    /// Bytes of the payload, at most [`PAYLOAD_MAX`].
+    pub payload_len: u32,
+    /// Checksum of header and body.
+    pub crc: u32,
+    /// Given by the client, repeated in the reply.
+    pub seq: u64,
+}
+
+/// Bytes that are not a frame, or whose body is not what its class says.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum FrameError {
+    #[error("connection closed")]
+    Closed,
+    #[error("connection: {0}")]
+    Io(#[from] io::Error),
+    #[error("not a Tatami frame (it starts with {0:#06x}): is another program using this port?")]
+    Magic(u16),
+    #[error("unknown frame class {0}")]
+    Class(u8),
+    #[error("unknown frame flags {0:#04x}")]
+    Flags(u8),
+    #[error("frame of {0} body and {1} payload bytes is over the bound")]
+    TooLong(u32, u32),
+    #[error(
+        "frame checksum is {found:#010x}, should be {expected:#010x}: bytes were damaged on the way"
+    )]
+    Checksum { found: u32, expected: u32 },
+    #[error("frame body: {0}")]
+    Body(#[from] postcard::Error),
+    #[error("frame body has {0} bytes too many")]
+    Trailing(usize),
+    #[error("a reply that fits no request")]
+    Unexpected,
+}
+
+impl Header {
+    /// Reads a header and checks everything that can be checked without the body.
+    ///
+    /// # Errors
+    /// Wrong magic, class or lengths.
+    pub fn decode(b: &[u8; HEADER_LEN]) -> Result<Header, FrameError> {
+        let u32_at = |i: usize| u32::from_le_bytes([b[i], b[i + 1], b[i + 2], b[i + 3]]);
+        let magic = u16::from_le_bytes([b[0], b[1]]);
+        if magic != MAGIC {
+            return Err(FrameError::Magic(magic));
+        }
+        let class = match b[2] {
+            2 => Class::Meta,
+            3 => Class::Object,
+            4 => Class::Admin,
+            other => return Err(FrameError::Class(other)),
+        };
+        if b[3] != 0 {
+            return Err(FrameError::Flags(b[3]));
+        }
+        let (body_len, payload_len) = (u32_at(4), u32_at(8));
+        if body_len as usize > BODY_MAX || payload_len as usize > PAYLOAD_MAX {
+            return Err(FrameError::TooLong(body_len, payload_len));
+        }
+        let mut seq = [0; 8];
+        seq.copy_from_slice(&b[16..24]);
+        Ok(Header { class, body_len, payload_len, crc: u32_at(12), seq: u64::from_le_bytes(seq) })
+    }
+
+    fn encode(&self) -> [u8; HEADER_LEN] {
+        let mut b = [0; HEADER_LEN];
+        b[..2].copy_from_slice(&MAGIC.to_le_bytes());
+        b[2] = self.class as u8;
+        b[4..8].copy_from_slice(&self.body_len.to_le_bytes());
+        b[8..12].copy_from_slice(&self.payload_len.to_le_bytes());
+        b[12..16].copy_from_slice(&self.crc.to_le_bytes());
+        b[16..24].copy_from_slice(&self.seq.to_le_bytes());
+        b
+    }
+
+    /// Compares the checksum with the one of `body`.
+    ///
+    /// # Errors
+    /// [`FrameError::Checksum`].
+    pub fn verify(&self, body: &[u8]) -> Result<(), FrameError> {
+        let expected = Header { crc: 0, ..*self }.checksum(body);
+        if expected != self.crc {
+            return Err(FrameError::Checksum { found: self.crc, expected });
+        }
+        Ok(())
+    }
+
+    fn checksum(&self, body: &[u8]) -> u32 {
+        crc32c::crc32c_append(crc32c::crc32c(&self.encode()), body)
+    }
+}
+
+/// Appends header and body of a frame to `out`; `payload_len` bytes must follow it on the wire.
+///
+/// # Panics
+/// When the message is longer than [`BODY_MAX`] or the payload than
+/// [`PAYLOAD_MAX`]: both are bounded where messages are made.
+pub fn encode<T: Serialize>(
+    out: &mut Vec<u8>,
+    class: Class,
+    seq: u64,
+    message: &T,
+    payload_len: usize,
+) {
+    let start = out.len();
+    out.resize(start + HEADER_LEN, 0);
+    let mut buffer = postcard::to_extend(message, std::mem::take(out))
+        .expect("messages are plain data: encoding into memory cannot fail");
+    let body_len = buffer.len() - start - HEADER_LEN;
+    assert!(body_len <= BODY_MAX && payload_len <= PAYLOAD_MAX, "frame over its bound");
+    let mut header =
+        Header { class, body_len: body_len as u32, payload_len: payload_len as u32, crc: 0, seq };
+    header.crc = header.checksum(&buffer[start + HEADER_LEN..]);
+    buffer[start..start + HEADER_LEN].copy_from_slice(&header.encode());
+    *out = buffer;
+}
+
+/// Reads the message that `body` must be, and nothing but that.
+///
+/// # Errors
+/// [`FrameError::Body`], [`FrameError::Trailing`].
+pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
+    let (message, rest) = postcard::take_from_bytes(body)?;
+    match rest.len() {
+        0 => Ok(message),
+        n => Err(FrameError::Trailing(n)),
+    }
+}
+
+/// A frame at the start of a buffer, if it is complete up to its body.
+///
+/// Returns the header and the body; the frame's payload follows at
+/// `HEADER_LEN + body_len`. `Ok(None)` means that more bytes must be read.
+///
+/// # Errors
+/// As [`Header::decode`] and [`Header::verify`].
+pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
+    let Some((head, rest)) = buffer.split_first_chunk::<HEADER_LEN>() else {
+        return Ok(None);
+    };
+    let header = Header::decode(head)?;
+    let Some(body) = rest.get(..header.body_len as usize) else {
+        return Ok(None);
+    };
+    header.verify(body)?;
+    Ok(Some((header, body)))
+}
+
+/// Reads one header and body from a stream, into `body`. The payload, of
+/// `payload_len` bytes, is still in the stream afterwards.
+///
+/// # Errors
+/// [`FrameError::Closed`] at a clean end between frames, and all others.
+pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameError> {
+    let mut head = [0; HEADER_LEN];
+    let mut got = 0;
+    while got < HEADER_LEN {
+        match stream.read(&mut head[got..]) {
+            Ok(0) if got == 0 => return Err(FrameError::Closed),
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    let header = Header::decode(&head)?;
+    body.resize(header.body_len as usize, 0);
+    stream.read_exact(body)?;
+    header.verify(body)?;
+    Ok(header)
+}
+
+/// Writes an encoded frame and its payload with as few system calls as the
+/// kernel allows, usually one.
+///
+/// # Errors
+/// Those of the stream.
+pub fn write_all(stream: &mut impl Write, frame: &[u8], payload: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < frame.len() + payload.len() {
+        let (a, b) = if done < frame.len() {
+            (&frame[done..], payload)
+        } else {
+            (&payload[done - frame.len()..], &[][..])
+        };
+        match stream.write_vectored(&[IoSlice::new(a), IoSlice::new(b)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(n) => done += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,265 @@
+//! How two sides of a connection learn that they speak the same protocol, about
+//! the same volume, and that the other one may.
+//!
+//! ```text
+//! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce
+//! server → Challenge magic, version, verdict, volume, node, nonce, proof of the server
+//! client → Proof     proof of the client (empty on a UNIX socket)
+//! server → Verdict   one byte and a text
+//! ```
+//!
+//! Messages have fixed lengths, so that a side that speaks another version,
+//! or is no Tatami at all, is recognised by its first bytes and told so.
+//! A proof is a MAC over both nonces with the volume's key; each side proves
+//! first-hand knowledge of the key, and a recorded handshake is worthless. On
+//! a UNIX socket the kernel tells who the client is, and no proof is needed.
+
+use crate::{ClientId, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+use std::io::{self, Read, Write};
+
+const MAGIC: [u8; 8] = *b"TATAMI\r\n";
+const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1;
+const CHALLENGE_LEN: usize = 8 + 4 + 1 + 16 + 2 + 16 + 16;
+/// Longest text of a refusal, in bytes.
+const TEXT_MAX: usize = 255;
+
+/// What a connection is for. It decides which thread of the daemon serves it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Role {
+    /// Namespace requests, to the executor of a shard.
+    Meta = 1,
+    /// Bytes of objects.
+    Data = 2,
+    /// Questions to the node.
+    Admin = 3,
+}
+
+/// What the client tells of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// What the connection is for.
+    pub role: Role,
+    /// Who asks.
+    pub client: ClientId,
+    /// Which of the client's connections this is, 0 to [`SLOTS_MAX`] - 1. One request is under
+    /// way on a slot at a time; the daemon keeps the last answer of each.
+    /// (The session slots of NFSv4.1, RFC 8881 section 2.10.6.)
+    pub slot: u32,
+    /// The volume it means; `None` takes any.
+    pub volume: Option<VolumeId>,
+}
+
+/// Most metadata connections of one client.
+pub const SLOTS_MAX: u32 = 1024;
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum HandshakeError {
+    #[error("connection: {0}")]
+    Io(#[from] io::Error),
+    #[error("the other side does not speak Tatami's protocol: is this the right port?")]
+    NotTatami,
+    #[error(
+        "the other side speaks protocol version {theirs}, this one {ours}: \
+         use the same version of tatami on both"
+    )]
+    Version { ours: u32, theirs: u32 },
+    #[error(
+        "the daemon serves volume {theirs}, not {ours}: check the address or the configuration"
+    )]
+    Volume { ours: VolumeId, theirs: VolumeId },
+    #[error("the key does not fit the volume's: copy the volume's key file to this node")]
+    Key,
+    #[error("refused: {0}")]
+    Refused(String),
+}
+
+/// What the client learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Welcome {
+    /// The volume that the daemon serves.
+    pub volume: VolumeId,
+    /// Which node it is.
+    pub node: NodeId,
+}
+
+/// What the server knows of itself.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The volume it serves.
+    pub volume: VolumeId,
+    /// Which node it is.
+    pub node: NodeId,
+    /// The volume's key.
+    pub key: VolumeKey,
+}
+
+/// Whether a peer must prove that it has the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// A UNIX socket: the kernel vouches for the peer.
+    Local,
+    /// TCP: nobody does.
+    Remote,
+}
+
+fn transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
+    [&nonces[..], &[side], hello].concat()
+}
+
+/// The client's part. `key` may be `None` on a UNIX socket. `nonce` is 16 fresh random bytes.
+///
+/// # Errors
+/// All of [`HandshakeError`].
+pub fn connect(
+    stream: &mut (impl Read + Write),
+    transport: Transport,
+    hello: &Hello,
+    key: Option<&VolumeKey>,
+    nonce: [u8; 16],
+) -> Result<Welcome, HandshakeError> {
+    let bytes = encode_hello(hello, nonce, transport);
+    stream.write_all(&bytes)?;
+    let mut b = [0; CHALLENGE_LEN];
+    read_prefixed(stream, &mut b)?;
+    let mut nonces = [0; 32];
+    nonces[..16].copy_from_slice(&nonce);
+    nonces[16..].copy_from_slice(&b[31..47]);
+    let mut volume = [0; 16];
+    volume.copy_from_slice(&b[13..29]);
+    let volume = VolumeId(volume);
+    if let Some(ours) = hello.volume.filter(|v| *v != volume) {
+        return Err(HandshakeError::Volume { ours, theirs: volume });
+    }
+    let mut proof = [0; 16];
+    if transport == Transport::Remote {
+        let key = key.ok_or(HandshakeError::Key)?;
+        let mut theirs = [0; 16];
+        theirs.copy_from_slice(&b[47..63]);
+        if !key.verify("server", &transcript(&nonces, 1, &bytes), &theirs) {
+            return Err(HandshakeError::Key);
+        }
+        proof = key.mac("client", &transcript(&nonces, 2, &bytes));
+    }
+    stream.write_all(&proof)?;
+    let mut verdict = [0; 2];
+    stream.read_exact(&mut verdict)?;
+    let mut text = vec![0; usize::from(verdict[1])];
+    stream.read_exact(&mut text)?;
+    match verdict[0] {
+        0 => Ok(Welcome { volume, node: NodeId(u16::from_le_bytes([b[29], b[30]])) }),
+        1 => Err(HandshakeError::Key),
+        _ => Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())),
+    }
+}
+
+/// The server's part, up to the point where it knows who asks. It must then
+/// [`admit`] or [`refuse`]. `nonce` is 16 fresh random bytes.
+///
+/// # Errors
+/// All of [`HandshakeError`]; the client has been told where it could be.
+pub fn accept(
+    stream: &mut (impl Read + Write),
+    transport: Transport,
+    identity: &Identity,
+    nonce: [u8; 16],
+) -> Result<Hello, HandshakeError> {
+    let mut bytes = [0; HELLO_LEN];
+    let read = read_prefixed(stream, &mut bytes);
+    let mut b = [0; CHALLENGE_LEN];
+    b[..8].copy_from_slice(&MAGIC);
+    b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    if let Err(HandshakeError::Version { .. }) = read {
+        // The other version reads ours from these bytes and tells its user.
+        stream.write_all(&b)?;
+    }
+    read?;
+    let (hello, client_nonce) = decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
+    let mut nonces = [0; 32];
+    nonces[..16].copy_from_slice(&client_nonce);
+    nonces[16..].copy_from_slice(&nonce);
+    b[13..29].copy_from_slice(&identity.volume.0);
+    b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
+    b[31..47].copy_from_slice(&nonce);
+    if transport == Transport::Remote {
+        b[47..63].copy_from_slice(&identity.key.mac("server", &transcript(&nonces, 1, &bytes)));
+    }
+    stream.write_all(&b)?;
+    let mut proof = [0; 16];
+    stream.read_exact(&mut proof)?;
+    let proven = transport == Transport::Local
+        || identity.key.verify("client", &transcript(&nonces, 2, &bytes), &proof);
+    if !proven {
+        stream.write_all(&[1, 0])?;
+        return Err(HandshakeError::Key);
+    }
+    Ok(hello)
+}
+
+/// Ends a handshake well.
+///
+/// # Errors
+/// Those of the stream.
+pub fn admit(stream: &mut impl Write) -> io::Result<()> {
+    stream.write_all(&[0, 0])
+}
+
+/// Ends a handshake with the reason why not.
+///
+/// # Errors
+/// Those of the stream.
+pub fn refuse(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    let mut end = why.len().min(TEXT_MAX);
+    while !why.is_char_boundary(end) {
+        end -= 1;
+    }
+    stream.write_all(&[&[2, end as u8], &why.as_bytes()[..end]].concat())
+}
+
+fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> [u8; HELLO_LEN] {
+    let mut b = [0; HELLO_LEN];
+    b[..8].copy_from_slice(&MAGIC);
+    b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    b[12] = hello.role as u8;
+    b[13..29].copy_from_slice(&hello.client.0);
+    b[29..33].copy_from_slice(&hello.slot.to_le_bytes());
+    b[33..49].copy_from_slice(&hello.volume.map_or([0; 16], |v| v.0));
+    b[49..65].copy_from_slice(&nonce);
+    b[65] = u8::from(transport == Transport::Remote);
+    b
+}
+
+fn decode_hello(b: &[u8; HELLO_LEN]) -> Option<(Hello, [u8; 16])> {
+    let id = |at: usize| {
+        let mut id = [0; 16];
+        id.copy_from_slice(&b[at..at + 16]);
+        id
+    };
+    let role = match b[12] {
+        1 => Role::Meta,
+        2 => Role::Data,
+        3 => Role::Admin,
+        _ => return None,
+    };
+    let slot = u32::from_le_bytes([b[29], b[30], b[31], b[32]]);
+    let volume = Some(VolumeId(id(33))).filter(|v| v.0 != [0; 16]);
+    let hello = Hello { role, client: ClientId(id(13)), slot, volume };
+    (slot < SLOTS_MAX).then_some((hello, id(49)))
+}
+
+/// Reads a handshake message: first magic and version, which every version has
+/// at the same place, then the rest.
+fn read_prefixed(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
+    stream.read_exact(&mut b[..12])?;
+    if b[..8] != MAGIC {
+        return Err(HandshakeError::NotTatami);
+    }
+    let theirs = u32::from_le_bytes([b[8], b[9], b[10], b[11]]);
+    if theirs != PROTOCOL_VERSION {
+        return Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs });
+    }
+    stream.read_exact(&mut b[12..])?;
+    Ok(())
+}

@@ -1,0 +1,77 @@
+//! The secret that all nodes and trusted clients of one volume share.
+
+use crate::ids::{BadId, parse_hex};
+use std::fmt;
+
+/// The volume's secret, 32 random bytes. Whoever has it may speak for any
+/// user. It lies in a file with mode 0600, never on a command line, and it
+/// never prints.
+#[derive(Clone, PartialEq, Eq)]
+pub struct VolumeKey([u8; 32]);
+
+impl VolumeKey {
+    /// A key made of 32 random bytes.
+    pub fn new(bytes: [u8; 32]) -> VolumeKey {
+        VolumeKey(bytes)
+    }
+
+    /// Reads the hexadecimal form that [`VolumeKey::to_hex`] wrote.
+    pub fn from_hex(text: &str) -> Result<VolumeKey, BadId> {
+        parse_hex(text.trim()).map(VolumeKey)
+    }
+
+    /// The form in which the key is kept in its file.
+    pub fn to_hex(&self) -> String {
+        self.0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Authenticates `message` for one `purpose`: a MAC made for one purpose
+    /// is worthless for another. (BLAKE3, keyed mode.)
+    pub fn mac(&self, purpose: &str, message: &[u8]) -> [u8; 16] {
+        let mut hasher = blake3::Hasher::new_keyed(&self.0);
+        hasher.update(&[purpose.len() as u8]);
+        hasher.update(purpose.as_bytes());
+        hasher.update(message);
+        let mut out = [0; 16];
+        out.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
+        out
+    }
+
+    /// Whether `mac` is ours, without telling an attacker by timing how much
+    /// of a guess was right.
+    pub fn verify(&self, purpose: &str, message: &[u8], mac: &[u8; 16]) -> bool {
+        let ours = self.mac(purpose, message);
+        ours.iter().zip(mac).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0
+    }
+}
+
+impl fmt::Debug for VolumeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("VolumeKey(secret)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mac_fits_its_key_purpose_and_message_only() {
+        let key = VolumeKey::new([1; 32]);
+        let mac = key.mac("cap", b"message");
+        assert!(key.verify("cap", b"message", &mac));
+        assert!(!key.verify("hello", b"message", &mac));
+        assert!(!key.verify("cap", b"massage", &mac));
+        assert!(!VolumeKey::new([2; 32]).verify("cap", b"message", &mac));
+        // "ab" + "c" must not equal "a" + "bc".
+        assert_ne!(key.mac("ab", b"c"), key.mac("a", b"bc"));
+    }
+
+    #[test]
+    fn a_key_is_kept_as_hex_and_never_prints() {
+        let key = VolumeKey::new([0x5a; 32]);
+        assert_eq!(VolumeKey::from_hex(&format!("{}\n", key.to_hex())), Ok(key.clone()));
+        assert!(!format!("{key:?}").contains("5a"));
+        assert!(VolumeKey::from_hex("short").is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! What Tatami's parts say to each other: ids, attributes, requests, replies,
+//! frames, the handshake and error codes. No logic lives here beyond encoding,
+//! decoding and the checks that both sides of a connection must agree on.
+//!
+//! A connection starts with a [`handshake`], after which both sides exchange
+//! [`frame`]s: a fixed 24-byte header, a body (a [`postcard`]-encoded request
+//! or reply) and an optional payload of raw file bytes that is never copied
+//! through the encoder.
+
+pub mod admin;
+pub mod attr;
+pub mod cap;
+pub mod errno;
+pub mod frame;
+pub mod handshake;
+pub mod ids;
+pub mod key;
+pub mod meta;
+pub mod object;
+
+pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
+pub use cap::{Access, Cap};
+pub use errno::Errno;
+pub use ids::{ClientId, Ino, ShardId, VolumeId};
+pub use key::VolumeKey;
+pub use tatami_layout::{Layout, NodeId, Piece};
+
+/// The version of everything in this crate. Two sides that differ refuse each
+/// other in the handshake and say so.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// Longest name of one directory entry, in bytes, as on every Linux disk.
+pub const NAME_MAX: usize = 255;
+/// Longest symbolic link target and longest path, in bytes.
+pub const PATH_MAX: usize = 4096;
+/// Longest extended attribute name, in bytes.
+pub const XATTR_NAME_MAX: usize = 255;
+/// Longest extended attribute value, in bytes.
+pub const XATTR_VALUE_MAX: usize = 64 * 1024;
+/// Most supplementary groups one request may carry.
+pub const GROUPS_MAX: usize = 1024;
+/// Most entries one directory listing reply holds.
+pub const READDIR_MAX: u32 = 1024;
+/// Longest file, in bytes: what a signed 64-bit offset can address.
+pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;

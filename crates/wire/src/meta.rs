@@ -1,0 +1,369 @@
+//! Requests to a shard of the namespace, and its replies.
+
+use crate::{
+    Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp,
+};
+use serde::{Deserialize, Serialize};
+
+/// A directory entry name, an attribute name or value, a link target: bytes,
+/// as in POSIX, not text.
+pub type Bytes = serde_bytes::ByteBuf;
+
+/// One request to one shard.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MetaCall {
+    /// The shard that must answer.
+    pub shard: ShardId,
+    /// On whose behalf. A connection that is not trusted may name itself only.
+    pub cred: Cred,
+    /// What to do.
+    pub op: MetaOp,
+}
+
+/// What a new inode is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum NewNode {
+    /// A regular file, empty, whose bytes will lie where the layout says. No
+    /// object is made for it.
+    File(Layout),
+    /// An empty directory.
+    Dir,
+    /// A symbolic link to this target, 1 to [`crate::PATH_MAX`] bytes.
+    Symlink(Bytes),
+    /// A named pipe.
+    Fifo,
+    /// A socket's name.
+    Socket,
+    /// A character device with this number.
+    CharDev(u64),
+    /// A block device with this number.
+    BlockDev(u64),
+}
+
+/// How rename(2) treats an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RenameMode {
+    /// Replace it.
+    Replace,
+    /// Fail with `EEXIST` (`RENAME_NOREPLACE`).
+    NoReplace,
+    /// Swap the two (`RENAME_EXCHANGE`).
+    Exchange,
+}
+
+/// How setxattr(2) treats an existing attribute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum XattrMode {
+    /// Create or replace.
+    Set,
+    /// Fail with `EEXIST` (`XATTR_CREATE`).
+    Create,
+    /// Fail with `ENODATA` if absent (`XATTR_REPLACE`).
+    Replace,
+}
+
+/// What a writer learnt of a file's bytes, told at close and fsync.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataState {
+    /// Size in bytes, exactly (a writer may have cut the file).
+    pub size: u64,
+    /// Storage in use, in units of 512 bytes.
+    pub blocks: u64,
+    /// When the bytes last changed.
+    pub mtime: Timestamp,
+    /// The object's [`ObjectState::changed`](crate::object::ObjectState::changed).
+    /// A state older than the one the shard knows is not news: two writers on
+    /// two nodes may tell theirs in any order.
+    pub changed: Timestamp,
+}
+
+/// An operation on one shard. Those that change something are executed once,
+/// however often they are sent: a client repeats a request whose answer it did
+/// not see, with the same sequence number, and gets the first answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[allow(missing_docs)] // each operation says what its fields mean
+pub enum MetaOp {
+    /// The attributes of entry `name` of `parent`. → `Attr`
+    Lookup { parent: Ino, name: Bytes },
+    /// The attributes of an inode. → `Attr`
+    GetAttr { ino: Ino },
+    /// Changes attributes. → `Attr`
+    SetAttr { ino: Ino, set: SetAttr },
+    /// Makes an entry and its inode. With `exclusive`, an existing entry is
+    /// `EEXIST`; without it an existing *file* is opened instead
+    /// (`created: false`) and anything else is `EEXIST`. With `open`, permission for that access is
+    /// checked on an existing file, and the answer carries a capability. → `Created`
+    Create {
+        parent: Ino,
+        name: Bytes,
+        node: NewNode,
+        /// Permission bits before the umask (or default ACL) is applied.
+        mode: u16,
+        umask: u16,
+        exclusive: bool,
+        open: Option<Access>,
+    },
+    /// Makes a file without a name (`O_TMPFILE`), open for `open` by this
+    /// client, gone with its `Release` unless linked. → `Created`
+    Tmpfile { parent: Ino, layout: Layout, mode: u16, umask: u16, open: Access },
+    /// Checks permission, signs a capability; for writing also notes that this
+    /// client may change the bytes. → `Opened`
+    Open { ino: Ino, access: Access },
+    /// Tells the shard what the bytes are now. With `close` the client has no
+    /// handle for writing any more. → `Attr`
+    Commit { ino: Ino, state: Option<DataState>, close: bool },
+    /// Makes everything acknowledged so far survive a power cut. → `Done`
+    Sync,
+    /// Removes an entry that is not a directory. With `keep`, an inode that
+    /// loses its last name stays until this client's `Release`. → `Removed`
+    Unlink { parent: Ino, name: Bytes, keep: bool },
+    /// Removes an empty directory. → `Removed`
+    Rmdir { parent: Ino, name: Bytes, keep: bool },
+    /// Moves an entry. `keep` is for an inode that is replaced. → `Removed`
+    /// (`ino` = the replaced inode, if any)
+    Rename {
+        parent: Ino,
+        name: Bytes,
+        new_parent: Ino,
+        new_name: Bytes,
+        mode: RenameMode,
+        keep: bool,
+    },
+    /// Gives an inode one more name. → `Attr`
+    Link { ino: Ino, parent: Ino, name: Bytes },
+    /// The target of a symbolic link. → `Bytes`
+    Readlink { ino: Ino },
+    /// Entries of `dir` in cookie order, those with a cookie above `after`
+    /// (0 at the start), at most `limit` (1 to [`crate::READDIR_MAX`]), with
+    /// attributes if `plus`. An entry that is there throughout is listed exactly once, whatever
+    /// else changes. → `Entries`
+    ReadDir { dir: Ino, after: u64, limit: u32, plus: bool },
+    /// The value of an extended attribute. → `Bytes`
+    GetXattr { ino: Ino, name: Bytes },
+    /// Sets an extended attribute. → `Done`
+    SetXattr { ino: Ino, name: Bytes, value: Bytes, mode: XattrMode },
+    /// Names of all extended attributes, each followed by a zero byte. → `Bytes`
+    ListXattr { ino: Ino },
+    /// Removes an extended attribute. → `Done`
+    RemoveXattr { ino: Ino, name: Bytes },
+    /// This client has no handle left on an inode it had kept. → `Done`
+    Release { ino: Ino },
+    /// Number of inodes. → `Volume`
+    StatVolume,
+
+    // Housekeeping, for nodes only (trusted connections).
+    /// Objects on `node` whose inode is gone. → `Garbage`
+    Garbage { node: NodeId, limit: u32 },
+    /// Those objects have been removed. → `Done`
+    GarbageDone { node: NodeId, inos: Vec<Ino> },
+    /// A client is gone for good: release all that it kept; files that it had
+    /// open for writing go to the list of `Unsettled`. → `Done`
+    ExpireClient { client: crate::ClientId },
+    /// Clients that keep something on this shard. → `Clients`
+    Clients,
+    /// Files whose writer died before its close: their size must be learnt
+    /// from the objects. → `Unsettled`
+    Unsettled { limit: u32 },
+    /// The size learnt, no smaller than what was committed before. → `Done`
+    Settle { ino: Ino, state: Option<DataState> },
+    /// Inodes above `after` in number order, for checking. → `Inodes`
+    ScanInodes { after: Ino, limit: u32 },
+    /// Verifies the shard's own records (entries ↔ inodes ↔ link counts) and,
+    /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
+    Check { after: Ino, limit: u32, repair: bool },
+    /// Which of these inodes (of one shard, at most [`crate::READDIR_MAX`]) are about to change:
+    /// open for writing, with a size to be settled, or gone with objects still
+    /// to be removed from `node`. What a check finds odd about them is no error. → `InFlux`
+    InFlux { node: NodeId, inos: Vec<Ino> },
+}
+
+impl MetaOp {
+    /// Whether the operation changes something, and so must run once only.
+    pub fn is_mutation(&self) -> bool {
+        use MetaOp::*;
+        match self {
+            Lookup { .. }
+            | GetAttr { .. }
+            | Readlink { .. }
+            | ReadDir { .. }
+            | GetXattr { .. }
+            | ListXattr { .. }
+            | StatVolume
+            | Sync
+            | Garbage { .. }
+            | Clients
+            | Unsettled { .. }
+            | InFlux { .. }
+            | ScanInodes { .. } => false,
+            Open { access, .. } => access.write,
+            Check { repair, .. } => *repair,
+            SetAttr { .. }
+            | Create { .. }
+            | Tmpfile { .. }
+            | Commit { .. }
+            | Unlink { .. }
+            | Rmdir { .. }
+            | Rename { .. }
+            | Link { .. }
+            | SetXattr { .. }
+            | RemoveXattr { .. }
+            | Release { .. }
+            | GarbageDone { .. }
+            | ExpireClient { .. }
+            | Settle { .. } => true,
+        }
+    }
+
+    /// Whether only nodes of the volume may ask for it.
+    pub fn is_housekeeping(&self) -> bool {
+        use MetaOp::*;
+        matches!(
+            self,
+            Garbage { .. }
+                | GarbageDone { .. }
+                | ExpireClient { .. }
+                | Clients
+                | Unsettled { .. }
+                | Settle { .. }
+                | ScanInodes { .. }
+                | Check { .. }
+                | InFlux { .. }
+        )
+    }
+
+    /// The inode whose shard must answer.
+    pub fn target(&self) -> Ino {
+        use MetaOp::*;
+        match self {
+            Lookup { parent, .. }
+            | Create { parent, .. }
+            | Tmpfile { parent, .. }
+            | Unlink { parent, .. }
+            | Rmdir { parent, .. }
+            | Rename { parent, .. }
+            | Link { parent, .. } => *parent,
+            GetAttr { ino }
+            | SetAttr { ino, .. }
+            | Open { ino, .. }
+            | Commit { ino, .. }
+            | Readlink { ino }
+            | GetXattr { ino, .. }
+            | SetXattr { ino, .. }
+            | ListXattr { ino }
+            | RemoveXattr { ino, .. }
+            | Release { ino }
+            | Settle { ino, .. } => *ino,
+            ReadDir { dir, .. } => *dir,
+            InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
+            ScanInodes { after, .. } | Check { after, .. } => *after,
+            Sync
+            | StatVolume
+            | Garbage { .. }
+            | GarbageDone { .. }
+            | ExpireClient { .. }
+            | Clients
+            | Unsettled { .. } => Ino::ROOT,
+        }
+    }
+}
+
+/// The answer to a [`MetaOp`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum MetaReply {
+    /// The attributes after the operation.
+    Attr(Attr),
+    /// A new, or found, inode.
+    Created {
+        /// Its attributes.
+        attr: Attr,
+        /// Access to its bytes, if it was opened.
+        cap: Option<Cap>,
+        /// False where it was there already.
+        created: bool,
+    },
+    /// An open file.
+    Opened {
+        /// Its attributes.
+        attr: Attr,
+        /// Access to its bytes.
+        cap: Cap,
+    },
+    /// What a removal did to the inode.
+    Removed {
+        /// The inode that lost a name, if there was one.
+        ino: Option<Ino>,
+        /// That was its last name.
+        last: bool,
+    },
+    /// Part of a directory.
+    Entries {
+        /// The entries, in cookie order.
+        entries: Vec<DirEntry>,
+        /// Nothing follows.
+        end: bool,
+        /// The parent of the directory (itself, for the root), for `..`.
+        parent: Ino,
+    },
+    /// Raw bytes.
+    Bytes(Bytes),
+    /// Nothing to tell.
+    Done,
+    /// Counts.
+    Volume {
+        /// Inodes in use on this shard.
+        inodes: u64,
+    },
+    /// Inodes whose objects on a node can go.
+    Garbage(Vec<Ino>),
+    /// Clients that hold something.
+    Clients(Vec<crate::ClientId>),
+    /// Files whose size is not sure.
+    Unsettled(Vec<Attr>),
+    /// Inodes for checking.
+    Inodes {
+        /// In number order.
+        attrs: Vec<Attr>,
+        /// Nothing follows.
+        end: bool,
+    },
+    /// Findings of a check.
+    Checked {
+        /// What is wrong, or was, a line each.
+        findings: Vec<Finding>,
+        /// Number of inodes looked at.
+        examined: u64,
+        /// The last inode looked at; `None` when nothing follows.
+        next: Option<Ino>,
+    },
+    /// Those that are about to change.
+    InFlux(Vec<Ino>),
+}
+
+/// One entry of a directory listing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DirEntry {
+    /// Its name.
+    pub name: Bytes,
+    /// Its inode.
+    pub ino: Ino,
+    /// What the inode is.
+    pub kind: Kind,
+    /// Its place in the listing: stays the same while the entry lives. Above 0, below 2^63.
+    pub cookie: u64,
+    /// Its attributes, if they were asked for.
+    pub attr: Option<Attr>,
+}
+
+/// Something that no crash should leave.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Finding {
+    /// The inode concerned.
+    pub ino: Ino,
+    /// What is wrong, in a sentence.
+    pub what: String,
+    /// It was mended.
+    pub repaired: bool,
+}
+
+/// What a shard answers: a reply or an error.
+pub type MetaResult = Result<MetaReply, Errno>;

@@ -1,0 +1,182 @@
+//! Bytes from the network: whatever arrives is understood or refused, never
+//! more than its bound is allocated, nothing panics.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
+use proptest::prelude::*;
+use tatami_wire::admin::{AdminCall, AdminResult};
+use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
+use tatami_wire::*;
+
+fn names() -> impl Strategy<Value = meta::Bytes> {
+    prop::collection::vec(any::<u8>(), 0..300).prop_map(meta::Bytes::from)
+}
+
+fn inos() -> impl Strategy<Value = Ino> {
+    any::<u64>().prop_map(Ino)
+}
+
+fn ops() -> impl Strategy<Value = MetaOp> {
+    let layout = Layout::Whole { node: NodeId(3) };
+    prop_oneof![
+        (inos(), names()).prop_map(|(parent, name)| MetaOp::Lookup { parent, name }),
+        inos().prop_map(|ino| MetaOp::GetAttr { ino }),
+        (inos(), names(), any::<u16>(), any::<bool>()).prop_map(move |(parent, name, mode, ex)| {
+            MetaOp::Create {
+                parent,
+                name,
+                node: NewNode::File(layout),
+                mode,
+                umask: 0o22,
+                exclusive: ex,
+                open: Some(Access::BOTH),
+            }
+        }),
+        (inos(), names(), names()).prop_map(|(parent, name, target)| MetaOp::Create {
+            parent,
+            name,
+            node: NewNode::Symlink(target),
+            mode: 0o777,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        }),
+        (inos(), names(), inos(), names()).prop_map(|(parent, name, new_parent, new_name)| {
+            MetaOp::Rename {
+                parent,
+                name,
+                new_parent,
+                new_name,
+                mode: RenameMode::Exchange,
+                keep: true,
+            }
+        }),
+        (inos(), any::<u64>()).prop_map(|(dir, after)| MetaOp::ReadDir {
+            dir,
+            after,
+            limit: 10,
+            plus: true
+        }),
+    ]
+}
+
+fn calls() -> impl Strategy<Value = MetaCall> {
+    let groups = prop::collection::vec(any::<u32>(), 0..20);
+    (any::<u16>(), any::<u32>(), any::<u32>(), groups, ops()).prop_map(
+        |(shard, uid, gid, groups, op)| MetaCall {
+            shard: ShardId(shard),
+            cred: Cred { uid, gid, groups },
+            op,
+        },
+    )
+}
+
+/// Everything that a server or a client would do with bytes from outside.
+fn digest(bytes: &[u8]) {
+    if let Ok(Some((header, body))) = frame::split(bytes) {
+        let _ = frame::decode_body::<MetaCall>(body);
+        let _ = frame::decode_body::<MetaResult>(body);
+        let _ = frame::decode_body::<ObjectCall>(body);
+        let _ = frame::decode_body::<ObjectResult>(body);
+        let _ = frame::decode_body::<AdminCall>(body);
+        let _ = frame::decode_body::<AdminResult>(body);
+        assert!(header.payload_len as usize <= PAYLOAD_MAX);
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_is_sent_is_received(call in calls(), seq: u64, payload in 0..PAYLOAD_MAX) {
+        let mut bytes = vec![0xee; 3];
+        frame::encode(&mut bytes, Class::Meta, seq, &call, payload);
+        let (header, body) = frame::split(&bytes[3..]).unwrap().unwrap();
+        prop_assert_eq!((header.class, header.seq), (Class::Meta, seq));
+        prop_assert_eq!(header.payload_len as usize, payload);
+        prop_assert_eq!(frame::decode_body::<MetaCall>(body).unwrap(), call.clone());
+        let mut stream = &bytes[3..];
+        let mut read_body = Vec::new();
+        prop_assert_eq!(frame::read(&mut stream, &mut read_body).unwrap(), header);
+        prop_assert_eq!(&read_body[..], body);
+    }
+
+    #[test]
+    fn one_changed_byte_is_noticed(call in calls(), at: prop::sample::Index, flip in 1u8..) {
+        let mut bytes = Vec::new();
+        frame::encode(&mut bytes, Class::Meta, 7, &call, 0);
+        let at = at.index(bytes.len());
+        bytes[at] ^= flip;
+        // The lengths may now ask for more bytes: then the frame never completes.
+        match frame::split(&bytes) {
+            Ok(Some(_)) => prop_assert!(false, "a change at {at} went through"),
+            Ok(None) => prop_assert!((4..12).contains(&at)),
+            Err(_) => {}
+        }
+        digest(&bytes);
+    }
+
+    #[test]
+    fn a_body_that_was_damaged_and_signed_again_is_harmless(
+        call in calls(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        // A peer of another build may send anything with a good checksum.
+        let mut body = postcard::to_allocvec(&call).unwrap();
+        for (at, value) in damage {
+            let at = at.index(body.len());
+            body[at] = value;
+        }
+        let _ = frame::decode_body::<MetaCall>(&body);
+        let _ = frame::decode_body::<MetaResult>(&body);
+        let _ = frame::decode_body::<ObjectCall>(&body);
+        let _ = frame::decode_body::<AdminResult>(&body);
+    }
+
+    #[test]
+    fn noise_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        digest(&bytes);
+        let _ = frame::decode_body::<MetaResult>(&bytes);
+        let _ = frame::decode_body::<AdminResult>(&bytes);
+        let mut body = Vec::new();
+        let _ = frame::read(&mut &bytes[..], &mut body);
+        prop_assert!(body.capacity() <= BODY_MAX);
+    }
+}
+
+#[test]
+fn lengths_over_the_bound_are_refused_before_anything_is_allocated() {
+    let mut bytes = Vec::new();
+    frame::encode(&mut bytes, Class::Admin, 1, &AdminCall::Ping, 0);
+    bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+    assert!(matches!(frame::split(&bytes), Err(FrameError::TooLong(u32::MAX, 0))));
+    let mut body = Vec::new();
+    assert!(frame::read(&mut &bytes[..], &mut body).is_err());
+    assert_eq!(body.capacity(), 0);
+}
+
+#[test]
+fn a_length_inside_a_body_allocates_no_more_than_the_body_has() {
+    // Ok(Garbage([…])) that claims 2^60 inodes: postcard must not believe it.
+    let reply: MetaResult = Ok(MetaReply::Garbage(vec![Ino(1)]));
+    let mut body = postcard::to_allocvec(&reply).unwrap();
+    let count = body.len() - 2;
+    body.splice(count..=count, [0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x0f]);
+    assert!(frame::decode_body::<MetaResult>(&body).is_err());
+}
+
+#[test]
+fn a_frame_cut_short_waits_for_the_rest() {
+    let mut bytes = Vec::new();
+    frame::encode(&mut bytes, Class::Object, 9, &ObjectOp::Append, 0);
+    for cut in 0..bytes.len() {
+        assert!(matches!(frame::split(&bytes[..cut]), Ok(None)), "cut at {cut}");
+    }
+    assert!(frame::split(&bytes).unwrap().is_some());
+    let mut body = Vec::new();
+    assert!(matches!(frame::read(&mut &bytes[..0], &mut body), Err(FrameError::Closed)));
+    assert!(matches!(
+        frame::read(&mut &bytes[..bytes.len() - 1], &mut body),
+        Err(FrameError::Io(_))
+    ));
+}

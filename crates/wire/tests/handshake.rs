@@ -1,0 +1,208 @@
+//! Two sides meet: who is let in, who is refused, and what each is told.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
+use proptest::prelude::*;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::thread;
+use tatami_wire::handshake::*;
+use tatami_wire::{ClientId, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+
+fn identity() -> Identity {
+    Identity { volume: VolumeId([9; 16]), node: NodeId(3), key: VolumeKey::new([1; 32]) }
+}
+
+fn hello() -> Hello {
+    Hello { role: Role::Data, client: ClientId([4; 16]), slot: 17, volume: None }
+}
+
+/// Runs both sides; the server admits whom `accept` lets through.
+fn meet(
+    transport: Transport,
+    hello: Hello,
+    key: Option<VolumeKey>,
+) -> (Result<Welcome, HandshakeError>, Result<Hello, HandshakeError>) {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        let met = accept(&mut theirs, transport, &identity(), [2; 16]);
+        if met.is_ok() {
+            admit(&mut theirs).unwrap();
+        }
+        met
+    });
+    let met = connect(&mut ours, transport, &hello, key.as_ref(), [1; 16]);
+    drop(ours);
+    (met, server.join().unwrap())
+}
+
+#[test]
+fn a_client_with_the_key_is_let_in() {
+    let key = Some(VolumeKey::new([1; 32]));
+    let (client, server) = meet(Transport::Remote, hello(), key);
+    assert_eq!(client.unwrap(), Welcome { volume: VolumeId([9; 16]), node: NodeId(3) });
+    assert_eq!(server.unwrap(), hello());
+}
+
+#[test]
+fn on_a_unix_socket_no_key_is_needed() {
+    let (client, server) = meet(Transport::Local, hello(), None);
+    assert!(client.is_ok() && server.is_ok());
+}
+
+#[test]
+fn a_wrong_key_is_noticed_by_both_sides() {
+    let wrong = VolumeKey::new([5; 32]);
+    let (client, server) = meet(Transport::Remote, hello(), Some(wrong.clone()));
+    // The client leaves first: it has seen that the server's proof is wrong.
+    assert!(matches!(client, Err(HandshakeError::Key)));
+    assert!(server.is_err());
+
+    // A client that doesn't care still gets nowhere.
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server =
+        thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [2; 16]));
+    let mut bytes = [0; 66];
+    bytes[..8].copy_from_slice(b"TATAMI\r\n");
+    bytes[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+    bytes[12] = 1;
+    ours.write_all(&bytes).unwrap();
+    let mut challenge = [0; 63];
+    ours.read_exact(&mut challenge).unwrap();
+    ours.write_all(&[0; 16]).unwrap();
+    let mut verdict = [9; 2];
+    ours.read_exact(&mut verdict).unwrap();
+    assert_eq!(verdict, [1, 0]);
+    assert!(matches!(server.join().unwrap(), Err(HandshakeError::Key)));
+}
+
+#[test]
+fn a_proof_can_not_be_used_again() {
+    // What a listener recorded from one handshake fails in the next, because
+    // the server's nonce is another.
+    let key = VolumeKey::new([1; 32]);
+    let mut recorded = Recorder::default();
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        accept(&mut theirs, Transport::Remote, &identity(), [2; 16]).unwrap();
+        admit(&mut theirs).unwrap();
+    });
+    recorded.stream = Some(ours.try_clone().unwrap());
+    connect(&mut recorded, Transport::Remote, &hello(), Some(&key), [1; 16]).unwrap();
+    server.join().unwrap();
+    drop(ours);
+
+    (ours, theirs) = UnixStream::pair().unwrap();
+    let server =
+        thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [3; 16]));
+    ours.write_all(&recorded.sent).unwrap();
+    assert!(matches!(server.join().unwrap(), Err(HandshakeError::Key)));
+}
+
+#[derive(Default)]
+struct Recorder {
+    stream: Option<UnixStream>,
+    sent: Vec<u8>,
+}
+
+impl Read for Recorder {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.as_mut().unwrap().read(buf)
+    }
+}
+
+impl Write for Recorder {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        self.sent.extend_from_slice(buf);
+        self.stream.as_mut().unwrap().write(buf)
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn another_volume_is_another_volume() {
+    let other = Hello { volume: Some(VolumeId([7; 16])), ..hello() };
+    let (client, _) = meet(Transport::Local, other, None);
+    let text = client.unwrap_err().to_string();
+    assert!(text.contains("0707") && text.contains("0909"), "{text}");
+}
+
+#[test]
+fn both_sides_name_the_versions_when_they_differ() {
+    // A client of version 99 meets this server.
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || accept(&mut theirs, Transport::Local, &identity(), [2; 16]));
+    let mut bytes = b"TATAMI\r\n".to_vec();
+    bytes.extend_from_slice(&99u32.to_le_bytes());
+    ours.write_all(&bytes).unwrap();
+    let mut start = [0; 12];
+    ours.read_exact(&mut start).unwrap();
+    assert_eq!(&start[..8], b"TATAMI\r\n");
+    assert_eq!(start[8..12], PROTOCOL_VERSION.to_le_bytes());
+    let e = server.join().unwrap().unwrap_err();
+    assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }));
+
+    // This client meets a server of version 99.
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(&bytes).unwrap();
+    let e = connect(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }), "{e}");
+    assert!(e.to_string().contains("99"));
+}
+
+#[test]
+fn a_refusal_brings_its_reason() {
+    let (mut ours, mut theirs) = UnixStream::pair().unwrap();
+    let server = thread::spawn(move || {
+        accept(&mut theirs, Transport::Local, &identity(), [2; 16]).unwrap();
+        refuse(&mut theirs, &"too many connections: é".repeat(20)).unwrap();
+    });
+    let e = connect(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
+    assert!(e.to_string().contains("too many connections"), "{e}");
+    server.join().unwrap();
+}
+
+proptest! {
+    /// Whatever a stranger sends, the server ends with an error or a peer that
+    /// has no proof; whatever a stranger answers, the client ends with an error.
+    #[test]
+    fn noise_ends_in_an_error(noise in prop::collection::vec(any::<u8>(), 0..200), prefix: bool) {
+        let mut bytes = if prefix {
+            [&b"TATAMI\r\n"[..], &PROTOCOL_VERSION.to_le_bytes()].concat()
+        } else {
+            Vec::new()
+        };
+        bytes.extend_from_slice(&noise);
+        let mut peer = Script { input: &bytes, at: 0 };
+        prop_assert!(accept(&mut peer, Transport::Remote, &identity(), [2; 16]).is_err());
+        let mut peer = Script { input: &bytes, at: 0 };
+        let key = VolumeKey::new([1; 32]);
+        let met = connect(&mut peer, Transport::Remote, &hello(), Some(&key), [1; 16]);
+        prop_assert!(met.is_err());
+    }
+}
+
+/// A peer that says what it has to say and listens to nothing.
+struct Script<'a> {
+    input: &'a [u8],
+    at: usize,
+}
+
+impl Read for Script<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> std::io::Result<usize> {
+        let n = (&self.input[self.at..]).read(buf)?;
+        self.at += n;
+        Ok(n)
+    }
+}
+
+impl Write for Script<'_> {
+    fn write(&mut self, buf: &[u8]) -> std::io::Result<usize> {
+        Ok(buf.len())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
