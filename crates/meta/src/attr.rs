@@ -1,0 +1,277 @@
+//! Attributes of one inode: reading, changing, and what opening and closing a file
+//! do to them.
+
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Parsed, tag};
+use crate::permission::{self, want};
+use crate::store::Store;
+use crate::txn::Txn;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use tatami_wire::meta::{Bytes, DataState, MetaReply};
+use tatami_wire::{
+    Access, Cap, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr, SetTime, Timestamp,
+    VolumeKey,
+};
+
+pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
+    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+}
+
+pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
+    let inode = txn.inode(ino)?;
+    if inode.kind != Kind::Symlink {
+        return Err(Errno::EINVAL.into());
+    }
+    Ok(MetaReply::Bytes(Bytes::from(inode.target.clone())))
+}
+
+/// Changes what `set` says, all or nothing.
+pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Outcome<MetaReply> {
+    let old = txn.inode(ino)?;
+    if *set == (SetAttr { by_handle: set.by_handle, ..SetAttr::default() }) {
+        return Ok(MetaReply::Attr(old.attr(ino)));
+    }
+    let (cred, now) = (txn.cred, txn.now());
+    check_set(&old, cred, set)?;
+    let inode = txn.edit(ino)?;
+    inode.ctime = inode.ctime.moved_to(now);
+    change_owner_and_mode(inode, &old, cred, set);
+    if let Some(size) = set.size {
+        let changed = set.changed.unwrap_or(inode.changed);
+        if changed >= inode.changed {
+            inode.size = size;
+            inode.blocks = set.blocks.unwrap_or(inode.blocks);
+            inode.changed = changed;
+        }
+        inode.mtime = inode.ctime;
+        // An object exists that was cut or extended.
+        inode.touched = true;
+        if !cred.is_root() && set.mode.is_none() {
+            inode.mode = permission::without_privileges(inode, inode.mode, cred);
+        }
+    }
+    let time = |t| match t {
+        SetTime::Now => now,
+        SetTime::At(t) => t,
+    };
+    if let Some(t) = set.atime {
+        inode.atime = time(t);
+    }
+    if let Some(t) = set.mtime {
+        inode.mtime = time(t);
+    }
+    Ok(MetaReply::Attr(inode.attr(ino)))
+}
+
+/// Whether `cred` may make the change. The rules of Linux' `setattr_prepare`.
+fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
+    let owner = cred.is_root() || cred.uid == inode.uid;
+    if let Some(size) = set.size {
+        match inode.kind {
+            Kind::File => {}
+            Kind::Dir => return Err(Errno::EISDIR),
+            _ => return Err(Errno::EINVAL),
+        }
+        if size > FILE_SIZE_MAX {
+            return Err(Errno::EFBIG);
+        }
+        if !set.by_handle {
+            permission::check(inode, cred, want::WRITE)?;
+        }
+    } else if set.blocks.is_some() || set.changed.is_some() {
+        return Err(Errno::EINVAL);
+    }
+    if set.changed.is_some_and(|t| !t.is_valid()) {
+        return Err(Errno::EINVAL);
+    }
+    if set.mode.is_some_and(|m| m > 0o7777) {
+        return Err(Errno::EINVAL);
+    }
+    if set.mode.is_some() && inode.kind == Kind::Symlink {
+        return Err(Errno::EOPNOTSUPP);
+    }
+    // -1 means "no change" in chown(2), so it cannot be an owner.
+    if set.uid == Some(u32::MAX) || set.gid == Some(u32::MAX) {
+        return Err(Errno::EINVAL);
+    }
+    let gives_away = set.uid.is_some_and(|uid| uid != inode.uid);
+    let foreign_group = set.gid.is_some_and(|gid| gid != inode.gid && !cred.in_group(gid));
+    let chown = set.uid.is_some() || set.gid.is_some();
+    if !cred.is_root() && (gives_away || foreign_group || chown && !owner) {
+        return Err(Errno::EPERM);
+    }
+    if set.mode.is_some() && !owner {
+        return Err(Errno::EPERM);
+    }
+    check_times(inode, cred, set)
+}
+
+fn check_times(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
+    let at = |t: &Option<SetTime>| matches!(t, Some(SetTime::At(_)));
+    for t in [&set.atime, &set.mtime] {
+        if let Some(SetTime::At(t)) = t
+            && !t.is_valid()
+        {
+            return Err(Errno::EINVAL);
+        }
+    }
+    let owner = permission::check_owner(inode, cred);
+    if at(&set.atime) || at(&set.mtime) {
+        return owner;
+    }
+    match (set.atime, set.mtime) {
+        (None, None) => Ok(()),
+        // A cut sets the time of the last change too.
+        _ if set.size.is_some() => Ok(()),
+        (Some(_), Some(_)) if owner.is_err() => permission::check(inode, cred, want::WRITE),
+        _ => owner,
+    }
+}
+
+fn change_owner_and_mode(inode: &mut Inode, old: &Inode, cred: &Cred, set: &SetAttr) {
+    if set.uid.is_some() || set.gid.is_some() {
+        inode.uid = set.uid.unwrap_or(inode.uid);
+        inode.gid = set.gid.unwrap_or(inode.gid);
+        if !old.is_dir() {
+            // By the old group, as Linux does: it is the one that the bit spoke for.
+            inode.mode = permission::without_privileges(old, inode.mode, cred);
+        }
+    }
+    if let Some(mode) = set.mode {
+        inode.mode = permission::settable(mode, inode.gid, cred);
+        if let Some(acl) = &inode.acl {
+            inode.acl = Some(Arc::new(acl.with_mode(mode)));
+        }
+    }
+}
+
+/// Checks permission for `access` and signs it; notes a writer.
+pub(crate) fn open<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    ino: Ino,
+    access: Access,
+) -> Outcome<MetaReply> {
+    let inode = txn.inode(ino)?;
+    check_open(&inode, txn.cred, access)?;
+    let cap = grant(txn, key, ino, access)?;
+    Ok(MetaReply::Opened { attr: txn.inode(ino)?.attr(ino), cap })
+}
+
+/// Whether `cred` may open the inode's bytes.
+pub(crate) fn check_open(inode: &Inode, cred: &Cred, access: Access) -> Result<(), Errno> {
+    match inode.kind {
+        Kind::File => {}
+        Kind::Dir => return Err(Errno::EISDIR),
+        Kind::Symlink => return Err(Errno::ELOOP),
+        _ => return Err(Errno::EINVAL),
+    }
+    let read = if access.read { want::READ } else { 0 };
+    let write = if access.write { want::WRITE } else { 0 };
+    permission::check(inode, cred, read | write)
+}
+
+/// Signs a capability. With writing, this client may change the bytes from
+/// now on until its commit with `close`.
+pub(crate) fn grant<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    ino: Ino,
+    access: Access,
+) -> Outcome<Cap> {
+    if access.write {
+        let mark = keys::writer(ino, txn.ctx.client);
+        if txn.inode(ino)?.writers == 0 || txn.get(&mark)?.is_none() {
+            let inode = txn.edit(ino)?;
+            inode.writers += 1;
+            inode.touched = true;
+            txn.put(mark, vec![1]);
+        }
+    }
+    Ok(Cap::sign(key, ino, access, txn.now()))
+}
+
+/// What a writer learnt of the bytes.
+pub(crate) fn commit<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    state: Option<&DataState>,
+    close: bool,
+) -> Outcome<MetaReply> {
+    let old = txn.inode(ino)?;
+    if !old.is_file() {
+        return Err(Errno::EINVAL.into());
+    }
+    let mark = keys::writer(ino, txn.ctx.client);
+    let marked = old.writers > 0 && txn.get(&mark)?.is_some();
+    if let Some(state) = state {
+        if !marked {
+            // A client that was taken for dead and came back: it may still
+            // tell what it could write if it opened the file now.
+            permission::check(&old, txn.cred, want::WRITE)?;
+        }
+        check_state(state)?;
+        let now = txn.now();
+        let news = (old.size, old.blocks, old.mtime) != (state.size, state.blocks, state.mtime);
+        if news && state.changed >= old.changed {
+            let inode = txn.edit(ino)?;
+            inode.size = state.size;
+            inode.blocks = state.blocks;
+            inode.mtime = state.mtime;
+            inode.changed = state.changed;
+            // The bytes changed at `mtime`; one set by hand may lie in the future.
+            if (old.size, old.mtime) != (state.size, state.mtime) {
+                inode.ctime = inode.ctime.moved_to(state.mtime.min(now));
+            }
+            inode.touched = true;
+        }
+    }
+    if close && marked {
+        txn.edit(ino)?.writers -= 1;
+        txn.delete(mark);
+    }
+    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+}
+
+pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {
+    if state.size > FILE_SIZE_MAX {
+        return Err(Errno::EFBIG);
+    }
+    if !state.mtime.is_valid() || !state.changed.is_valid() {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// Inodes in number order, for checking.
+pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Outcome<MetaReply> {
+    let limit = limit.clamp(1, READDIR_MAX) as usize;
+    let mut attrs = Vec::new();
+    let mut end = true;
+    if let Some(from) = after.0.checked_add(1) {
+        txn.scan(&keys::inode(Ino(from)), &[tag::INODE], &mut |key, value| {
+            if attrs.len() == limit {
+                end = false;
+                return Ok(ControlFlow::Break(()));
+            }
+            // What does not read is the matter of `Check`.
+            if let (Some(Parsed::Inode(ino)), Ok(inode)) = (keys::parse(key), Inode::decode(value))
+            {
+                attrs.push(inode.attr(ino));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+    }
+    Ok(MetaReply::Inodes { attrs, end })
+}
+
+/// The change of the bytes learnt from objects after their writer died.
+pub(crate) fn learn(inode: &mut Inode, state: &DataState, now: Timestamp) {
+    inode.size = inode.size.max(state.size);
+    inode.blocks = state.blocks;
+    inode.mtime = inode.mtime.max(state.mtime);
+    inode.changed = inode.changed.max(state.changed);
+    inode.ctime = inode.ctime.max(state.mtime.min(now));
+}

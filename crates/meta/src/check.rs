@@ -1,0 +1,183 @@
+//! Verifying the records of a shard against each other, and mending them.
+//!
+//! No crash leaves anything that this finds: batches are atomic. It is for what broken disks, broken
+//! memory and our own mistakes leave. The rules, from which all findings follow:
+//!
+//! - every entry lies under the hash of its name, in a directory that exists, and leads to an
+//!   inode that exists and is of the kind that the entry says;
+//! - an inode has as many names as its link count says; one without names is kept by somebody;
+//! - a directory has one name, knows the directory that it lies in, counts its entries and
+//!   subdirectories, and the root is among its ancestors;
+//! - side records (attributes, writers, keepers, unsettled, garbage) agree with their inode.
+//!
+//! A check goes over the inodes in number order, some at a time. Each step looks
+//! at all entries once, so it is better to take many inodes in one step.
+
+use crate::error::{Failure, Outcome};
+use crate::inode::Inode;
+use crate::keys::{self, Key};
+use crate::store::{Change, Store};
+use crate::txn::Txn;
+use std::sync::Arc;
+use tatami_wire::meta::{Finding, MetaReply};
+use tatami_wire::{Errno, Ino};
+
+mod judge;
+mod survey;
+
+/// Most inodes examined in one step.
+const INODES_MAX: usize = 64 * 1024;
+/// Most findings in one answer: it must fit a frame.
+const FINDINGS_MAX: usize = 2000;
+/// Bytes of a name that a finding shows.
+const SHOWN: usize = 64;
+
+/// Something wrong, and what mends it.
+struct Problem {
+    ino: Ino,
+    what: String,
+    mend: Mend,
+}
+
+/// How to mend something.
+enum Mend {
+    /// Write these records.
+    Write(Vec<Change>),
+    /// Set the inode's counts and links to what the survey found.
+    Set(Box<dyn FnOnce(&mut Inode)>),
+    /// Take away the entry that is one name too many for a directory.
+    Unname { dir: Ino, key: Key },
+    /// Nobody needs the inode: remove it.
+    Kill,
+    /// Give the inode, which cannot be reached, a name in `lost+found`; a
+    /// directory loses the entry under this key first.
+    Rescue { entry: Option<(Ino, Key)> },
+    /// Correct the number of inodes.
+    Count(i64),
+}
+
+/// Examines inodes above `after`; with `repair`, mends what it finds.
+pub(crate) fn check<S: Store>(
+    txn: &mut Txn<'_, S>,
+    after: Ino,
+    limit: u32,
+    repair: bool,
+) -> Outcome<MetaReply> {
+    let survey = survey::Survey::take(txn, after, (limit.max(1) as usize).min(INODES_MAX))?;
+    let examined = survey.inodes.len() as u64;
+    let next = survey.next();
+    let mut problems = judge::judge(txn, survey)?;
+    let more = problems.len().saturating_sub(FINDINGS_MAX);
+    problems.truncate(FINDINGS_MAX);
+    let mut findings = Vec::with_capacity(problems.len());
+    for Problem { ino, what, mend } in problems {
+        let repaired = repair && apply(txn, ino, mend)?;
+        findings.push(Finding { ino, what, repaired });
+    }
+    if more > 0 {
+        let what = format!("{more} more findings among these inodes: repair, then check again");
+        findings.push(Finding { ino: after, what, repaired: false });
+    }
+    Ok(MetaReply::Checked { findings, examined, next })
+}
+
+/// Mends one thing; whether that was possible.
+fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> {
+    match mend {
+        Mend::Write(changes) => {
+            for (key, value) in changes {
+                match value {
+                    Some(value) => txn.put(key, value),
+                    None => txn.delete(key),
+                }
+            }
+        }
+        Mend::Set(set) => {
+            if peek(txn, ino)?.is_some() {
+                set(txn.edit(ino)?);
+            }
+        }
+        Mend::Unname { dir, key } => {
+            txn.delete(key);
+            uncount_dir(txn, dir)?;
+        }
+        Mend::Kill => {
+            if peek(txn, ino)?.is_some() {
+                txn.kill(ino)?;
+            } else {
+                txn.drop_damaged(ino);
+            }
+        }
+        Mend::Rescue { entry } => {
+            if let Some((dir, key)) = entry {
+                txn.delete(key);
+                uncount_dir(txn, dir)?;
+            }
+            return rescue(txn, ino);
+        }
+        Mend::Count(delta) => txn.correct_count(delta),
+    }
+    Ok(true)
+}
+
+/// A directory's entry has gone from `dir`.
+fn uncount_dir<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> Outcome<()> {
+    if peek(txn, dir)?.is_some() {
+        let dir = txn.edit(dir)?;
+        dir.size = dir.size.saturating_sub(1);
+        dir.nlink = dir.nlink.saturating_sub(1);
+    }
+    Ok(())
+}
+
+/// Names the inode by its number in `/lost+found`, which is made if need be.
+fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
+    const LOST: &[u8] = b"lost+found";
+    let root = peek(txn, Ino::ROOT)?.is_some();
+    if ino.shard() != Ino::ROOT.shard() || !root || peek(txn, ino)?.is_none() {
+        return Ok(false);
+    }
+    let lost = match txn.entry(Ino::ROOT, LOST)? {
+        Some(entry) => entry.ino,
+        None => {
+            let lost = txn.state.allocate()?;
+            let inode = Inode::new(tatami_wire::Kind::Dir, 0o700, 0, 0, txn.now());
+            txn.add_inode(lost, inode);
+            txn.attach(Ino::ROOT, LOST, lost)?;
+            lost
+        }
+    };
+    let name = format!("#{ino}").into_bytes();
+    if !peek(txn, lost)?.is_some_and(|d| d.is_dir()) || txn.entry(lost, &name)?.is_some() {
+        return Ok(false);
+    }
+    let inode = txn.edit(ino)?;
+    if !inode.is_dir() {
+        inode.nlink = 0;
+    }
+    txn.attach(lost, &name, ino)?;
+    Ok(true)
+}
+
+/// The inode, or `None` where there is none that reads.
+fn peek<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+    match txn.find(ino) {
+        Err(Failure::Damaged(_)) | Err(Failure::Errno(Errno::ESTALE)) => Ok(None),
+        found => found,
+    }
+}
+
+/// A name as a finding shows it.
+fn show(name: &[u8]) -> String {
+    let shown = &name[..name.len().min(SHOWN)];
+    let dots = if shown.len() < name.len() { "…" } else { "" };
+    format!("\"{}{dots}\"", shown.escape_ascii())
+}
+
+/// The number of the inode record under `key`.
+fn inode_number(key: &[u8]) -> Option<Ino> {
+    match keys::parse(key) {
+        Some(keys::Parsed::Inode(ino)) => Some(ino),
+        _ => None,
+    }
+}

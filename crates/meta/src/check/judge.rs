@@ -1,0 +1,223 @@
+//! Compares the inodes of a survey with what their records add up to.
+
+use super::survey::Survey;
+use super::{Mend, Problem, peek};
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Key, tag};
+use crate::store::Store;
+use crate::txn::Txn;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use tatami_wire::{Ino, Kind};
+
+/// All problems, in the order in which they are to be mended.
+pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outcome<Vec<Problem>> {
+    let mut judge = Judge { problems: std::mem::take(&mut survey.problems), ..Judge::default() };
+    let inodes = std::mem::take(&mut survey.inodes);
+    for (ino, inode) in inodes {
+        match inode {
+            None => {
+                let what = "the inode's record does not read".to_owned();
+                judge.problem(ino, what, Mend::Kill);
+            }
+            Some(inode) => {
+                judge.side_records(&survey, ino, &inode);
+                if inode.is_dir() {
+                    judge.directory(txn, &mut survey, ino, &inode)?;
+                } else {
+                    judge.other(&survey, ino, &inode);
+                }
+            }
+        }
+    }
+    if survey.next().is_none() {
+        judge.count(txn)?;
+    }
+    // Counts are set first: what comes after changes them by one.
+    let mut problems = judge.problems;
+    problems.append(&mut judge.later);
+    Ok(problems)
+}
+
+#[derive(Default)]
+struct Judge {
+    problems: Vec<Problem>,
+    /// What is mended after all counts are right.
+    later: Vec<Problem>,
+    /// Directories that have the root among their ancestors.
+    rooted: BTreeSet<Ino>,
+}
+
+impl Judge {
+    fn problem(&mut self, ino: Ino, what: String, mend: Mend) {
+        self.problems.push(Problem { ino, what, mend });
+    }
+
+    fn set(&mut self, ino: Ino, what: String, set: impl FnOnce(&mut Inode) + 'static) {
+        self.problem(ino, what, Mend::Set(Box::new(set)));
+    }
+
+    fn later(&mut self, ino: Ino, what: &str, mend: Mend) {
+        self.later.push(Problem { ino, what: what.to_owned(), mend });
+    }
+
+    fn side_records(&mut self, survey: &Survey, ino: Ino, inode: &Inode) {
+        let (list, bytes) = survey.xattrs.get(&ino).copied().unwrap_or_default();
+        if (inode.xattr_list, inode.xattr_bytes) != (list, bytes) {
+            let what = format!(
+                "its attributes take {list} + {bytes} bytes, it says {} + {}",
+                inode.xattr_list, inode.xattr_bytes
+            );
+            self.set(ino, what, move |inode| (inode.xattr_list, inode.xattr_bytes) = (list, bytes));
+        }
+        let writers = survey.writers.get(&ino).copied().unwrap_or_default();
+        if inode.writers != writers {
+            let what = format!("it has {writers} writers, it says {}", inode.writers);
+            self.set(ino, what, move |inode| inode.writers = writers);
+        }
+        let keepers = survey.keepers.get(&ino).copied().unwrap_or_default();
+        if inode.keepers != keepers {
+            let what = format!("{keepers} clients keep it, it says {}", inode.keepers);
+            self.set(ino, what, move |inode| inode.keepers = keepers);
+        }
+        let unsettled = survey.unsettled.contains(&ino);
+        if inode.unsettled != unsettled {
+            let what = "it and its record of a lost writer do not agree".to_owned();
+            let record = (keys::unsettled(ino), Some(vec![1]));
+            if unsettled {
+                self.set(ino, what, |inode| inode.unsettled = true);
+            } else {
+                self.problem(ino, what, Mend::Write(vec![record]));
+            }
+        }
+    }
+
+    /// Anything but a directory.
+    fn other(&mut self, survey: &Survey, ino: Ino, inode: &Inode) {
+        let names = survey.names.get(&ino).copied().unwrap_or_default();
+        let kept = survey.keepers.contains_key(&ino);
+        if inode.kind == Kind::Symlink && inode.size != inode.target.len() as u64 {
+            let what = "its size is not the length of its target".to_owned();
+            self.set(ino, what, |inode| inode.size = inode.target.len() as u64);
+        }
+        match (names, inode.nlink) {
+            (0, 0) if kept => {}
+            (0, 0) => self.later(ino, "it has no name and nobody keeps it", Mend::Kill),
+            (0, _) if kept => {
+                let what = format!("it has no name, it says {}", inode.nlink);
+                self.set(ino, what, |inode| inode.nlink = 0);
+            }
+            (0, _) => {
+                self.later(ino, "no entry leads to it", Mend::Rescue { entry: None });
+            }
+            (names, nlink) if names != nlink => {
+                let what = format!("it has {names} names, it says {nlink}");
+                self.set(ino, what, move |inode| inode.nlink = names);
+            }
+            _ => {}
+        }
+    }
+
+    fn directory<S: Store>(
+        &mut self,
+        txn: &mut Txn<'_, S>,
+        survey: &mut Survey,
+        ino: Ino,
+        inode: &Inode,
+    ) -> Outcome<()> {
+        let counts = survey.dirs.get(&ino).copied().unwrap_or_default();
+        let mut places = survey.places.remove(&ino).unwrap_or_default();
+        let root = ino == Ino::ROOT;
+        let gone = inode.nlink == 0 && places.is_empty() && counts.entries == 0 && !root;
+        if gone {
+            if !survey.keepers.contains_key(&ino) {
+                self.later(ino, "it was removed and nobody keeps it", Mend::Kill);
+            }
+            return Ok(());
+        }
+        if inode.size != counts.entries {
+            let what = format!("it has {} entries, it says {}", counts.entries, inode.size);
+            self.set(ino, what, move |inode| inode.size = counts.entries);
+        }
+        let nlink = counts.subdirs.saturating_add(2);
+        if inode.nlink != nlink {
+            let what = format!("its link count should be {nlink}, it is {}", inode.nlink);
+            self.set(ino, what, move |inode| inode.nlink = nlink);
+        }
+        if root {
+            if inode.parent != ino {
+                self.set(ino, "the root lies in another directory".into(), move |i| i.parent = ino);
+            }
+            self.too_many(ino, places);
+            return Ok(());
+        }
+        if places.is_empty() {
+            self.later(ino, "no entry leads to it", Mend::Rescue { entry: None });
+            return Ok(());
+        }
+        // It stays where it says that it lies, if an entry there leads to it.
+        let at = places.iter().position(|(dir, _)| *dir == inode.parent);
+        let (dir, key) = places.swap_remove(at.unwrap_or(0));
+        self.too_many(ino, places);
+        if at.is_none() {
+            let what = format!("it lies in directory {dir}, it says {}", inode.parent);
+            self.set(ino, what, move |inode| inode.parent = dir);
+        }
+        if !self.is_rooted(txn, ino, dir)? {
+            // Once rescued, it roots all others that hang on it.
+            self.rooted.insert(ino);
+            let what = "it cannot be reached from the root";
+            self.later(ino, what, Mend::Rescue { entry: Some((dir, key)) });
+        }
+        Ok(())
+    }
+
+    fn too_many(&mut self, ino: Ino, places: Vec<(Ino, Key)>) {
+        for (dir, key) in places {
+            let what = "a directory can have one name only, this is one more";
+            self.later(ino, what, Mend::Unname { dir, key });
+        }
+    }
+
+    /// Whether the root is above `dir`, in which `ino` lies.
+    fn is_rooted<S: Store>(
+        &mut self,
+        txn: &mut Txn<'_, S>,
+        ino: Ino,
+        mut dir: Ino,
+    ) -> Outcome<bool> {
+        let mut path = BTreeSet::from([ino]);
+        let rooted = loop {
+            if dir == Ino::ROOT || self.rooted.contains(&dir) {
+                break true;
+            }
+            if !path.insert(dir) {
+                break false;
+            }
+            match peek(txn, dir)? {
+                Some(inode) if inode.is_dir() && inode.parent.0 != 0 => dir = inode.parent,
+                // It is itself lost, and found as that.
+                _ => break true,
+            }
+        };
+        if rooted {
+            self.rooted.extend(path);
+        }
+        Ok(rooted)
+    }
+
+    fn count<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut found = 0u64;
+        txn.scan(&[], &[tag::INODE], &mut |_, _| {
+            found += 1;
+            Ok(ControlFlow::Continue(()))
+        })?;
+        let said = txn.state.inodes();
+        if found != said {
+            let what = format!("the shard has {found} inodes, it says {said}");
+            self.problem(Ino::ROOT, what, Mend::Count(found.wrapping_sub(said) as i64));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,286 @@
+//! What the records say about a range of inodes: gathered first, judged later.
+
+use super::{Mend, Problem, inode_number, peek, show};
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Key, Parsed, tag};
+use crate::permission::{self, Name};
+use crate::record::{Entry, decode_reply};
+use crate::store::Store;
+use crate::txn::Txn;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use tatami_wire::{Ino, Kind};
+
+/// Entries taken from the store at a time.
+const CHUNK: usize = 8192;
+
+/// How many sound entries, and how many of them lead to directories.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub entries: u64,
+    pub subdirs: u32,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Survey {
+    /// The range begins behind this one.
+    after: Option<Ino>,
+    /// The last inode of the range; `None`: it has no end.
+    last: Option<Ino>,
+    /// The inodes of the range; `None` for one that does not read.
+    pub inodes: BTreeMap<Ino, Option<Inode>>,
+    /// Sound entries that lead to inodes of the range.
+    pub names: BTreeMap<Ino, u32>,
+    /// The directory and key of each entry that leads to a directory of the range.
+    pub places: BTreeMap<Ino, Vec<(Ino, Key)>>,
+    /// Sound entries in directories of the range.
+    pub dirs: BTreeMap<Ino, Counts>,
+    /// Length of the listing, and of the values, of attributes.
+    pub xattrs: BTreeMap<Ino, (u32, u32)>,
+    pub writers: BTreeMap<Ino, u32>,
+    pub keepers: BTreeMap<Ino, u32>,
+    pub unsettled: BTreeSet<Ino>,
+    /// What is wrong with entries and side records.
+    pub problems: Vec<Problem>,
+}
+
+/// An entry of some concern.
+struct Found {
+    key: Key,
+    dir: Ino,
+    hash: u64,
+    name: Vec<u8>,
+    entry: Option<Entry>,
+}
+
+impl Survey {
+    /// Gathers what concerns up to `limit` inodes above `after`.
+    pub fn take<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: usize) -> Outcome<Survey> {
+        let mut survey = Survey { after: Some(after), ..Survey::default() };
+        let mut full = false;
+        txn.scan(&keys::inode(after), &[tag::INODE], &mut |key, value| {
+            let Some(ino) = inode_number(key).filter(|ino| *ino > after) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            if survey.inodes.len() >= limit {
+                full = true;
+                return Ok(ControlFlow::Break(()));
+            }
+            survey.inodes.insert(ino, Inode::decode(value).ok());
+            Ok(ControlFlow::Continue(()))
+        })?;
+        if full {
+            survey.last = survey.inodes.last_key_value().map(|(ino, _)| *ino);
+        }
+        survey.take_entries(txn)?;
+        survey.take_xattrs(txn)?;
+        survey.take_marks(txn)?;
+        survey.take_garbage(txn)?;
+        if survey.last.is_none() {
+            survey.take_strangers(txn)?;
+        }
+        Ok(survey)
+    }
+
+    /// Where the next step begins; `None` after the last.
+    pub fn next(&self) -> Option<Ino> {
+        self.last
+    }
+
+    fn covers(&self, ino: Ino) -> bool {
+        self.after.is_none_or(|after| ino > after) && self.last.is_none_or(|last| ino <= last)
+    }
+
+    fn lives(&self, ino: Ino) -> bool {
+        matches!(self.inodes.get(&ino), Some(Some(_)))
+    }
+
+    fn problem(&mut self, ino: Ino, what: String, mend: Mend) {
+        self.problems.push(Problem { ino, what, mend });
+    }
+
+    fn take_entries<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut from = vec![tag::ENTRY];
+        let mut parent: Option<(Ino, bool)> = None;
+        loop {
+            let mut chunk = Vec::new();
+            txn.scan(&from, &[tag::ENTRY], &mut |key, value| {
+                let Some(Parsed::Entry { parent: dir, hash, name }) = keys::parse(key) else {
+                    return Ok(ControlFlow::Continue(()));
+                };
+                let entry = Entry::decode(value).ok();
+                if self.covers(dir) || entry.is_some_and(|e| self.covers(e.ino)) {
+                    let key = key.to_vec();
+                    chunk.push(Found { key, dir, hash, name: name.to_vec(), entry });
+                }
+                let go_on = chunk.len() < CHUNK;
+                Ok(if go_on { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+            })?;
+            let Some(last) = chunk.last() else { return Ok(()) };
+            from.clone_from(&last.key);
+            from.push(0);
+            let done = chunk.len() < CHUNK;
+            for found in chunk {
+                let sound = match parent {
+                    Some((dir, sound)) if dir == found.dir => sound,
+                    _ => peek(txn, found.dir)?.is_some_and(|d| d.is_dir()),
+                };
+                parent = Some((found.dir, sound));
+                self.take_entry(txn, found, sound)?;
+            }
+            if done {
+                return Ok(());
+            }
+        }
+    }
+
+    fn take_entry<S: Store>(
+        &mut self,
+        txn: &mut Txn<'_, S>,
+        found: Found,
+        dir_is_sound: bool,
+    ) -> Outcome<()> {
+        let Found { key, dir, hash, name, entry } = found;
+        let ours = self.covers(dir);
+        let report = |survey: &mut Survey, what: String, mend| {
+            if ours {
+                survey.problem(dir, what, mend);
+            }
+        };
+        let shown = show(&name);
+        let delete = || Mend::Write(vec![(key.clone(), None)]);
+        if !dir_is_sound {
+            let what = format!("entry {shown} lies in an inode that is no directory");
+            report(self, what, delete());
+            return Ok(());
+        }
+        let Some(entry) = entry else {
+            report(self, format!("entry {shown} does not read"), delete());
+            return Ok(());
+        };
+        let plain = matches!(permission::name(&name), Ok(Name::Plain(_)));
+        if !plain || hash != keys::name_hash(txn.state.seed(), &name) {
+            report(self, format!("entry {shown} lies in a wrong place"), delete());
+            return Ok(());
+        }
+        let Some(target) = peek(txn, entry.ino)? else {
+            let what = format!("entry {shown} leads to inode {}, which is not there", entry.ino);
+            report(self, what, delete());
+            return Ok(());
+        };
+        if target.kind != entry.kind {
+            let right = Entry { ino: entry.ino, kind: target.kind };
+            let what = format!("entry {shown} says that inode {} is of another kind", entry.ino);
+            report(self, what, Mend::Write(vec![(key.clone(), Some(right.encode()))]));
+        }
+        if ours {
+            let counts = self.dirs.entry(dir).or_default();
+            counts.entries += 1;
+            counts.subdirs += u32::from(target.kind == Kind::Dir);
+        }
+        if self.covers(entry.ino) {
+            *self.names.entry(entry.ino).or_default() += 1;
+            if target.kind == Kind::Dir {
+                self.places.entry(entry.ino).or_default().push((dir, key));
+            }
+        }
+        Ok(())
+    }
+
+    fn take_xattrs<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut lost = Vec::new();
+        let start = self.after.map_or(vec![tag::XATTR], |a| keys::of_ino(tag::XATTR, a));
+        txn.scan(&start, &[tag::XATTR], &mut |key, value| {
+            let Some(Parsed::Xattr { ino, name }) = keys::parse(key) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            if self.last.is_some_and(|last| ino > last) {
+                return Ok(ControlFlow::Break(()));
+            }
+            if self.lives(ino) {
+                let sums = self.xattrs.entry(ino).or_default();
+                sums.0 = sums.0.saturating_add(name.len() as u32 + 1);
+                sums.1 = sums.1.saturating_add(value.len() as u32);
+            } else if self.covers(ino) {
+                lost.push((ino, show(name), key.to_vec()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (ino, name, key) in lost {
+            let what = format!("attribute {name} of an inode that is not there");
+            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+        }
+        Ok(())
+    }
+
+    /// Writers, keepers and unsettled inodes.
+    fn take_marks<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut lost = Vec::new();
+        for tag in [tag::WRITER, tag::ORPHAN, tag::UNSETTLED] {
+            txn.scan(&[tag], &[tag], &mut |key, _| {
+                let (ino, what) = match keys::parse(key) {
+                    Some(Parsed::Writer { ino, .. }) => (ino, "writer"),
+                    Some(Parsed::Orphan { ino, .. }) => (ino, "keeper"),
+                    Some(Parsed::Unsettled(ino)) => (ino, "lost writer"),
+                    _ => return Ok(ControlFlow::Continue(())),
+                };
+                if !self.covers(ino) {
+                    return Ok(ControlFlow::Continue(()));
+                }
+                if !self.lives(ino) {
+                    lost.push((ino, what, key.to_vec()));
+                } else if tag == tag::WRITER {
+                    *self.writers.entry(ino).or_default() += 1;
+                } else if tag == tag::ORPHAN {
+                    *self.keepers.entry(ino).or_default() += 1;
+                } else {
+                    self.unsettled.insert(ino);
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
+        for (ino, what, key) in lost {
+            let what = format!("{what} of an inode that is not there");
+            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+        }
+        Ok(())
+    }
+
+    fn take_garbage<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut wrong = Vec::new();
+        txn.scan(&[], &[tag::GARBAGE], &mut |key, _| {
+            if let Some(Parsed::Garbage { ino, .. }) = keys::parse(key)
+                && self.lives(ino)
+            {
+                wrong.push((ino, key.to_vec()));
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (ino, key) in wrong {
+            let what = "its objects are marked as garbage although it is in use".to_owned();
+            self.problem(ino, what, Mend::Write(vec![(key, None)]));
+        }
+        Ok(())
+    }
+
+    /// Answers that do not read and keys that mean nothing: once, in the last step.
+    fn take_strangers<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
+        let mut wrong = Vec::new();
+        txn.scan(&[], &[], &mut |key, value| {
+            match keys::parse(key) {
+                None => wrong.push(("a record has an unknown key", key.to_vec())),
+                Some(Parsed::Reply { .. }) if decode_reply(value).is_err() => {
+                    wrong.push(("the answer on a client's slot does not read", key.to_vec()));
+                }
+                Some(_) => {}
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        for (what, key) in wrong {
+            self.problem(Ino::ROOT, what.to_owned(), Mend::Write(vec![(key, None)]));
+        }
+        Ok(())
+    }
+}

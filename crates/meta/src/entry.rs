@@ -1,0 +1,299 @@
+//! Entries of directories: finding, making, linking, removing, listing.
+
+use crate::attr;
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Parsed};
+use crate::permission::{self, Name, want};
+use crate::record::Entry;
+use crate::store::Store;
+use crate::txn::Txn;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use tatami_wire::meta::{Bytes, DirEntry, MetaReply, NewNode};
+use tatami_wire::{Access, Errno, Ino, Kind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
+
+/// What a new inode is to be.
+pub(crate) struct New<'a> {
+    pub node: &'a NewNode,
+    pub mode: u16,
+    pub umask: u16,
+}
+
+pub(crate) fn lookup<S: Store>(
+    txn: &mut Txn<'_, S>,
+    parent: Ino,
+    name: &[u8],
+) -> Outcome<MetaReply> {
+    let name = permission::name(name)?;
+    let dir = txn.inode(parent)?;
+    permission::check_dir(&dir)?;
+    permission::check(&dir, txn.cred, want::EXEC)?;
+    let ino = match name {
+        Name::Dot => parent,
+        Name::DotDot => dir.parent,
+        Name::Plain(name) => txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino,
+    };
+    Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
+}
+
+/// The inode that an entry leads to.
+fn target<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
+    // An entry without inode is damage, not a removal that the caller missed.
+    txn.find(ino)?.ok_or_else(|| crate::record::Damaged("entry without inode").into())
+}
+
+pub(crate) fn create<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    parent: Ino,
+    name: &[u8],
+    new: &New<'_>,
+    exclusive: bool,
+    open: Option<Access>,
+) -> Outcome<MetaReply> {
+    let name = permission::name(name)?;
+    let dir = txn.inode(parent)?;
+    permission::check_dir(&dir)?;
+    permission::check(&dir, txn.cred, want::EXEC)?;
+    let name = name.plain(Errno::EEXIST)?;
+    if let Some(entry) = txn.entry(parent, name)? {
+        let is_file = entry.kind == Kind::File && matches!(new.node, NewNode::File(_));
+        if exclusive || !is_file {
+            return Err(Errno::EEXIST.into());
+        }
+        return open_existing(txn, key, entry.ino, open);
+    }
+    permission::check_insert(&dir, txn.cred)?;
+    txn.need_room()?;
+    let inode = make(txn, &dir, new)?;
+    let ino = txn.state.allocate()?;
+    txn.add_inode(ino, inode);
+    txn.attach(parent, name, ino)?;
+    opened(txn, key, ino, open, true)
+}
+
+fn open_existing<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    ino: Ino,
+    open: Option<Access>,
+) -> Outcome<MetaReply> {
+    let inode = target(txn, ino)?;
+    if let Some(access) = open {
+        attr::check_open(&inode, txn.cred, access)?;
+    }
+    opened(txn, key, ino, open, false)
+}
+
+fn opened<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    ino: Ino,
+    open: Option<Access>,
+    created: bool,
+) -> Outcome<MetaReply> {
+    let inode = txn.inode(ino)?;
+    let cap = match open {
+        // Whoever makes a file may use it as asked, whatever its mode.
+        Some(access) if inode.is_file() => Some(attr::grant(txn, key, ino, access)?),
+        _ => None,
+    };
+    Ok(MetaReply::Created { attr: txn.inode(ino)?.attr(ino), cap, created })
+}
+
+/// A new inode as it is to be in `dir`, without number and name.
+fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode, Errno> {
+    let cred = txn.cred;
+    let kind = match new.node {
+        NewNode::File(_) => Kind::File,
+        NewNode::Dir => Kind::Dir,
+        NewNode::Symlink(_) => Kind::Symlink,
+        NewNode::Fifo => Kind::Fifo,
+        NewNode::Socket => Kind::Socket,
+        NewNode::CharDev(_) => Kind::CharDev,
+        NewNode::BlockDev(_) => Kind::BlockDev,
+    };
+    let is_dir = kind == Kind::Dir;
+    let (gid, mode) = permission::inherit_group(dir, is_dir, new.mode & 0o7777, cred);
+    let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
+    match new.node {
+        NewNode::File(layout) => inode.layout = *layout,
+        NewNode::Symlink(target) => {
+            check_target(target)?;
+            inode.mode = 0o777;
+            inode.size = target.len() as u64;
+            inode.target = target.to_vec();
+            return Ok(inode);
+        }
+        NewNode::CharDev(_) | NewNode::BlockDev(_) if !cred.is_root() => return Err(Errno::EPERM),
+        NewNode::CharDev(rdev) | NewNode::BlockDev(rdev) => inode.rdev = *rdev,
+        NewNode::Dir | NewNode::Fifo | NewNode::Socket => {}
+    }
+    match &dir.default_acl {
+        Some(default) => {
+            let (bits, acl) = default.inherit(mode);
+            inode.mode = mode & !0o777 | bits;
+            inode.acl = acl.map(Arc::new);
+            inode.default_acl = if is_dir { Some(default.clone()) } else { None };
+        }
+        None => inode.mode = mode & !(new.umask & 0o777),
+    }
+    Ok(inode)
+}
+
+fn check_target(target: &[u8]) -> Result<(), Errno> {
+    match target {
+        b"" => Err(Errno::ENOENT),
+        _ if target.len() > PATH_MAX => Err(Errno::ENAMETOOLONG),
+        _ if target.contains(&0) => Err(Errno::EINVAL),
+        _ => Ok(()),
+    }
+}
+
+/// A file without a name, kept by this client.
+pub(crate) fn tmpfile<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    parent: Ino,
+    layout: Layout,
+    mode: u16,
+    umask: u16,
+    open: Access,
+) -> Outcome<MetaReply> {
+    let dir = txn.inode(parent)?;
+    permission::check_insert(&dir, txn.cred)?;
+    txn.need_room()?;
+    let mut inode = make(txn, &dir, &New { node: &NewNode::File(layout), mode, umask })?;
+    inode.linkable = true;
+    let ino = txn.state.allocate()?;
+    txn.add_inode(ino, inode);
+    txn.keep(ino, txn.ctx.client)?;
+    opened(txn, key, ino, Some(open), true)
+}
+
+pub(crate) fn link<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    parent: Ino,
+    name: &[u8],
+) -> Outcome<MetaReply> {
+    let name = permission::name(name)?;
+    let dir = txn.inode(parent)?;
+    permission::check_dir(&dir)?;
+    permission::check(&dir, txn.cred, want::EXEC)?;
+    let name = name.plain(Errno::EEXIST)?;
+    if txn.entry(parent, name)?.is_some() {
+        return Err(Errno::EEXIST.into());
+    }
+    permission::check_insert(&dir, txn.cred)?;
+    let inode = txn.inode(ino)?;
+    if inode.is_dir() {
+        return Err(Errno::EPERM.into());
+    }
+    if inode.nlink == 0 {
+        // Only a file made without a name may get its first one, from who has it open.
+        let ours = keys::orphan(txn.ctx.client, ino);
+        if !inode.linkable || txn.get(&ours)?.is_none() {
+            return Err(Errno::ENOENT.into());
+        }
+    }
+    txn.need_room()?;
+    txn.attach(parent, name, ino)?;
+    txn.edit(ino)?.linkable = false;
+    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+}
+
+pub(crate) fn unlink<S: Store>(
+    txn: &mut Txn<'_, S>,
+    parent: Ino,
+    name: &[u8],
+    keep: bool,
+) -> Outcome<MetaReply> {
+    let name = permission::name(name)?;
+    let dir = txn.inode(parent)?;
+    permission::check_dir(&dir)?;
+    permission::check(&dir, txn.cred, want::EXEC)?;
+    let name = name.plain(Errno::EISDIR)?;
+    let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
+    let victim = target(txn, ino)?;
+    permission::check_remove(&dir, &victim, txn.cred)?;
+    if victim.is_dir() {
+        return Err(Errno::EISDIR.into());
+    }
+    txn.detach(parent, name, ino)?;
+    let last = txn.settle(ino, keep)?;
+    Ok(MetaReply::Removed { ino: Some(ino), last })
+}
+
+pub(crate) fn rmdir<S: Store>(
+    txn: &mut Txn<'_, S>,
+    parent: Ino,
+    name: &[u8],
+    keep: bool,
+) -> Outcome<MetaReply> {
+    let name = match permission::name(name)? {
+        Name::Dot => return Err(Errno::EINVAL.into()),
+        Name::DotDot => return Err(Errno::ENOTEMPTY.into()),
+        Name::Plain(name) => name,
+    };
+    let dir = txn.inode(parent)?;
+    permission::check_dir(&dir)?;
+    permission::check(&dir, txn.cred, want::EXEC)?;
+    let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
+    let victim = target(txn, ino)?;
+    permission::check_remove(&dir, &victim, txn.cred)?;
+    permission::check_dir(&victim)?;
+    if victim.size > 0 {
+        return Err(Errno::ENOTEMPTY.into());
+    }
+    txn.detach(parent, name, ino)?;
+    bury(txn, ino, keep)?;
+    Ok(MetaReply::Removed { ino: Some(ino), last: true })
+}
+
+/// Ends the life of a directory that has been detached and is empty.
+pub(crate) fn bury<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, keep: bool) -> Outcome<()> {
+    txn.edit(ino)?.nlink = 0;
+    txn.settle(ino, keep)?;
+    Ok(())
+}
+
+pub(crate) fn read_dir<S: Store>(
+    txn: &mut Txn<'_, S>,
+    dir: Ino,
+    after: u64,
+    limit: u32,
+    plus: bool,
+) -> Outcome<MetaReply> {
+    let inode = txn.inode(dir)?;
+    permission::check_dir(&inode)?;
+    permission::check(&inode, txn.cred, want::READ)?;
+    let limit = limit.clamp(1, READDIR_MAX) as usize;
+    let mut entries: Vec<DirEntry> = Vec::new();
+    let mut end = true;
+    if let Some(from) = after.checked_add(1) {
+        let prefix = keys::of_ino(keys::tag::ENTRY, dir);
+        txn.scan(&keys::entries_from(dir, from), &prefix, &mut |key, value| {
+            let Some(Parsed::Entry { hash, name, .. }) = keys::parse(key) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            // Names with equal hashes share a cookie, so they must not be parted.
+            if entries.len() >= limit && entries.last().is_some_and(|last| last.cookie != hash) {
+                end = false;
+                return Ok(ControlFlow::Break(()));
+            }
+            let Entry { ino, kind } = Entry::decode(value)?;
+            let name = Bytes::from(name.to_vec());
+            entries.push(DirEntry { name, ino, kind, cookie: hash, attr: None });
+            Ok(ControlFlow::Continue(()))
+        })?;
+    }
+    // Attributes are for those who could have looked the names up.
+    if plus && permission::check(&inode, txn.cred, want::EXEC).is_ok() {
+        for entry in &mut entries {
+            entry.attr = txn.find(entry.ino)?.map(|inode| inode.attr(entry.ino));
+        }
+    }
+    Ok(MetaReply::Entries { entries, end, parent: inode.parent })
+}

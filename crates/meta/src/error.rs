@@ -1,0 +1,95 @@
+//! What can go wrong: precise inside, an error number to the caller of an
+//! operation, a sentence to the operator.
+
+use crate::record::{Damaged, ShardError};
+use crate::store::StoreError;
+use tatami_wire::{Errno, ShardId, VolumeId};
+
+/// Why a shard cannot be opened.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum OpenError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the metadata belongs to volume {found}, not {wanted}: check the data directory")]
+    Volume { found: VolumeId, wanted: VolumeId },
+    #[error("the metadata is of shard {}, not {}: check the data directory", found.0, wanted.0)]
+    Shard { found: ShardId, wanted: ShardId },
+    #[error(
+        "the metadata has format {found}, this version of tatami knows formats up to {known}: \
+         use the version that wrote it"
+    )]
+    Newer { found: u32, known: u32 },
+    #[error("the metadata is damaged ({0} does not read): restore it from a copy")]
+    Damaged(&'static str),
+}
+
+impl From<ShardError> for OpenError {
+    fn from(e: ShardError) -> OpenError {
+        match e {
+            ShardError::Newer(found) => {
+                OpenError::Newer { found, known: crate::record::FORMAT_VERSION }
+            }
+            ShardError::Damaged(Damaged(what)) => OpenError::Damaged(what),
+        }
+    }
+}
+
+/// Why an operation failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// It is not allowed, or what it needs is not there: the caller's matter.
+    Errno(Errno),
+    /// The store failed.
+    Store(Box<StoreError>),
+    /// A record does not read.
+    Damaged(Damaged),
+}
+
+impl Failure {
+    /// What the caller is told.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Failure::Errno(e) => *e,
+            Failure::Store(e) => e.errno(),
+            Failure::Damaged(_) => Errno::EIO,
+        }
+    }
+
+    /// Whether it is a full disk, which may have room again later.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Failure::Store(e) if matches!(**e, StoreError::Full { .. }))
+    }
+
+    /// What the operator is told, if it concerns him.
+    pub fn trouble(&self) -> Option<String> {
+        match self {
+            Failure::Errno(_) => None,
+            Failure::Store(e) => Some(e.to_string()),
+            Failure::Damaged(Damaged(what)) => {
+                Some(format!("a metadata record ({what}) is damaged: run `tatami fsck`"))
+            }
+        }
+    }
+}
+
+impl From<Errno> for Failure {
+    fn from(e: Errno) -> Failure {
+        Failure::Errno(e)
+    }
+}
+
+impl From<StoreError> for Failure {
+    fn from(e: StoreError) -> Failure {
+        Failure::Store(Box::new(e))
+    }
+}
+
+impl From<Damaged> for Failure {
+    fn from(e: Damaged) -> Failure {
+        Failure::Damaged(e)
+    }
+}
+
+/// What an operation returns inside this crate.
+pub(crate) type Outcome<T> = Result<T, Failure>;

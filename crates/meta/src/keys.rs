@@ -1,0 +1,183 @@
+//! The keys under which records lie in the store. `docs/FORMAT.md` draws them.
+//!
+//! A key starts with a byte that tells what it is; numbers are big-endian, so
+//! that keys sort as the numbers do.
+
+use tatami_wire::{ClientId, Ino, NodeId};
+
+/// First byte of each kind of key.
+pub(crate) mod tag {
+    pub const ENTRY: u8 = b'E';
+    pub const GARBAGE: u8 = b'G';
+    pub const INODE: u8 = b'I';
+    pub const ORPHAN: u8 = b'O';
+    pub const REPLY: u8 = b'R';
+    pub const SHARD: u8 = b'S';
+    pub const UNSETTLED: u8 = b'U';
+    pub const WRITER: u8 = b'W';
+    pub const XATTR: u8 = b'X';
+}
+
+pub(crate) type Key = Vec<u8>;
+
+fn key(tag: u8, parts: &[&[u8]]) -> Key {
+    let mut key = Vec::with_capacity(1 + parts.iter().map(|p| p.len()).sum::<usize>());
+    key.push(tag);
+    parts.iter().for_each(|p| key.extend_from_slice(p));
+    key
+}
+
+/// The record of the shard itself.
+pub(crate) fn shard() -> Key {
+    vec![tag::SHARD]
+}
+
+pub(crate) fn inode(ino: Ino) -> Key {
+    key(tag::INODE, &[&ino.0.to_be_bytes()])
+}
+
+pub(crate) fn entry(parent: Ino, hash: u64, name: &[u8]) -> Key {
+    key(tag::ENTRY, &[&parent.0.to_be_bytes(), &hash.to_be_bytes(), name])
+}
+
+/// Where entries of `parent` with a hash of at least `hash` begin.
+pub(crate) fn entries_from(parent: Ino, hash: u64) -> Key {
+    key(tag::ENTRY, &[&parent.0.to_be_bytes(), &hash.to_be_bytes()])
+}
+
+/// What all keys of `tag` that belong to `ino` start with.
+pub(crate) fn of_ino(tag: u8, ino: Ino) -> Key {
+    key(tag, &[&ino.0.to_be_bytes()])
+}
+
+pub(crate) fn xattr(ino: Ino, name: &[u8]) -> Key {
+    key(tag::XATTR, &[&ino.0.to_be_bytes(), name])
+}
+
+pub(crate) fn orphan(client: ClientId, ino: Ino) -> Key {
+    key(tag::ORPHAN, &[&client.0, &ino.0.to_be_bytes()])
+}
+
+pub(crate) fn writer(ino: Ino, client: ClientId) -> Key {
+    key(tag::WRITER, &[&ino.0.to_be_bytes(), &client.0])
+}
+
+pub(crate) fn garbage(node: NodeId, ino: Ino) -> Key {
+    key(tag::GARBAGE, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes()])
+}
+
+pub(crate) fn unsettled(ino: Ino) -> Key {
+    key(tag::UNSETTLED, &[&ino.0.to_be_bytes()])
+}
+
+pub(crate) fn reply(client: ClientId, slot: u32) -> Key {
+    key(tag::REPLY, &[&client.0, &slot.to_be_bytes()])
+}
+
+/// What all keys of `tag` that belong to `client` start with.
+pub(crate) fn of_client(tag: u8, client: ClientId) -> Key {
+    key(tag, &[&client.0])
+}
+
+/// What all keys of `tag` that belong to `node` start with.
+pub(crate) fn of_node(tag: u8, node: NodeId) -> Key {
+    key(tag, &[&node.0.to_be_bytes()])
+}
+
+/// A key taken apart.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Parsed<'a> {
+    Shard,
+    Inode(Ino),
+    Entry { parent: Ino, hash: u64, name: &'a [u8] },
+    Xattr { ino: Ino, name: &'a [u8] },
+    Orphan { client: ClientId, ino: Ino },
+    Writer { ino: Ino, client: ClientId },
+    Garbage { node: NodeId, ino: Ino },
+    Unsettled(Ino),
+    Reply { client: ClientId, slot: u32 },
+}
+
+/// Takes a key apart; `None` where it is none of ours.
+pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
+    let (&tag, rest) = key.split_first()?;
+    Some(match (tag, rest.len()) {
+        (tag::SHARD, 0) => Parsed::Shard,
+        (tag::INODE, 8) => Parsed::Inode(ino(rest)?),
+        (tag::ENTRY, 17..) => {
+            let (_, tail) = rest.split_at_checked(8)?;
+            let (hash, name) = tail.split_first_chunk()?;
+            Parsed::Entry { parent: ino(rest)?, hash: u64::from_be_bytes(*hash), name }
+        }
+        (tag::XATTR, 9..) => Parsed::Xattr { ino: ino(rest)?, name: rest.get(8..)? },
+        (tag::ORPHAN, 24) => Parsed::Orphan { client: client(rest)?, ino: ino(rest.get(16..)?)? },
+        (tag::WRITER, 24) => Parsed::Writer { ino: ino(rest)?, client: client(rest.get(8..)?)? },
+        (tag::GARBAGE, 10) => {
+            let (node, tail) = rest.split_first_chunk()?;
+            Parsed::Garbage { node: NodeId(u16::from_be_bytes(*node)), ino: ino(tail)? }
+        }
+        (tag::UNSETTLED, 8) => Parsed::Unsettled(ino(rest)?),
+        (tag::REPLY, 20) => {
+            let slot = rest.get(16..)?.first_chunk()?;
+            Parsed::Reply { client: client(rest)?, slot: u32::from_be_bytes(*slot) }
+        }
+        _ => return None,
+    })
+}
+
+fn ino(bytes: &[u8]) -> Option<Ino> {
+    bytes.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)))
+}
+
+fn client(bytes: &[u8]) -> Option<ClientId> {
+    bytes.first_chunk().map(|b| ClientId(*b))
+}
+
+/// The place of a name in its directory: a 63-bit hash, never 0, because 0
+/// stands for the start of a listing.
+pub(crate) fn name_hash(seed: u64, name: &[u8]) -> u64 {
+    (xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> 1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_key_reads_as_what_it_was_made_from() {
+        let (ino, client, node) = (Ino(0x0102_0304), ClientId([9; 16]), NodeId(3));
+        let name = b"name";
+        for (key, parsed) in [
+            (shard(), Parsed::Shard),
+            (inode(ino), Parsed::Inode(ino)),
+            (entry(ino, 5, name), Parsed::Entry { parent: ino, hash: 5, name }),
+            (xattr(ino, name), Parsed::Xattr { ino, name }),
+            (orphan(client, ino), Parsed::Orphan { client, ino }),
+            (writer(ino, client), Parsed::Writer { ino, client }),
+            (garbage(node, ino), Parsed::Garbage { node, ino }),
+            (unsettled(ino), Parsed::Unsettled(ino)),
+            (reply(client, 7), Parsed::Reply { client, slot: 7 }),
+        ] {
+            assert_eq!(parse(&key), Some(parsed));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_parse_or_do_not(key in proptest::collection::vec(any::<u8>(), 0..40)) {
+            let _ = parse(&key);
+        }
+
+        #[test]
+        fn inode_keys_sort_as_numbers(a: u64, b: u64) {
+            prop_assert_eq!(inode(Ino(a)).cmp(&inode(Ino(b))), a.cmp(&b));
+        }
+
+        #[test]
+        fn a_name_hash_is_a_cookie(seed: u64, name in proptest::collection::vec(any::<u8>(), 0..64)) {
+            let hash = name_hash(seed, &name);
+            prop_assert!(hash > 0 && hash < 1 << 63);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! The namespace as a deterministic state machine over an ordered key-value store.
+//!
+//! A [`Meta`] is one shard. It takes operations ([`tatami_wire::meta::MetaOp`]) one
+//! after the other and answers them; the moment, the store, the volume's key and
+//! the identity of who asks are handed in, so that the same operations in the same order always
+//! give the same state. Nothing here reads a clock, draws a random number, starts a
+//! thread or opens a socket.
+//!
+//! ```text
+//! request ─▶ Meta::apply ─▶ session: has it been run?  ─▶ the operation, in a Txn
+//!                             entry, rename, attr, xattr, orphan, check
+//!                             │ permission, acl: may it?
+//!                             ▼
+//!            overlay of records not committed ─▶ Meta::commit ─▶ Store: one batch
+//! ```
+//!
+//! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
+//!
+//! A shard answers for the inodes whose number carries its id. Entries lie with
+//! their directory. For now there is one shard, so an operation finds all inodes
+//! it needs here; one that names an inode of another shard fails with `ESTALE`.
+
+mod acl;
+mod attr;
+mod cache;
+mod check;
+mod entry;
+mod error;
+mod inode;
+mod keys;
+mod orphan;
+mod permission;
+mod record;
+mod rename;
+mod session;
+mod shard;
+mod state;
+pub mod store;
+mod txn;
+mod xattr;
+
+pub use error::OpenError;
+pub use shard::{Config, Context, Meta};
+pub use store::{FaultyStore, FjallStore, MemoryStore, Store, StoreError};

@@ -1,0 +1,240 @@
+//! What outlives its name or its writer: inodes that clients still have open,
+//! objects of inodes that are gone, files whose writer died.
+
+use crate::attr;
+use crate::error::Outcome;
+use crate::keys::{self, Key, Parsed, tag};
+use crate::state::State;
+use crate::store::{Store, prefix_end};
+use crate::txn::Txn;
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use tatami_wire::meta::{DataState, MetaReply};
+use tatami_wire::{ClientId, Errno, Ino, NodeId, READDIR_MAX};
+
+/// Records that one `ExpireClient` releases at most. Its caller repeats it
+/// until `Clients` does not list the client any more.
+const EXPIRE_MAX: usize = 4096;
+/// Most clients that `Clients` lists, and most inodes in a housekeeping list.
+const LIST_MAX: usize = 16 * 1024;
+
+/// This client has no handle left.
+pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
+    let client = txn.ctx.client;
+    // An inode that is gone needs no release, so a late one does no harm.
+    if txn.find(ino)?.is_some() {
+        drop_writer(txn, ino, client)?;
+        drop_keeper(txn, ino, client)?;
+    }
+    Ok(MetaReply::Done)
+}
+
+/// Takes the writer's mark of `client` away; whether there was one.
+fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
+    let mark = keys::writer(ino, client);
+    if txn.inode(ino)?.writers == 0 || txn.get(&mark)?.is_none() {
+        return Ok(false);
+    }
+    txn.edit(ino)?.writers -= 1;
+    txn.delete(mark);
+    Ok(true)
+}
+
+fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<()> {
+    let mark = keys::orphan(client, ino);
+    if txn.inode(ino)?.keepers == 0 || txn.get(&mark)?.is_none() {
+        return Ok(());
+    }
+    let inode = txn.edit(ino)?;
+    inode.keepers = inode.keepers.saturating_sub(1);
+    let dead = inode.is_dead();
+    txn.delete(mark);
+    if dead {
+        txn.kill(ino)?;
+    }
+    Ok(())
+}
+
+/// Releases everything of a client that is gone for good. The answers on its slots go
+/// last, so that `Clients` lists it until nothing is left.
+pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcome<MetaReply> {
+    let mut left = EXPIRE_MAX;
+    for key in marks(txn, client, left)? {
+        let Some(Parsed::Writer { ino, .. }) = keys::parse(&key) else { continue };
+        left -= 1;
+        match txn.find(ino)? {
+            Some(_) if drop_writer(txn, ino, client)? => {
+                txn.edit(ino)?.unsettled = true;
+                txn.put(keys::unsettled(ino), vec![1]);
+            }
+            _ => txn.delete(key),
+        }
+    }
+    for key in txn.keys(&keys::of_client(tag::ORPHAN, client), left)? {
+        let Some(Parsed::Orphan { ino, .. }) = keys::parse(&key) else { continue };
+        left -= 1;
+        match txn.find(ino)? {
+            Some(_) => drop_keeper(txn, ino, client)?,
+            None => txn.delete(key),
+        }
+    }
+    if left > 0 {
+        for key in txn.keys(&keys::of_client(tag::REPLY, client), usize::MAX)? {
+            txn.delete(key);
+        }
+    }
+    Ok(MetaReply::Done)
+}
+
+/// The writer's marks of `client`. They lie by inode, so all are looked at: there are as
+/// many as files open for writing.
+fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<Vec<Key>> {
+    let mut found = Vec::new();
+    txn.scan(&[], &[tag::WRITER], &mut |key, _| {
+        if matches!(keys::parse(key), Some(Parsed::Writer { client: c, .. }) if c == client) {
+            if found.len() >= limit {
+                return Ok(ControlFlow::Break(()));
+            }
+            found.push(key.to_vec());
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(found)
+}
+
+/// Clients that keep something here.
+pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
+    let mut found = BTreeSet::new();
+    for tag in [tag::ORPHAN, tag::REPLY] {
+        // From each client found, jump over the rest of what it has.
+        let mut from = Some(vec![tag]);
+        while let Some(start) = from.take() {
+            txn.scan(&start, &[tag], &mut |key, _| {
+                let (Some(Parsed::Orphan { client, .. }) | Some(Parsed::Reply { client, .. })) =
+                    keys::parse(key)
+                else {
+                    return Ok(ControlFlow::Continue(()));
+                };
+                found.insert(client);
+                from = prefix_end(&keys::of_client(tag, client));
+                Ok(ControlFlow::Break(()))
+            })?;
+            if found.len() >= LIST_MAX {
+                break;
+            }
+        }
+    }
+    txn.scan(&[], &[tag::WRITER], &mut |key, _| {
+        if let Some(Parsed::Writer { client, .. }) = keys::parse(key) {
+            found.insert(client);
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(MetaReply::Clients(found.into_iter().take(LIST_MAX).collect()))
+}
+
+fn bound(limit: u32) -> usize {
+    (limit.max(1) as usize).min(LIST_MAX)
+}
+
+/// Inodes that are gone and whose objects on `node` may still lie there.
+pub(crate) fn garbage<S: Store>(
+    txn: &mut Txn<'_, S>,
+    node: NodeId,
+    limit: u32,
+) -> Outcome<MetaReply> {
+    let found = txn.keys(&keys::of_node(tag::GARBAGE, node), bound(limit))?;
+    let ino = |key: &Key| match keys::parse(key) {
+        Some(Parsed::Garbage { ino, .. }) => Some(ino),
+        _ => None,
+    };
+    Ok(MetaReply::Garbage(found.iter().filter_map(ino).collect()))
+}
+
+pub(crate) fn garbage_done<S: Store>(
+    txn: &mut Txn<'_, S>,
+    node: NodeId,
+    inos: &[Ino],
+) -> Outcome<MetaReply> {
+    if inos.len() > LIST_MAX {
+        return Err(Errno::E2BIG.into());
+    }
+    inos.iter().for_each(|ino| txn.delete(keys::garbage(node, *ino)));
+    Ok(MetaReply::Done)
+}
+
+/// Those of `inos` whose bytes may be changing, or whose objects on `node`
+/// wait for their removal.
+pub(crate) fn in_flux<S: Store>(
+    txn: &mut Txn<'_, S>,
+    node: NodeId,
+    inos: &[Ino],
+) -> Outcome<MetaReply> {
+    if inos.len() > READDIR_MAX as usize {
+        return Err(Errno::E2BIG.into());
+    }
+    let mut found = Vec::new();
+    for &ino in inos {
+        let open = txn.find(ino)?.is_some_and(|inode| inode.writers > 0 || inode.unsettled);
+        if open || txn.get(&keys::garbage(node, ino))?.is_some() {
+            found.push(ino);
+        }
+    }
+    Ok(MetaReply::InFlux(found))
+}
+
+/// The nodes that have garbage.
+pub(crate) fn garbage_nodes<S: Store>(state: &State<S>) -> Outcome<BTreeSet<NodeId>> {
+    let mut nodes = BTreeSet::new();
+    let mut from = Some(vec![tag::GARBAGE]);
+    while let Some(start) = from.take() {
+        state.scan(&start, &[tag::GARBAGE], &mut |key, _| {
+            let Some(Parsed::Garbage { node, .. }) = keys::parse(key) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            nodes.insert(node);
+            from = prefix_end(&keys::of_node(tag::GARBAGE, node));
+            Ok(ControlFlow::Break(()))
+        })?;
+    }
+    Ok(nodes)
+}
+
+/// Files whose writer died.
+pub(crate) fn unsettled<S: Store>(txn: &mut Txn<'_, S>, limit: u32) -> Outcome<MetaReply> {
+    let limit = bound(limit).min(READDIR_MAX as usize);
+    let mut attrs = Vec::new();
+    for key in txn.keys(&[tag::UNSETTLED], limit)? {
+        if let Some(Parsed::Unsettled(ino)) = keys::parse(&key)
+            && let Some(inode) = txn.find(ino)?
+        {
+            attrs.push(inode.attr(ino));
+        }
+    }
+    Ok(MetaReply::Unsettled(attrs))
+}
+
+/// What the objects of such a file told.
+pub(crate) fn settle<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    state: Option<&DataState>,
+) -> Outcome<MetaReply> {
+    let now = txn.now();
+    if let Some(state) = state {
+        attr::check_state(state)?;
+    }
+    match txn.find(ino)? {
+        Some(inode) if inode.unsettled => {
+            let inode = txn.edit(ino)?;
+            inode.unsettled = false;
+            if let Some(state) = state {
+                attr::learn(inode, state, now);
+            }
+            txn.delete(keys::unsettled(ino));
+        }
+        // Settled before, or gone: nothing to learn.
+        _ => {}
+    }
+    Ok(MetaReply::Done)
+}

@@ -1,0 +1,110 @@
+//! Exactly once: the last answer of each slot of each client.
+//!
+//! A client has one request under way on a slot. When the answer does not come,
+//! it sends the request again with the same sequence number, maybe on
+//! another connection, maybe to a daemon that has been started anew. The answer to a request
+//! that changed something is stored in the same batch as the change, so either
+//! both are there or neither. (Slots as in NFSv4.1, RFC 8881 section 2.10.6.)
+//!
+//! A request that failed changed nothing, so its answer is kept in
+//! memory only: it serves to refuse a late duplicate on a dying
+//! connection. When the daemon dies, those connections die with it, and a
+//! request sent again after that is executed for the first time.
+
+use crate::Context;
+use crate::error::Outcome;
+use crate::keys;
+use crate::record::{decode_reply, decode_reply_seq};
+use crate::state::State;
+use crate::store::Store;
+use std::collections::HashMap;
+use tatami_wire::meta::MetaResult;
+use tatami_wire::{ClientId, Errno};
+use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+
+/// Slots remembered in memory. Past it, all are forgotten and read again
+/// from the store as they are used.
+const REMEMBERED: usize = 64 * 1024;
+
+/// How the last request on a slot ended.
+#[derive(Clone, Copy, Debug)]
+enum Last {
+    /// With an answer that is in the store.
+    Stored,
+    /// With nothing written: running it again does the same.
+    Harmless,
+    /// With this error, and nothing written.
+    Failed(Errno),
+}
+
+/// Whether to run a request.
+pub(crate) enum Admission {
+    /// It is new.
+    Run,
+    /// It has been run; this was the answer.
+    Replay(MetaResult),
+}
+
+/// What is known of the slots.
+#[derive(Default)]
+pub(crate) struct Sessions {
+    slots: HashMap<(ClientId, u32), (u64, Last), Xxh3DefaultBuilder>,
+}
+
+impl Sessions {
+    /// Decides whether a request that changes something is to be run.
+    ///
+    /// # Errors
+    /// `EPROTO` for a sequence number below the slot's last
+    pub fn admit<S: Store>(&mut self, state: &State<S>, ctx: &Context) -> Outcome<Admission> {
+        let (last, how) = match self.slots.get(&(ctx.client, ctx.slot)) {
+            Some(known) => *known,
+            None => match state.get(&keys::reply(ctx.client, ctx.slot))? {
+                Some(bytes) => (decode_reply_seq(&bytes)?, Last::Stored),
+                None => return Ok(Admission::Run),
+            },
+        };
+        if ctx.seq > last {
+            return Ok(Admission::Run);
+        }
+        if ctx.seq < last {
+            return Err(Errno::EPROTO.into());
+        }
+        Ok(match how {
+            Last::Harmless => Admission::Run,
+            Last::Failed(e) => Admission::Replay(Err(e)),
+            Last::Stored => match state.get(&keys::reply(ctx.client, ctx.slot))? {
+                Some(bytes) => Admission::Replay(Ok(decode_reply(&bytes)?.1)),
+                // The client was expired meanwhile: it may not go on with this id.
+                None => return Err(Errno::EPROTO.into()),
+            },
+        })
+    }
+
+    /// Notes a good answer, which is in the store if the request wrote anything.
+    pub fn done(&mut self, ctx: &Context, wrote: bool) {
+        self.remember(ctx, if wrote { Last::Stored } else { Last::Harmless });
+    }
+
+    /// Notes a failure.
+    pub fn failed(&mut self, ctx: &Context, error: Errno) {
+        self.remember(ctx, Last::Failed(error));
+    }
+
+    /// Forgets what the memory holds, after a commit failed.
+    pub fn clear(&mut self) {
+        self.slots.clear();
+    }
+
+    /// Forgets the slots of a client that is gone.
+    pub fn forget(&mut self, client: ClientId) {
+        self.slots.retain(|(c, _), _| *c != client);
+    }
+
+    fn remember(&mut self, ctx: &Context, last: Last) {
+        if self.slots.len() >= REMEMBERED {
+            self.slots.clear();
+        }
+        self.slots.insert((ctx.client, ctx.slot), (ctx.seq, last));
+    }
+}

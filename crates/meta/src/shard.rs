@@ -1,0 +1,297 @@
+//! One shard: what the daemon calls.
+
+use crate::error::{Failure, OpenError, Outcome};
+use crate::inode::Inode;
+use crate::keys;
+use crate::record::encode_reply;
+use crate::session::{Admission, Sessions};
+use crate::state::State;
+use crate::store::{Store, StoreError};
+use crate::txn::Txn;
+use crate::{attr, check, entry, orphan, rename, xattr};
+use std::collections::BTreeSet;
+use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
+use tatami_wire::{
+    ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
+};
+
+/// What a shard must know of itself.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Which shard it is.
+    pub shard: ShardId,
+    /// The volume it is a part of. The hash that orders names is seeded with it.
+    pub volume: VolumeId,
+    /// Signs capabilities.
+    pub key: VolumeKey,
+}
+
+/// Under which circumstances an operation is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// The moment, by the daemon's clock.
+    pub now: Timestamp,
+    /// Who asks.
+    pub client: ClientId,
+    /// On which of its connections.
+    pub slot: u32,
+    /// Goes up with every request on the slot.
+    pub seq: u64,
+    /// Whether the asking process knows the volume's key or is the superuser on
+    /// the daemon's machine. Housekeeping is for those only.
+    pub trusted: bool,
+}
+
+/// One shard of the namespace. See the crate's page.
+pub struct Meta<S> {
+    state: State<S>,
+    key: VolumeKey,
+    sessions: Sessions,
+    /// Nodes on which objects may have become garbage since the last question.
+    garbage: BTreeSet<NodeId>,
+    trouble: Option<Trouble>,
+}
+
+/// What the operator should know.
+struct Trouble {
+    what: String,
+    /// It is a full disk, and over when there is room again.
+    full: bool,
+}
+
+impl<S: Store> Meta<S> {
+    /// Opens the shard in `store`. In an empty store, shard 0 makes the root
+    /// directory, owned by the superuser, with mode 0755 and the time `now`.
+    ///
+    /// # Errors
+    /// A store of another volume, shard or newer format, a damaged one, and those of the disk.
+    pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
+        let mut state = State::open(store, config.volume, config.shard)?;
+        if config.shard == Ino::ROOT.shard() {
+            make_root(&mut state, now).map_err(|e| match e {
+                Failure::Store(e) => OpenError::Store(*e),
+                Failure::Damaged(e) => OpenError::Damaged(e.0),
+                Failure::Errno(_) => OpenError::Damaged("root directory"),
+            })?;
+        }
+        let garbage = orphan::garbage_nodes(&state).map_err(|e| match e {
+            Failure::Store(e) => OpenError::Store(*e),
+            Failure::Damaged(_) | Failure::Errno(_) => OpenError::Damaged("garbage record"),
+        })?;
+        Ok(Meta { state, key: config.key, sessions: Sessions::default(), garbage, trouble: None })
+    }
+
+    /// Executes one operation. Its effect is visible to the next one at once,
+    /// and lasting after [`Meta::commit`]; until then its answer must not leave the daemon.
+    /// An operation that fails has no effect. `MetaOp::Sync` changes nothing here: the daemon
+    /// calls [`Meta::sync`] before it sends the answer, once for all that asked.
+    ///
+    /// # Errors
+    /// Those of POSIX for the operation. Besides: `ESTALE` for an inode that is
+    /// gone or of another shard, `EPERM` for housekeeping by strangers, `EPROTO` for a sequence
+    /// number that is past, `ENOSPC` when the disk is (nearly) full, `EIO` when the
+    /// store fails or has failed (see [`Meta::trouble`]).
+    pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> MetaResult {
+        if !cred.is_valid() {
+            return Err(Errno::EINVAL);
+        }
+        if op.is_housekeeping() && !ctx.trusted {
+            return Err(Errno::EPERM);
+        }
+        if !op.is_mutation() {
+            let mut txn = Txn::new(&mut self.state, ctx, cred);
+            let result = execute(&mut txn, &self.key, op);
+            debug_assert!(!txn.wrote(), "a reading operation wrote");
+            drop(txn);
+            return result.map_err(|e| self.note(&e));
+        }
+        match self.mutate(ctx, cred, op) {
+            Ok(result) => result,
+            Err(e) => {
+                let errno = self.note(&e);
+                if errno != Errno::EPROTO {
+                    self.sessions.failed(ctx, errno);
+                }
+                Err(errno)
+            }
+        }
+    }
+
+    fn mutate(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
+        if let Admission::Replay(answer) = self.sessions.admit(&self.state, ctx)? {
+            return Ok(answer);
+        }
+        if self.state.is_poisoned() {
+            return Err(Errno::EIO.into());
+        }
+        let mut txn = Txn::new(&mut self.state, ctx, cred);
+        let reply = execute(&mut txn, &self.key, op)?;
+        let wrote = txn.wrote();
+        if wrote {
+            txn.put(keys::reply(ctx.client, ctx.slot), encode_reply(ctx.seq, &reply)?);
+        }
+        self.garbage.extend(txn.finish());
+        if let MetaOp::ExpireClient { client } = op {
+            self.sessions.forget(*client);
+        }
+        self.sessions.done(ctx, wrote);
+        Ok(Ok(reply))
+    }
+
+    /// Makes all operations applied so far survive the death of the process,
+    /// with one write.
+    ///
+    /// # Errors
+    /// All operations applied since the last commit are undone, those that read have read what is
+    /// undone: none of their answers may be sent; tell the callers
+    /// [`StoreError::errno`]. After [`StoreError::Full`] the shard goes on; after any other
+    /// error it refuses all changes with `EIO`.
+    pub fn commit(&mut self) -> Result<(), StoreError> {
+        let room = self.state.knows_room();
+        let result = self.state.commit();
+        match &result {
+            Ok(()) if room => drop(self.trouble.take_if(|trouble| trouble.full)),
+            Ok(()) => {}
+            Err(e) => {
+                self.sessions.clear();
+                self.note_store(e);
+            }
+        }
+        result
+    }
+
+    /// Whether something waits for a [`Meta::commit`].
+    pub fn is_dirty(&self) -> bool {
+        self.state.is_dirty()
+    }
+
+    /// Commits, and makes everything survive a power cut.
+    ///
+    /// # Errors
+    /// As [`Meta::commit`]. After a failed fsync the shard refuses all changes.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        self.commit()?;
+        let result = self.state.sync();
+        if let Err(e) = &result {
+            self.note_store(e);
+        }
+        result
+    }
+
+    /// Number of inodes in use.
+    pub fn inodes(&self) -> u64 {
+        self.state.inodes()
+    }
+
+    /// What is wrong with the shard, for `status`: the failure of the store, a
+    /// damaged record, or a full disk until there is room again. `None` while all is well.
+    pub fn trouble(&self) -> Option<&str> {
+        self.trouble.as_ref().map(|trouble| trouble.what.as_str())
+    }
+
+    /// Whether a failure of the store made the shard refuse changes for good.
+    pub fn is_poisoned(&self) -> bool {
+        self.state.is_poisoned()
+    }
+
+    /// Whether the disk has room for more, as of the last look.
+    pub fn has_room(&mut self) -> bool {
+        self.state.has_room()
+    }
+
+    /// The nodes on which objects may have become garbage since the last call (after
+    /// opening: on which there is garbage). Their housekeeping is worth a nudge after the next
+    /// commit.
+    pub fn take_garbage_nodes(&mut self) -> Vec<NodeId> {
+        std::mem::take(&mut self.garbage).into_iter().collect()
+    }
+
+    /// Closes the shard, without a commit, and hands the store back.
+    pub fn into_store(self) -> S {
+        self.state.store
+    }
+
+    /// The store, to look at or to make fail in a test.
+    pub fn store_mut(&mut self) -> &mut S {
+        &mut self.state.store
+    }
+
+    fn note(&mut self, failure: &Failure) -> Errno {
+        if let Some(what) = failure.trouble() {
+            self.trouble = Some(Trouble { what, full: failure.is_full() });
+        }
+        failure.errno()
+    }
+
+    fn note_store(&mut self, e: &StoreError) {
+        // The first failure is the cause, later ones say that there was one.
+        let later = matches!(e, StoreError::Poisoned { .. });
+        if !later || self.trouble.as_ref().is_none_or(|trouble| trouble.full) {
+            let full = matches!(e, StoreError::Full { .. });
+            self.trouble = Some(Trouble { what: e.to_string(), full });
+        }
+    }
+}
+
+fn make_root<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<()> {
+    if state.inode(Ino::ROOT)?.is_some() {
+        return Ok(());
+    }
+    if state.inodes() > 0 {
+        return Err(Errno::EIO.into());
+    }
+    let mut root = Inode::new(Kind::Dir, 0o755, 0, 0, now);
+    root.nlink = 2;
+    root.parent = Ino::ROOT;
+    state.put_inode(Ino::ROOT, root);
+    state.count_inodes(1);
+    state.commit()?;
+    state.sync()?;
+    Ok(())
+}
+
+fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<MetaReply> {
+    match op {
+        MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
+        MetaOp::GetAttr { ino } => attr::get(txn, *ino),
+        MetaOp::SetAttr { ino, set } => attr::set(txn, *ino, set),
+        MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
+            let new = entry::New { node, mode: *mode, umask: *umask };
+            entry::create(txn, key, *parent, name, &new, *exclusive, *open)
+        }
+        MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
+            entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
+        }
+        MetaOp::Open { ino, access } => attr::open(txn, key, *ino, *access),
+        MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
+        // The daemon syncs once for all that ask; the answer is the same.
+        MetaOp::Sync => Ok(MetaReply::Done),
+        MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
+        MetaOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
+        MetaOp::Rename { parent, name, new_parent, new_name, mode, keep } => {
+            let from = rename::Place { dir: *parent, name };
+            let to = rename::Place { dir: *new_parent, name: new_name };
+            rename::rename(txn, from, to, *mode, *keep)
+        }
+        MetaOp::Link { ino, parent, name } => entry::link(txn, *ino, *parent, name),
+        MetaOp::Readlink { ino } => attr::readlink(txn, *ino),
+        MetaOp::ReadDir { dir, after, limit, plus } => {
+            entry::read_dir(txn, *dir, *after, *limit, *plus)
+        }
+        MetaOp::GetXattr { ino, name } => xattr::get(txn, *ino, name),
+        MetaOp::SetXattr { ino, name, value, mode } => xattr::set(txn, *ino, name, value, *mode),
+        MetaOp::ListXattr { ino } => xattr::list(txn, *ino),
+        MetaOp::RemoveXattr { ino, name } => xattr::remove(txn, *ino, name),
+        MetaOp::Release { ino } => orphan::release(txn, *ino),
+        MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: txn.state.inodes() }),
+        MetaOp::Garbage { node, limit } => orphan::garbage(txn, *node, *limit),
+        MetaOp::GarbageDone { node, inos } => orphan::garbage_done(txn, *node, inos),
+        MetaOp::ExpireClient { client } => orphan::expire(txn, *client),
+        MetaOp::Clients => orphan::clients(txn),
+        MetaOp::Unsettled { limit } => orphan::unsettled(txn, *limit),
+        MetaOp::Settle { ino, state } => orphan::settle(txn, *ino, state.as_ref()),
+        MetaOp::ScanInodes { after, limit } => attr::scan(txn, *after, *limit),
+        MetaOp::Check { after, limit, repair } => check::check(txn, *after, *limit, *repair),
+        MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
+    }
+}

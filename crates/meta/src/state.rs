@@ -1,0 +1,376 @@
+//! The records of one shard: what the store holds, under what was written
+//! since the last commit.
+//!
+//! Operations write into an overlay. A commit turns the overlay into one
+//! atomic batch, so that many operations share one journal write. When the
+//! store refuses the batch, overlay and cache are thrown away and the state is
+//! what it was after the last good commit.
+
+use crate::cache::Cache;
+use crate::error::{OpenError, Outcome};
+use crate::inode::Inode;
+use crate::keys::{self, Key};
+use crate::record::Shard;
+use crate::store::{Change, Store, StoreError};
+use std::collections::BTreeMap;
+use std::ops::{Bound, ControlFlow};
+use std::sync::Arc;
+use tatami_wire::{Errno, Ino, ShardId, VolumeId};
+
+/// Inode numbers reserved at a time. A number is given out only after the
+/// reservation has been synced, so that no power cut makes us give it out
+/// twice: objects of the lost file may still lie on some node.
+const STRIDE: u64 = 1 << 16;
+/// Highest number within a shard.
+const LOCAL_MAX: u64 = (1 << 48) - 1;
+
+/// What a scan calls; it may fail and stop the scan with that.
+pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> + 'a;
+
+/// See the module.
+pub(crate) struct State<S> {
+    pub store: S,
+    overlay: BTreeMap<Key, Option<Vec<u8>>>,
+    inode_cache: Cache<Ino, Arc<Inode>>,
+    /// Entry records by key, and keys where there is none.
+    entry_cache: Cache<Key, Option<Vec<u8>>>,
+    shard: Shard,
+    /// `shard.inodes` as of the last commit.
+    committed_inodes: u64,
+    next: u64,
+    /// The store said since the last commit that it has room.
+    room: bool,
+    poisoned: bool,
+}
+
+impl<S: Store> State<S> {
+    /// Reads the shard record, or makes it in an empty store.
+    pub fn open(store: S, volume: VolumeId, wanted: ShardId) -> Result<State<S>, OpenError> {
+        let shard = match store.get(&keys::shard())? {
+            Some(bytes) => Shard::decode(&bytes)?,
+            None => {
+                let mut used = false;
+                store.scan(&[], &[], &mut |_, _| {
+                    used = true;
+                    ControlFlow::Break(())
+                })?;
+                if used {
+                    return Err(OpenError::Damaged("shard record"));
+                }
+                let seed = xxhash_rust::xxh3::xxh3_64(&volume.0);
+                // Number 1 of shard 0 is the root.
+                Shard { volume, shard: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
+            }
+        };
+        if shard.volume != volume {
+            return Err(OpenError::Volume { found: shard.volume, wanted: volume });
+        }
+        if shard.shard != wanted {
+            return Err(OpenError::Shard { found: shard.shard, wanted });
+        }
+        Ok(State {
+            store,
+            overlay: BTreeMap::new(),
+            inode_cache: Cache::default(),
+            entry_cache: Cache::default(),
+            next: shard.reserved,
+            committed_inodes: shard.inodes,
+            shard,
+            room: false,
+            poisoned: false,
+        })
+    }
+
+    pub fn shard(&self) -> ShardId {
+        self.shard.shard
+    }
+
+    pub fn seed(&self) -> u64 {
+        self.shard.seed
+    }
+
+    pub fn inodes(&self) -> u64 {
+        self.shard.inodes
+    }
+
+    /// Corrects the number of inodes by `delta`.
+    pub fn count_inodes(&mut self, delta: i64) {
+        self.shard.inodes = self.shard.inodes.saturating_add_signed(delta);
+    }
+
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
+    /// Whether there is room for more. A yes of the store counts for a batch, a no is asked again.
+    pub fn has_room(&mut self) -> bool {
+        self.room = self.room || self.store.has_room();
+        self.room
+    }
+
+    /// Whether the store said since the last commit that it has room.
+    pub fn knows_room(&self) -> bool {
+        self.room
+    }
+
+    /// A fresh inode number.
+    pub fn allocate(&mut self) -> Outcome<Ino> {
+        if self.next >= self.shard.reserved {
+            let reserved = self.shard.reserved + STRIDE;
+            if reserved > LOCAL_MAX {
+                return Err(Errno::ENOSPC.into());
+            }
+            let record = Shard { reserved, inodes: self.committed_inodes, ..self.shard }.encode();
+            // Apart from the overlay: it must be on disk before the number is used.
+            self.with_store(|store| store.commit(&[(keys::shard(), Some(record))]))?;
+            self.with_store(S::sync)?;
+            self.shard.reserved = reserved;
+        }
+        let ino = Ino::new(self.shard.shard, self.next);
+        self.next += 1;
+        Ok(ino)
+    }
+
+    pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.overlay.get(key) {
+            Some(value) => Ok(value.clone()),
+            None => self.store.get(key),
+        }
+    }
+
+    pub fn put(&mut self, key: Key, value: Option<Vec<u8>>) {
+        if key.first() == Some(&keys::tag::ENTRY) {
+            self.entry_cache.put(key.clone(), value.clone());
+        }
+        self.overlay.insert(key, value);
+    }
+
+    /// The entry record at `key`, from the cache or the records.
+    pub fn entry(&mut self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
+        if let Some(value) = self.entry_cache.get(key) {
+            return Ok(value);
+        }
+        let value = self.get(key)?;
+        self.entry_cache.put(key.clone(), value.clone());
+        Ok(value)
+    }
+
+    /// The inode, from the cache or the records.
+    pub fn inode(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+        if let Some(inode) = self.inode_cache.get(&ino) {
+            return Ok(Some(inode));
+        }
+        let Some(bytes) = self.get(&keys::inode(ino))? else { return Ok(None) };
+        let inode = Arc::new(Inode::decode(&bytes)?);
+        self.inode_cache.put(ino, inode.clone());
+        Ok(Some(inode))
+    }
+
+    pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
+        self.put(keys::inode(ino), Some(inode.encode()));
+        self.inode_cache.put(ino, Arc::new(inode));
+    }
+
+    pub fn delete_inode(&mut self, ino: Ino) {
+        self.put(keys::inode(ino), None);
+        self.inode_cache.remove(&ino);
+    }
+
+    /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in order.
+    pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
+        let start = from.max(prefix);
+        let bounds = (Bound::Included(start), Bound::Unbounded);
+        let mut over = self
+            .overlay
+            .range::<[u8], _>(bounds)
+            .take_while(|(k, _)| k.starts_with(prefix))
+            .peekable();
+        let mut result = Ok(ControlFlow::Continue(()));
+        self.store.scan(start, prefix, &mut |key, value| {
+            while let Some((k, v)) = over.next_if(|(k, _)| k.as_slice() < key) {
+                if let Some(v) = v {
+                    result = visit(k, v);
+                    if !matches!(result, Ok(ControlFlow::Continue(()))) {
+                        return ControlFlow::Break(());
+                    }
+                }
+            }
+            result = match over.next_if(|(k, _)| k.as_slice() == key) {
+                Some((_, Some(v))) => visit(key, v),
+                Some((_, None)) => return ControlFlow::Continue(()),
+                None => visit(key, value),
+            };
+            match result {
+                Ok(ControlFlow::Continue(())) => ControlFlow::Continue(()),
+                _ => ControlFlow::Break(()),
+            }
+        })?;
+        if result?.is_break() {
+            return Ok(());
+        }
+        for (k, v) in over {
+            if let Some(v) = v
+                && visit(k, v)?.is_break()
+            {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is something to commit.
+    pub fn is_dirty(&self) -> bool {
+        !self.overlay.is_empty() || self.shard.inodes != self.committed_inodes
+    }
+
+    /// Writes the overlay as one batch.
+    pub fn commit(&mut self) -> Result<(), StoreError> {
+        self.room = false;
+        if !self.is_dirty() {
+            return Ok(());
+        }
+        if self.shard.inodes != self.committed_inodes {
+            self.overlay.insert(keys::shard(), Some(self.shard.encode()));
+        }
+        let batch: Vec<Change> = std::mem::take(&mut self.overlay).into_iter().collect();
+        match self.with_store(|store| store.commit(&batch)) {
+            Ok(()) => {
+                self.committed_inodes = self.shard.inodes;
+                Ok(())
+            }
+            Err(e) => {
+                self.inode_cache.clear();
+                self.entry_cache.clear();
+                self.shard.inodes = self.committed_inodes;
+                Err(e)
+            }
+        }
+    }
+
+    /// Makes everything committed survive a power cut.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        self.with_store(S::sync)
+    }
+
+    fn with_store(
+        &mut self,
+        write: impl FnOnce(&mut S) -> Result<(), StoreError>,
+    ) -> Result<(), StoreError> {
+        write(&mut self.store).inspect_err(|e| {
+            self.poisoned |= !matches!(e, StoreError::Full { .. });
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::{FaultyStore, MemoryStore};
+    use proptest::prelude::*;
+
+    const VOLUME: VolumeId = VolumeId([1; 16]);
+
+    fn scan(state: &State<MemoryStore>, from: &[u8], prefix: &[u8], limit: usize) -> Vec<Vec<u8>> {
+        let mut found = Vec::new();
+        state
+            .scan(from, prefix, &mut |k, v| {
+                found.push([k, v].concat());
+                Ok(if found.len() >= limit {
+                    ControlFlow::Break(())
+                } else {
+                    ControlFlow::Continue(())
+                })
+            })
+            .expect("memory does not fail");
+        found
+    }
+
+    proptest! {
+        /// Overlay over store reads as one map that has both.
+        #[test]
+        fn a_scan_sees_one_map(
+            below in proptest::collection::btree_map(proptest::collection::vec(0u8..4, 1..4), any::<u8>(), 0..20),
+            above in proptest::collection::btree_map(proptest::collection::vec(0u8..4, 1..4), any::<Option<u8>>(), 0..20),
+            from in proptest::collection::vec(0u8..4, 0..3),
+            prefix in proptest::collection::vec(0u8..4, 0..2),
+            limit in 1usize..6,
+        ) {
+            let mut state = State::open(MemoryStore::new(), VOLUME, ShardId(0)).expect("opens");
+            let mut both: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
+            for (k, v) in &below {
+                state.store.change(&(k.clone(), Some(vec![*v])));
+                both.insert(k.clone(), vec![*v]);
+            }
+            for (k, v) in &above {
+                state.put(k.clone(), v.map(|v| vec![v]));
+                match v {
+                    Some(v) => both.insert(k.clone(), vec![*v]),
+                    None => both.remove(k),
+                };
+            }
+            let expected: Vec<_> = both.iter()
+                .filter(|(k, _)| k.starts_with(&prefix) && **k >= from)
+                .map(|(k, v)| [k.as_slice(), v].concat())
+                .take(limit)
+                .collect();
+            prop_assert_eq!(scan(&state, &from, &prefix, limit), expected);
+            for k in below.keys().chain(above.keys()) {
+                prop_assert_eq!(state.get(k).expect("get"), both.get(k).cloned());
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_not_given_out_twice_after_a_power_cut() {
+        let mut state = State::open(FaultyStore::new(), VOLUME, ShardId(0)).expect("opens");
+        let first: Vec<_> = (0..10).map(|_| state.allocate().expect("number")).collect();
+        state.store.power_cut(0);
+        let mut state = State::open(state.store, VOLUME, ShardId(0)).expect("opens");
+        let next = state.allocate().expect("number");
+        assert!(!first.contains(&next));
+        assert_eq!(first[0], Ino(2));
+    }
+
+    #[test]
+    fn a_full_store_takes_back_what_was_not_committed() {
+        let mut state = State::open(FaultyStore::new(), VOLUME, ShardId(0)).expect("opens");
+        state.put(b"k1".to_vec(), Some(vec![1]));
+        state.count_inodes(1);
+        state.commit().expect("commit");
+        state.put(b"k2".to_vec(), Some(vec![2]));
+        state.count_inodes(1);
+        state.store.fail_commit(0, crate::store::faulty::Fault::Full);
+        assert!(matches!(state.commit(), Err(StoreError::Full { .. })));
+        assert_eq!((state.get(b"k2").expect("get"), state.inodes()), (None, 1));
+        assert!(!state.is_poisoned());
+        state.store.fail_commit(0, crate::store::faulty::Fault::Io);
+        state.put(b"k3".to_vec(), Some(vec![3]));
+        assert!(state.commit().is_err());
+        assert!(state.is_poisoned());
+    }
+
+    #[test]
+    fn a_store_of_another_volume_or_shard_is_refused() {
+        let open = |volume, shard, store| State::open(store, volume, shard);
+        let mut state = open(VOLUME, ShardId(0), MemoryStore::new()).expect("opens");
+        state.allocate().expect("writes the shard record");
+        let store = state.store;
+        assert!(matches!(
+            open(VolumeId([2; 16]), ShardId(0), store.clone()),
+            Err(OpenError::Volume { .. })
+        ));
+        assert!(matches!(open(VOLUME, ShardId(1), store.clone()), Err(OpenError::Shard { .. })));
+        let mut newer = store.clone();
+        let mut record = newer.get(b"S").expect("get").expect("there");
+        record[8] = 2;
+        newer.change(&(b"S".to_vec(), Some(record)));
+        assert!(matches!(
+            open(VOLUME, ShardId(0), newer),
+            Err(OpenError::Newer { found: 2, known: 1 })
+        ));
+        let mut headless = store;
+        headless.change(&(b"S".to_vec(), None));
+        headless.change(&(b"I00000000".to_vec(), Some(vec![1])));
+        assert!(matches!(open(VOLUME, ShardId(0), headless), Err(OpenError::Damaged(_))));
+    }
+}

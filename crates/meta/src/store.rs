@@ -1,0 +1,131 @@
+//! The ordered key-value store under the namespace.
+//!
+//! The trait is small on purpose: a map in memory serves the simulator and the
+//! tests, and one store can be exchanged for another when a measurement says
+//! so. Keys and values are bytes; keys are ordered bytewise.
+
+use std::ops::ControlFlow;
+
+pub mod faulty;
+pub mod fjall;
+mod journal;
+pub mod memory;
+
+pub use self::faulty::FaultyStore;
+pub use self::fjall::FjallStore;
+pub use self::memory::MemoryStore;
+
+/// One change: a key, and the value to put there or `None` to delete it.
+pub type Change = (Vec<u8>, Option<Vec<u8>>);
+
+/// Longest key we make, in bytes: an entry or attribute key with the longest name.
+pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
+
+/// What visits a pair during a scan and says whether to go on.
+pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
+
+/// An ordered map from bytes to bytes with atomic batches.
+pub trait Store {
+    /// The value at `key`, as of the last commit.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in
+    /// key order, until it breaks.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError>;
+
+    /// Makes all changes or none. When it returns, they survive the death of
+    /// the process; what survives a power cut is told by [`Store::sync`]. The
+    /// keys of a batch are distinct and in order.
+    ///
+    /// # Errors
+    /// After [`StoreError::Full`] nothing has been written and the store goes on
+    /// working. After any other error it is not known what was
+    /// written: the store refuses all further commits with
+    /// [`StoreError::Poisoned`] until it is opened again.
+    fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError>;
+
+    /// Makes everything committed survive a power cut. When a power cut comes
+    /// first, a prefix of the commits survives, none in part.
+    ///
+    /// # Errors
+    /// Any error poisons the store: after a failed fsync nobody knows what the
+    /// disk holds. (Rebello et al., USENIX ATC 2020.)
+    fn sync(&mut self) -> Result<(), StoreError>;
+
+    /// Whether the disk has room for more records with some to spare. When it
+    /// has not, the namespace refuses what would make it grow and still
+    /// accepts removals.
+    fn has_room(&mut self) -> bool {
+        true
+    }
+}
+
+/// Why the store could not do as told.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum StoreError {
+    #[error("{path}: {op}: {source}")]
+    Io { path: String, op: &'static str, source: std::io::Error },
+    #[error("{path}: the disk is full: remove files or add space, then try again")]
+    Full { path: String },
+    #[error(
+        "{path}: {op} failed before, so it is not known what the disk holds: \
+         stop the daemon, check the disk, and start it again"
+    )]
+    Poisoned { path: String, op: &'static str },
+    #[error("{path}: another process has the store open: stop the other daemon first")]
+    Locked { path: String },
+    #[error(
+        "{path}: this is not a store that this version of tatami can read ({what}): \
+         use the version that wrote it"
+    )]
+    Format { path: String, what: String },
+    #[error("{path}: the store is damaged ({what}): restore it, or run `tatami fsck` on a copy")]
+    Damaged { path: String, what: String },
+}
+
+impl StoreError {
+    /// The error number for the caller of an operation.
+    pub fn errno(&self) -> tatami_wire::Errno {
+        match self {
+            StoreError::Full { .. } => tatami_wire::Errno::ENOSPC,
+            _ => tatami_wire::Errno::EIO,
+        }
+    }
+}
+
+/// The smallest key above all keys that start with `prefix`, or `None` when
+/// there is none (the prefix is empty or all ones).
+pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|b| *b != 0xff)?;
+    let mut end = prefix[..=last].to_vec();
+    end[last] += 1;
+    Some(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_prefix_is_the_next_key_outside_of_it() {
+        assert_eq!(prefix_end(b"ab"), Some(b"ac".to_vec()));
+        assert_eq!(prefix_end(&[7, 0xff]), Some(vec![8]));
+        assert_eq!(prefix_end(&[0xff, 0xff]), None);
+        assert_eq!(prefix_end(&[]), None);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_apart() {
+        let full = StoreError::Full { path: "x".into() };
+        assert_eq!(full.errno(), tatami_wire::Errno::ENOSPC);
+        let poisoned = StoreError::Poisoned { path: "x".into(), op: "sync" };
+        assert_eq!(poisoned.errno(), tatami_wire::Errno::EIO);
+    }
+}

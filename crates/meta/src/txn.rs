@@ -1,0 +1,308 @@
+//! One operation on the records: all of its writes or none.
+//!
+//! An operation reads through its own writes and hands them to the state
+//! when it has succeeded. Whatever touches more than one inode goes through the
+//! functions at the end of this file, so that there is one place where an
+//! operation that spans shards becomes a transaction.
+
+use crate::Context;
+use crate::error::Outcome;
+use crate::inode::{Inode, LINK_MAX};
+use crate::keys::{self, Key, tag};
+use crate::record::Entry;
+use crate::state::{State, Visit};
+use crate::store::{Change, Store, StoreError};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use tatami_wire::{Cred, Errno, Ino, NodeId, Timestamp};
+
+/// See the module.
+pub(crate) struct Txn<'a, S> {
+    pub state: &'a mut State<S>,
+    pub ctx: &'a Context,
+    pub cred: &'a Cred,
+    inodes: Vec<(Ino, Option<Inode>)>,
+    writes: Vec<Change>,
+    inode_delta: i64,
+    garbage: Vec<NodeId>,
+}
+
+impl<'a, S: Store> Txn<'a, S> {
+    pub fn new(state: &'a mut State<S>, ctx: &'a Context, cred: &'a Cred) -> Txn<'a, S> {
+        Txn {
+            state,
+            ctx,
+            cred,
+            inodes: Vec::new(),
+            writes: Vec::new(),
+            inode_delta: 0,
+            garbage: Vec::new(),
+        }
+    }
+
+    /// Whether anything is to be written.
+    pub fn wrote(&self) -> bool {
+        !(self.inodes.is_empty() && self.writes.is_empty() && self.inode_delta == 0)
+    }
+
+    /// Hands the writes to the state. Returns the nodes on which objects
+    /// have become garbage.
+    pub fn finish(self) -> Vec<NodeId> {
+        for (ino, inode) in self.inodes {
+            match inode {
+                Some(inode) => self.state.put_inode(ino, inode),
+                None => self.state.delete_inode(ino),
+            }
+        }
+        for (key, value) in self.writes {
+            self.state.put(key, value);
+        }
+        self.state.count_inodes(self.inode_delta);
+        self.garbage
+    }
+
+    /// The moment of the operation.
+    pub fn now(&self) -> Timestamp {
+        self.ctx.now
+    }
+
+    /// The inode; `None` where there is none of this number.
+    ///
+    /// # Errors
+    /// `ESTALE` for a number of another shard
+    pub fn find(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+        if ino.shard() != self.state.shard() {
+            return Err(Errno::ESTALE.into());
+        }
+        match self.inodes.iter().find(|(i, _)| *i == ino) {
+            Some((_, inode)) => Ok(inode.clone().map(Arc::new)),
+            None => self.state.inode(ino),
+        }
+    }
+
+    /// The inode.
+    ///
+    /// # Errors
+    /// `ESTALE` where there is none: it was removed while the caller knew its number
+    pub fn inode(&mut self, ino: Ino) -> Outcome<Arc<Inode>> {
+        self.find(ino)?.ok_or_else(|| Errno::ESTALE.into())
+    }
+
+    /// The inode, to be changed.
+    ///
+    /// # Errors
+    /// As [`Txn::inode`]
+    pub fn edit(&mut self, ino: Ino) -> Outcome<&mut Inode> {
+        let at = match self.inodes.iter().position(|(i, _)| *i == ino) {
+            Some(at) => at,
+            None => {
+                let mut inode = Arc::unwrap_or_clone(self.inode(ino)?);
+                inode.version += 1;
+                self.inodes.push((ino, Some(inode)));
+                self.inodes.len() - 1
+            }
+        };
+        self.inodes[at].1.as_mut().ok_or_else(|| Errno::ESTALE.into())
+    }
+
+    /// Adds a new inode.
+    pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
+        self.inode_delta += 1;
+        self.inodes.push((ino, Some(inode)));
+    }
+
+    /// Deletes an inode record that does not read. What lies beside it
+    /// is found by the next check.
+    pub fn drop_damaged(&mut self, ino: Ino) {
+        self.inodes.push((ino, None));
+        self.inode_delta -= 1;
+    }
+
+    /// Corrects the shard's number of inodes.
+    pub fn correct_count(&mut self, delta: i64) {
+        self.inode_delta += delta;
+    }
+
+    /// The value at `key`.
+    pub fn get(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
+        match self.written(key) {
+            Some(value) => Ok(value.clone()),
+            None => Ok(self.state.get(key)?),
+        }
+    }
+
+    /// What this operation has written at `key`, if it has.
+    fn written(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
+        self.writes.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value)
+    }
+
+    pub fn put(&mut self, key: Key, value: Vec<u8>) {
+        self.writes.push((key, Some(value)));
+    }
+
+    pub fn delete(&mut self, key: Key) {
+        self.writes.push((key, None));
+    }
+
+    /// Visits the pairs from `from` under `prefix`, without this operation's own writes.
+    pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
+        self.state.scan(from, prefix, visit)
+    }
+
+    /// The keys under `prefix`, at most `limit`, without this operation's own writes.
+    pub fn keys(&self, prefix: &[u8], limit: usize) -> Outcome<Vec<Key>> {
+        let mut found = Vec::new();
+        self.scan(prefix, prefix, &mut |key, _| {
+            if found.len() >= limit {
+                return Ok(ControlFlow::Break(()));
+            }
+            found.push(key.to_vec());
+            Ok(ControlFlow::Continue(()))
+        })?;
+        Ok(found)
+    }
+
+    /// The key of entry `name` of `dir`.
+    pub fn entry_key(&self, dir: Ino, name: &[u8]) -> Key {
+        keys::entry(dir, keys::name_hash(self.state.seed(), name), name)
+    }
+
+    /// The entry `name` of `dir`.
+    pub fn entry(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
+        let key = self.entry_key(dir, name);
+        let value = match self.written(&key) {
+            Some(value) => value.clone(),
+            None => self.state.entry(&key)?,
+        };
+        Ok(value.map(|v| Entry::decode(&v)).transpose()?)
+    }
+
+    /// Fails with `ENOSPC` where the disk has no room for more records.
+    pub fn need_room(&mut self) -> Outcome<()> {
+        if self.state.has_room() {
+            return Ok(());
+        }
+        Err(StoreError::Full { path: "metadata".into() }.into())
+    }
+
+    // What touches more than one inode.
+
+    /// Adds the entry `name` of `dir`, which leads to `child`: the entry, the
+    /// directory's counts and times, the link count and parent of the child.
+    /// There must be no such entry yet.
+    ///
+    /// # Errors
+    /// `EMLINK`
+    pub fn attach(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Outcome<()> {
+        let now = self.now();
+        let child = self.edit(ino)?;
+        let is_dir = child.is_dir();
+        let kind = child.kind;
+        if is_dir {
+            child.nlink = 2 + child.nlink.saturating_sub(2);
+            child.parent = dir;
+        } else {
+            if child.nlink >= LINK_MAX {
+                return Err(Errno::EMLINK.into());
+            }
+            child.nlink += 1;
+        }
+        child.ctime = child.ctime.moved_to(now);
+        let parent = self.edit(dir)?;
+        if is_dir {
+            if parent.nlink >= LINK_MAX {
+                return Err(Errno::EMLINK.into());
+            }
+            parent.nlink += 1;
+        }
+        parent.size += 1;
+        parent.ctime = parent.ctime.moved_to(now);
+        parent.mtime = parent.ctime;
+        let key = self.entry_key(dir, name);
+        self.put(key, Entry { ino, kind }.encode());
+        Ok(())
+    }
+
+    /// Takes the entry `name` of `dir`, which leads to `ino`, away: the
+    /// inverse of [`Txn::attach`]. The inode may be left without a name.
+    pub fn detach(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Outcome<()> {
+        let now = self.now();
+        let child = self.edit(ino)?;
+        let is_dir = child.is_dir();
+        if !is_dir {
+            child.nlink = child.nlink.saturating_sub(1);
+        }
+        child.ctime = child.ctime.moved_to(now);
+        let parent = self.edit(dir)?;
+        if is_dir {
+            parent.nlink = parent.nlink.saturating_sub(1);
+        }
+        parent.size = parent.size.saturating_sub(1);
+        parent.ctime = parent.ctime.moved_to(now);
+        parent.mtime = parent.ctime;
+        let key = self.entry_key(dir, name);
+        self.delete(key);
+        Ok(())
+    }
+
+    /// After the last name is gone (and for a directory: after it was removed):
+    /// the inode stays if this client wants to keep it or others do, else it goes.
+    /// Returns whether it has no name left.
+    pub fn settle(&mut self, ino: Ino, keep: bool) -> Outcome<bool> {
+        let client = self.ctx.client;
+        let inode = self.inode(ino)?;
+        if inode.nlink > 0 {
+            return Ok(false);
+        }
+        if keep {
+            self.keep(ino, client)?;
+        } else if inode.is_dead() {
+            self.kill(ino)?;
+        }
+        Ok(true)
+    }
+
+    /// Notes that `client` has handles on an inode that may lose, or has no, name.
+    pub fn keep(&mut self, ino: Ino, client: tatami_wire::ClientId) -> Outcome<()> {
+        let key = keys::orphan(client, ino);
+        if self.inode(ino)?.keepers == 0 || self.get(&key)?.is_none() {
+            self.edit(ino)?.keepers += 1;
+            self.put(key, vec![1]);
+        }
+        Ok(())
+    }
+
+    /// Removes an inode and everything that hangs on it. Its objects become garbage.
+    pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
+        let inode = self.inode(ino)?;
+        if inode.xattr_list > 0 {
+            self.delete_under(&keys::of_ino(tag::XATTR, ino))?;
+        }
+        if inode.writers > 0 {
+            self.delete_under(&keys::of_ino(tag::WRITER, ino))?;
+        }
+        if inode.unsettled {
+            self.delete(keys::unsettled(ino));
+        }
+        if inode.touched {
+            for (node, _) in inode.layout.pieces() {
+                self.put(keys::garbage(node, ino), vec![1]);
+                self.garbage.push(node);
+            }
+        }
+        match self.inodes.iter_mut().find(|(i, _)| *i == ino) {
+            Some((_, changed)) => *changed = None,
+            None => self.inodes.push((ino, None)),
+        }
+        self.inode_delta -= 1;
+        Ok(())
+    }
+
+    fn delete_under(&mut self, prefix: &[u8]) -> Outcome<()> {
+        // Bounded: attribute names of an inode fit a listing, and writers are clients.
+        let old = self.keys(prefix, usize::MAX)?;
+        self.writes.retain(|(key, _)| !key.starts_with(prefix));
+        old.into_iter().for_each(|key| self.delete(key));
+        Ok(())
+    }
+}

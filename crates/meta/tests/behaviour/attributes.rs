@@ -1,0 +1,229 @@
+//! Changing attributes, opening and closing files.
+
+use crate::harness::*;
+use tatami_wire::meta::{DataState, MetaOp, MetaReply, NewNode};
+use tatami_wire::{Access, Attr, Errno, Ino, SetAttr, SetTime, Timestamp};
+
+fn owned_by(s: &mut Shard, n: &str, uid: u32, gid: u32, mode: u16) -> Ino {
+    s.as_root();
+    let ino = s.file(ROOT, n).ino;
+    s.chown(ino, Some(uid), Some(gid)).expect("chown");
+    s.chmod(ino, mode).expect("chmod");
+    ino
+}
+
+fn size(size: u64) -> SetAttr {
+    SetAttr { size: Some(size), ..SetAttr::default() }
+}
+
+fn times(atime: Option<SetTime>, mtime: Option<SetTime>) -> SetAttr {
+    SetAttr { atime, mtime, ..SetAttr::default() }
+}
+
+#[test]
+fn only_the_owner_and_root_change_the_mode() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 20, 0o644);
+    assert_eq!(s.as_user(user(11)).chmod(f, 0o666), Err(Errno::EPERM));
+    let changed = s.as_user(user(10)).chmod(f, 0o4711).expect("owner");
+    assert_eq!((changed.mode, changed.ctime), (0o4711, s.time()));
+    assert_eq!(s.as_root().chmod(f, 0o600).map(|a| a.mode), Ok(0o600));
+    assert_eq!(s.chmod(f, 0o10000), Err(Errno::EINVAL));
+}
+
+#[test]
+fn setgid_is_for_members_of_the_group() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 20, 0o644);
+    assert_eq!(s.as_user(user(10)).chmod(f, 0o2755).map(|a| a.mode), Ok(0o755));
+    assert_eq!(s.as_user(member(10, &[20])).chmod(f, 0o2755).map(|a| a.mode), Ok(0o2755));
+}
+
+#[test]
+fn the_owner_gives_a_file_to_his_groups_only() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 20, 0o644);
+    s.as_user(member(10, &[21]));
+    assert_eq!(s.chown(f, Some(11), None), Err(Errno::EPERM), "not to another user");
+    assert_eq!(s.chown(f, Some(10), None).map(|a| a.uid), Ok(10), "to himself");
+    assert_eq!(s.chown(f, None, Some(22)), Err(Errno::EPERM));
+    assert_eq!(s.chown(f, None, Some(21)).map(|a| a.gid), Ok(21));
+    assert_eq!(s.as_user(member(12, &[20])).chown(f, None, Some(20)), Err(Errno::EPERM));
+    assert_eq!(
+        s.as_user(user(12)).chown(f, Some(10), None),
+        Err(Errno::EPERM),
+        "not even no change"
+    );
+    assert_eq!(s.as_root().chown(f, Some(1), Some(2)).map(|a| (a.uid, a.gid)), Ok((1, 2)));
+}
+
+#[test]
+fn a_new_owner_does_not_get_the_old_ones_privileges() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o6755);
+    assert_eq!(s.as_user(member(10, &[21])).chown(f, None, Some(21)).map(|a| a.mode), Ok(0o755));
+    let g = owned_by(&mut s, "g", 10, 10, 0o6745);
+    assert_eq!(s.chown(g, Some(11), None).map(|a| a.mode), Ok(0o2745), "root keeps locking bit");
+    s.as_root();
+    let d = s.dir(ROOT, "d").ino;
+    s.chmod(d, 0o6755).expect("chmod");
+    assert_eq!(s.chown(d, Some(1), Some(1)).map(|a| a.mode), Ok(0o6755), "directories keep theirs");
+}
+
+#[test]
+fn cutting_needs_write_permission_or_a_handle() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o644);
+    assert_eq!(s.as_user(user(11)).setattr(f, size(0)), Err(Errno::EACCES));
+    let by_handle = SetAttr { by_handle: true, blocks: Some(3), ..size(5) };
+    let cut = s.setattr(f, by_handle).expect("has a handle");
+    assert_eq!((cut.size, cut.blocks, cut.mtime, cut.ctime), (5, 3, s.time(), s.time()));
+    s.as_user(user(10));
+    assert_eq!(s.setattr(f, size(u64::MAX)), Err(Errno::EFBIG));
+    assert_eq!(s.setattr(f, size(i64::MAX as u64)).map(|a| a.size), Ok(i64::MAX as u64));
+    s.as_root();
+    assert_eq!(s.setattr(ROOT, size(0)), Err(Errno::EISDIR));
+    let fifo = s.make(ROOT, "p", NewNode::Fifo, 0o666).expect("fifo").ino;
+    assert_eq!(s.setattr(fifo, size(0)), Err(Errno::EINVAL));
+}
+
+#[test]
+fn cutting_to_the_same_size_is_a_change() {
+    let mut s = Shard::new();
+    let f = s.file(ROOT, "f");
+    let cut = s.setattr(f.ino, size(0)).expect("cut");
+    assert_eq!((cut.mtime, cut.ctime), (s.time(), s.time()));
+    assert!(cut.version > f.version);
+}
+
+#[test]
+fn cutting_takes_privileges_away_unless_root_does_it() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o6777);
+    assert_eq!(s.as_root().setattr(f, size(1)).map(|a| a.mode), Ok(0o6777));
+    assert_eq!(s.as_user(user(11)).setattr(f, size(2)).map(|a| a.mode), Ok(0o777));
+}
+
+#[test]
+fn times_are_the_owners_but_now_is_for_writers() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o666);
+    let at = Some(SetTime::At(Timestamp { sec: 5, nsec: 6 }));
+    let now = Some(SetTime::Now);
+    s.as_user(user(11));
+    assert_eq!(s.setattr(f, times(at, at)), Err(Errno::EPERM));
+    assert_eq!(s.setattr(f, times(now, at)), Err(Errno::EPERM));
+    assert_eq!(s.setattr(f, times(now, None)), Err(Errno::EPERM));
+    let touched = s.setattr(f, times(now, now)).expect("may write");
+    assert_eq!((touched.atime, touched.mtime), (s.time(), s.time()));
+    s.as_root().chmod(f, 0o644).expect("chmod");
+    assert_eq!(s.as_user(user(11)).setattr(f, times(now, now)), Err(Errno::EACCES));
+    let set = s.as_user(user(10)).setattr(f, times(at, now)).expect("owner");
+    assert_eq!((set.atime, set.mtime), (Timestamp { sec: 5, nsec: 6 }, s.time()));
+    let bad = Some(SetTime::At(Timestamp { sec: 5, nsec: 1_000_000_000 }));
+    assert_eq!(s.setattr(f, times(bad, None)), Err(Errno::EINVAL));
+}
+
+#[test]
+fn no_change_changes_nothing() {
+    let mut s = Shard::new();
+    let f = s.file(ROOT, "f");
+    assert_eq!(s.setattr(f.ino, SetAttr::default()), Ok(f.clone()));
+    assert_eq!(s.getattr(f.ino), Ok(f));
+}
+
+#[test]
+fn opening_is_allowed_by_the_mode() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o640);
+    assert!(s.as_user(user(10)).open(f, Access::BOTH).is_ok());
+    assert!(s.as_user(member(11, &[10])).open(f, Access::READ).is_ok());
+    assert_eq!(s.open(f, Access::WRITE).map(|_| ()), Err(Errno::EACCES));
+    assert_eq!(s.as_user(user(12)).open(f, Access::READ).map(|_| ()), Err(Errno::EACCES));
+    s.as_root();
+    assert_eq!(s.open(ROOT, Access::READ).map(|_| ()), Err(Errno::EISDIR));
+    let link = s.make(ROOT, "l", NewNode::Symlink(name("f")), 0o777).expect("link").ino;
+    assert_eq!(s.open(link, Access::READ).map(|_| ()), Err(Errno::ELOOP));
+}
+
+fn tell(s: &mut Shard, ino: Ino, state: DataState, close: bool) -> Result<Attr, Errno> {
+    match s.apply(MetaOp::Commit { ino, state: Some(state), close })? {
+        MetaReply::Attr(attr) => Ok(attr),
+        other => panic!("not attributes: {other:?}"),
+    }
+}
+
+#[test]
+fn a_writer_tells_size_and_time_at_close() {
+    let mut s = Shard::new();
+    let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+    let mtime = s.time();
+    let told = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, false)
+        .expect("commit");
+    assert_eq!((told.size, told.blocks, told.mtime), (7, 8, mtime));
+    assert_eq!(told.ctime, f.ctime.moved_to(mtime), "two changes have two times");
+    // The same again changes nothing.
+    let again = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, true)
+        .expect("commit");
+    assert_eq!((again.mtime, again.ctime, again.size), (mtime, told.ctime, 7));
+    let too_big = DataState { size: u64::MAX, blocks: 0, mtime, changed: mtime };
+    assert_eq!(tell(&mut s, f.ino, too_big, false), Err(Errno::EFBIG));
+    assert_eq!(s.commit(ROOT, Some(1), true), Err(Errno::EINVAL));
+    s.assert_sound();
+}
+
+#[test]
+fn a_copied_time_survives_the_close() {
+    let mut s = Shard::new();
+    let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+    let old = Timestamp::from_sec(5);
+    let set = s.setattr(f.ino, times(None, Some(SetTime::At(old)))).expect("utimens");
+    let told =
+        tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime: old, changed: set.ctime }, true)
+            .expect("commit");
+    assert_eq!((told.mtime, told.ctime), (old, set.ctime.moved_to(old)), "ctime never goes back");
+    let future = Timestamp::from_sec(1 << 40);
+    let told = tell(
+        &mut s,
+        f.ino,
+        DataState { size: 9, blocks: 8, mtime: future, changed: set.ctime },
+        true,
+    );
+    assert_eq!(told.map(|a| (a.mtime, a.ctime)), Ok((future, s.time())));
+}
+
+#[test]
+fn a_later_state_of_the_bytes_is_not_undone_by_an_earlier_one() {
+    // Two writers look at the object one after the other and tell what they
+    // saw the other way round.
+    let mut s = Shard::new();
+    let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+    let at = |sec: i64| Timestamp::from_sec(1000 + sec);
+    let seen = |size, sec| DataState { size, blocks: 8, mtime: at(sec), changed: at(sec) };
+    assert_eq!(tell(&mut s, f.ino, seen(200, 2), false).expect("commit").size, 200);
+    let late = tell(&mut s, f.ino, seen(100, 1), true).expect("commit");
+    assert_eq!((late.size, late.mtime), (200, at(2)));
+    // A cut is ordered among them in the same way.
+    let cut =
+        |size, sec| SetAttr { size: Some(size), changed: Some(at(sec)), ..SetAttr::default() };
+    assert_eq!(s.setattr(f.ino, cut(0, 1)).expect("late").size, 200);
+    assert_eq!(s.setattr(f.ino, cut(0, 3)).expect("in time").size, 0);
+    s.assert_sound();
+}
+
+#[test]
+fn only_writers_tell_what_the_bytes_are() {
+    let mut s = Shard::new();
+    let f = owned_by(&mut s, "f", 10, 10, 0o644);
+    s.as_user(user(11)).as_client(B);
+    assert_eq!(s.commit(f, Some(100), true), Err(Errno::EACCES));
+    assert!(s.commit(f, None, true).is_ok(), "nothing told, nothing open: nothing happens");
+    s.as_user(user(10)).open(f, Access::WRITE).expect("open");
+    // The mark counts for the client, whoever the process is by now.
+    assert_eq!(s.as_user(user(11)).commit(f, Some(100), false).map(|a| a.size), Ok(100));
+    assert!(s.commit(f, None, true).is_ok());
+    assert_eq!(s.commit(f, Some(100), true), Err(Errno::EACCES), "closed");
+    s.as_root().unlink(ROOT, "f", false).expect("unlink");
+    assert_eq!(s.commit(f, Some(100), true), Err(Errno::ESTALE));
+    s.assert_sound();
+}

@@ -1,0 +1,15 @@
+//! What a shard does, seen from outside: one file a behaviour.
+
+mod attributes;
+mod checking;
+mod crashes;
+mod entries;
+mod exactly_once;
+mod harness;
+mod model;
+mod model_run;
+mod on_disk;
+mod orphans;
+mod permissions;
+mod renames;
+mod xattrs;

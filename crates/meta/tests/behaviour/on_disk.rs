@@ -1,0 +1,330 @@
+//! The store on a real disk: it is there again after a kill, it refuses what it does not know,
+//! and a full disk does it no harm.
+
+use crate::harness::*;
+use std::ops::ControlFlow;
+use std::path::Path;
+use tatami_meta::store::{Change, Store, StoreError};
+use tatami_meta::{Context, FjallStore, Meta, OpenError};
+use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
+
+fn open(path: &Path) -> FjallStore {
+    FjallStore::open(path).expect("opens")
+}
+
+fn put(key: &str, value: &str) -> Change {
+    (key.as_bytes().to_vec(), Some(value.as_bytes().to_vec()))
+}
+
+fn keys(store: &FjallStore, from: &str, prefix: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    store
+        .scan(from.as_bytes(), prefix.as_bytes(), &mut |k, _| {
+            found.push(String::from_utf8_lossy(k).into_owned());
+            ControlFlow::Continue(())
+        })
+        .expect("scan");
+    found
+}
+
+#[test]
+fn what_was_committed_is_there_again() {
+    let dir = tempfile::tempdir().expect("directory");
+    let path = dir.path().join("deep/store");
+    let mut store = open(&path);
+    store.commit(&[put("a1", "x"), put("a2", "y"), put("b1", "z")]).expect("commit");
+    store.commit(&[(b"a1".to_vec(), None), put("a3", "w")]).expect("commit");
+    store.sync().expect("sync");
+    assert!(store.has_room(), "the test needs some free disk");
+    drop(store);
+    let store = open(&path);
+    assert_eq!(store.get(b"a2").expect("get"), Some(b"y".to_vec()));
+    assert_eq!(store.get(b"a1").expect("get"), None);
+    assert_eq!(keys(&store, "", "a"), ["a2", "a3"]);
+    assert_eq!(keys(&store, "a3", "a"), ["a3"]);
+    assert_eq!(keys(&store, "b", "a"), Vec::<String>::new());
+}
+
+/// What a killed process leaves is what lies in the files when nobody has closed the store.
+#[test]
+fn a_copy_of_the_files_of_a_running_store_has_all_commits() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let copy = dir.path().join("copy");
+    let mut store = open(&live);
+    for i in 0..200 {
+        store.commit(&[put(&format!("k{i:03}"), "v")]).expect("commit");
+    }
+    copy_tree(&live, &copy);
+    let after = open(&copy);
+    assert_eq!(keys(&after, "", "k").len(), 200);
+}
+
+#[test]
+fn a_torn_batch_at_the_end_of_the_journal_is_dropped_whole() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let mut store = open(&live);
+    store.commit(&[put("first", "1")]).expect("commit");
+    let marker = [b'm'; 3000];
+    let pair = |n: u8| (vec![b's', n], Some(marker.to_vec()));
+    store.commit(&[pair(1), pair(2)]).expect("commit");
+    let journal = std::fs::read(live.join("0.jnl")).expect("journal");
+    let last =
+        journal.windows(3000).rposition(|w| w == marker).expect("the batch is in the journal");
+    for cut in [last + 2999, last, last - 1500, last - 3000] {
+        let copy = dir.path().join(format!("cut{cut}"));
+        copy_tree(&live, &copy);
+        let file = std::fs::OpenOptions::new().write(true).open(copy.join("0.jnl"));
+        file.expect("journal").set_len(cut as u64).expect("cut");
+        let mut after = open(&copy);
+        assert_eq!(keys(&after, "", ""), ["first"], "cut at {cut}");
+        after.commit(&[put("next", "2")]).expect("commit");
+        drop(after);
+        assert_eq!(keys(&open(&copy), "", ""), ["first", "next"]);
+    }
+}
+
+/// A disk that had written a later page of the journal and not an earlier one when the
+/// power went.
+#[test]
+fn a_hole_in_the_journal_ends_it() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let mut store = open(&live);
+    for n in 0..50u8 {
+        store.commit(&[(vec![n], Some(vec![n + 1; 3000]))]).expect("commit");
+    }
+    let mut bytes = std::fs::read(live.join("0.jnl")).expect("journal");
+    let used = bytes.iter().rposition(|b| *b != 0).expect("used");
+    bytes.truncate(used + 8192);
+    for page in (0..=used / 4096).step_by(9) {
+        let copy = dir.path().join(format!("page{page}"));
+        copy_tree(&live, &copy);
+        let mut holed = bytes.clone();
+        holed[page * 4096..][..4096].fill(0);
+        std::fs::write(copy.join("0.jnl"), &holed).expect("write");
+        let mut after = open(&copy);
+        assert!(after.cut().is_some() || page == used / 4096, "page {page}");
+        let mut found = Vec::new();
+        let mut visit = |k: &[u8], _: &[u8]| {
+            found.extend_from_slice(k);
+            ControlFlow::Continue(())
+        };
+        after.scan(&[], &[], &mut visit).expect("scan");
+        assert!(found.iter().copied().eq(0..found.len() as u8), "a prefix");
+        // A batch takes 3,046 bytes.
+        let before = page * 4096 / 3046;
+        assert!((before.saturating_sub(1)..=before).contains(&found.len()), "page {page}");
+        after.commit(&[put("next", "2")]).expect("commit");
+        drop(after);
+        assert!(open(&copy).get(b"next").expect("get").is_some());
+    }
+}
+
+fn copy_tree(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("directory");
+    for entry in std::fs::read_dir(from).expect("list") {
+        let entry = entry.expect("entry");
+        let target = to.join(entry.file_name());
+        if entry.file_type().expect("type").is_dir() {
+            copy_tree(&entry.path(), &target);
+        } else {
+            // A journal is long and mostly holes.
+            let bytes = std::fs::read(entry.path()).expect("read");
+            let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+            std::fs::write(&target, &bytes[..used]).expect("write");
+            let file = std::fs::OpenOptions::new().write(true).open(&target).expect("open");
+            file.set_len(bytes.len() as u64).expect("length");
+        }
+    }
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let dir = tempfile::tempdir().expect("directory");
+    let _store = open(dir.path());
+    match FjallStore::open(dir.path()).map(|_| ()) {
+        Err(e @ StoreError::Locked { .. }) => assert!(e.to_string().contains("another process")),
+        other => panic!("not locked: {other:?}"),
+    }
+}
+
+#[test]
+fn a_store_of_a_newer_format_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().expect("directory");
+    drop(open(dir.path()));
+    std::fs::write(dir.path().join("version"), b"FJL\x09").expect("write");
+    match FjallStore::open(dir.path()).map(|_| ()) {
+        Err(e @ StoreError::Format { .. }) => {
+            assert!(e.to_string().contains("use the version that wrote it"));
+        }
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+#[test]
+fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().expect("directory");
+    let now = Timestamp::from_sec(1);
+    drop(Meta::open(open(dir.path()), config(), now).expect("opens"));
+    let other = tatami_meta::Config { volume: VolumeId([8; 16]), ..config() };
+    let refused = Meta::open(open(dir.path()), other, now).map(|_| ()).expect_err("refused");
+    assert!(matches!(refused, OpenError::Volume { .. }));
+    let mut store = open(dir.path());
+    let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
+    shard[8] = 2;
+    store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
+    let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
+    assert!(matches!(refused, OpenError::Newer { found: 2, known: 1 }), "{refused}");
+}
+
+#[test]
+fn a_store_whose_making_was_cut_short_is_made_again() {
+    for files in [&["0.jnl"][..], &["lock", "0.jnl"], &["version", "0.jnl"], &["keyspaces/"]] {
+        let dir = tempfile::tempdir().expect("directory");
+        for file in files {
+            let path = dir.path().join(file);
+            match file.strip_suffix('/') {
+                Some(_) => std::fs::create_dir(path).expect("directory"),
+                None => std::fs::write(path, b"").expect("file"),
+            }
+        }
+        let mut store = open(dir.path());
+        store.commit(&[put("k", "v")]).expect("commit");
+        drop(store);
+        assert_eq!(keys(&open(dir.path()), "", ""), ["k"]);
+    }
+    let dir = tempfile::tempdir().expect("directory");
+    drop(open(dir.path()));
+    std::fs::remove_file(dir.path().join("version")).expect("remove");
+    let refused = FjallStore::open(dir.path()).map(|_| ()).expect_err("refused");
+    assert!(matches!(refused, StoreError::Damaged { .. }), "never deletes a finished store");
+}
+
+/// A shard over a real store, driven a little, killed by copying its files, and looked at.
+#[test]
+fn a_shard_on_disk_survives_a_kill() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let now = Timestamp::from_sec(1);
+    let mut meta = Meta::open(open(&live), config(), now).expect("opens");
+    let ctx = |seq| Context { now, client: A, slot: 0, seq, trusted: true };
+    let make = |n: u64| MetaOp::Create {
+        parent: ROOT,
+        name: name(&format!("f{n}")),
+        node: NewNode::File(LAYOUT),
+        mode: 0o644,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    };
+    let mut last = None;
+    for n in 1..=300 {
+        last = Some(meta.apply(&ctx(n), &Cred::ROOT, &make(n)).expect("create"));
+        if n % 10 == 0 {
+            meta.commit().expect("commit");
+        }
+    }
+    meta.apply(&ctx(301), &Cred::ROOT, &make(301)).expect("create");
+    let copy = dir.path().join("copy");
+    copy_tree(&live, &copy);
+    let mut meta = Meta::open(open(&copy), config(), now).expect("opens");
+    assert_eq!(meta.inodes(), 301, "the root and 300 files: what was not committed is not there");
+    assert_eq!(meta.apply(&ctx(300), &Cred::ROOT, &make(300)).ok(), last, "the answer is kept too");
+    let check = MetaOp::Check { after: tatami_wire::Ino(0), limit: 1000, repair: false };
+    match meta.apply(&ctx(400), &Cred::ROOT, &check) {
+        Ok(MetaReply::Checked { findings, examined: 301, next: None }) => {
+            assert!(findings.is_empty(), "{findings:#?}");
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Runs `test` on a disk of so many megabytes. Needs root and tmpfs; elsewhere it says so and passes.
+fn on_small_disk(megabytes: u32, test: impl Fn(&Path) + std::panic::RefUnwindSafe) {
+    let dir = tempfile::tempdir().expect("directory");
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", &format!("size={megabytes}m"), "tatami-test"])
+        .arg(dir.path())
+        .output()
+        .is_ok_and(|o| o.status.success());
+    if !mounted {
+        eprintln!("skipped: mounting a small tmpfs needs root");
+        return;
+    }
+    let result = std::panic::catch_unwind(|| test(dir.path()));
+    let unmounted = std::process::Command::new("umount").arg(dir.path()).status();
+    assert!(unmounted.is_ok_and(|s| s.success()), "umount");
+    if let Err(panic) = result {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn a_full_disk_does_no_harm_and_lets_remove() {
+    // Large enough for the journal to be reserved.
+    on_small_disk(300, |disk| fill(disk, true));
+}
+
+#[test]
+fn a_full_small_disk_does_no_harm() {
+    // Too small to reserve anything: commits do meet ENOSPC.
+    on_small_disk(100, |disk| fill(disk, false));
+}
+
+fn fill(disk: &Path, can_remove: bool) {
+    let now = Timestamp::from_sec(1);
+    let mut meta = Meta::open(open(&disk.join("store")), config(), now).expect("opens");
+    let mut seq = 0;
+    let mut apply = |meta: &mut Meta<FjallStore>, op: MetaOp| {
+        seq += 1;
+        let ctx = Context { now, client: A, slot: 0, seq, trusted: true };
+        let reply = meta.apply(&ctx, &Cred::ROOT, &op)?;
+        meta.commit().map_err(|e| e.errno())?;
+        Ok::<_, Errno>(reply)
+    };
+    let make = |n: &str| MetaOp::Create {
+        parent: ROOT,
+        name: name(n),
+        node: NewNode::File(LAYOUT),
+        mode: 0o644,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    };
+    let remove = |n: &str| MetaOp::Unlink { parent: ROOT, name: name(n), keep: false };
+    for n in 0..500 {
+        apply(&mut meta, make(&format!("before{n}"))).expect("create");
+    }
+    // A user fills the rest of the disk.
+    use std::io::Write;
+    let ballast = disk.join("ballast");
+    let mut file = std::fs::File::create(&ballast).expect("file");
+    let block = vec![1; 1 << 16];
+    while file.write_all(&block).is_ok() {}
+    while file.write_all(&[1; 512]).is_ok() {}
+    assert_eq!(apply(&mut meta, make("no room")).err(), Some(Errno::ENOSPC));
+    let mut removed = 0;
+    let attempts = if can_remove { 500 } else { 20 };
+    for n in 0..attempts {
+        match apply(&mut meta, remove(&format!("before{n}"))) {
+            Ok(_) => removed += 1,
+            Err(e) if !can_remove => assert_eq!(e, Errno::ENOSPC),
+            Err(e) => panic!("removal on a full disk: {e}"),
+        }
+    }
+    assert_eq!(removed == 500, can_remove, "the journal is reserved or it is not");
+    assert_eq!(meta.inodes(), 501 - removed);
+    assert_eq!(apply(&mut meta, make("no room")).err(), Some(Errno::ENOSPC));
+    assert!(!meta.is_poisoned());
+    drop(file);
+    std::fs::remove_file(&ballast).expect("remove");
+    apply(&mut meta, make("after")).expect("there is room again");
+    drop(meta);
+    let mut meta = Meta::open(open(&disk.join("store")), config(), now).expect("opens");
+    assert_eq!(meta.inodes(), 502 - removed);
+    let lookup = MetaOp::Lookup { parent: ROOT, name: name("after") };
+    assert!(apply(&mut meta, lookup).is_ok());
+}

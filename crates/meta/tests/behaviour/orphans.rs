@@ -1,0 +1,164 @@
+//! What outlives its name or its writer.
+
+use crate::harness::*;
+use tatami_wire::meta::NewNode;
+use tatami_wire::{Access, Errno, NodeId};
+
+#[test]
+fn a_file_kept_open_lives_until_its_release() {
+    let mut s = Shard::new();
+    let f = s.create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
+    s.unlink(ROOT, "f", true).expect("unlink");
+    assert_eq!(s.lookup(ROOT, "f"), Err(Errno::ENOENT));
+    assert_eq!(s.getattr(f).map(|a| a.nlink), Ok(0));
+    assert!(s.commit(f, Some(10), true).is_ok());
+    assert_eq!(s.link(f, ROOT, "g"), Err(Errno::ENOENT), "what was unlinked stays so");
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    s.assert_sound();
+    assert!(s.garbage(1).is_empty());
+    s.as_client(B).release(f).expect("somebody else's release does nothing");
+    assert!(s.getattr(f).is_ok());
+    s.as_client(A).release(f).expect("release");
+    assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+    assert_eq!(s.release(f), Ok(()), "a late release does no harm");
+    assert_eq!(s.garbage(1), [f]);
+    s.assert_sound();
+}
+
+#[test]
+fn a_file_with_another_name_is_not_kept() {
+    let mut s = Shard::new();
+    let f = s.file(ROOT, "f").ino;
+    s.link(f, ROOT, "g").expect("link");
+    assert_eq!(s.unlink(ROOT, "f", true), Ok((Some(f), false)));
+    assert_eq!(s.unlink(ROOT, "g", false), Ok((Some(f), true)));
+    assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+#[test]
+fn a_removed_directory_can_be_kept_and_nothing_is_made_in_it() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    s.rmdir(ROOT, "d", true).expect("rmdir");
+    assert_eq!(s.getattr(d).map(|a| a.nlink), Ok(0));
+    assert_eq!(s.make(d, "x", NewNode::Dir, 0o755), Err(Errno::ENOENT));
+    assert_eq!(s.lookup(d, "x"), Err(Errno::ENOENT));
+    assert_eq!(s.tmpfile(d), Err(Errno::ENOENT));
+    let (entries, end, _) = s.page(d, 0, 10, false).expect("listing");
+    assert!(entries.is_empty() && end);
+    s.assert_sound();
+    s.release(d).expect("release");
+    assert_eq!(s.getattr(d), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+#[test]
+fn a_file_made_without_a_name_gets_one_or_goes() {
+    let mut s = Shard::new();
+    let t = s.tmpfile(ROOT).expect("tmpfile");
+    assert_eq!((t.nlink, t.mode), (0, 0o600));
+    assert_eq!(s.as_client(B).link(t.ino, ROOT, "x"), Err(Errno::ENOENT), "not who has it open");
+    assert_eq!(s.as_client(A).link(t.ino, ROOT, "x").map(|a| a.nlink), Ok(1));
+    s.assert_sound();
+    s.release(t.ino).expect("release");
+    assert_eq!(s.lookup(ROOT, "x").map(|a| a.ino), Ok(t.ino));
+    let gone = s.tmpfile(ROOT).expect("tmpfile").ino;
+    s.release(gone).expect("release");
+    assert_eq!(s.getattr(gone), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+#[test]
+fn garbage_is_listed_per_node_until_done() {
+    let mut s = Shard::new();
+    assert!(s.meta.take_garbage_nodes().is_empty());
+    let f = s.create_open(ROOT, "f", Access::WRITE).expect("create").0.ino;
+    let never_opened = s.file(ROOT, "g").ino;
+    s.unlink(ROOT, "f", false).expect("unlink");
+    s.unlink(ROOT, "g", false).expect("unlink");
+    assert_eq!(s.meta.take_garbage_nodes(), [NodeId(1)]);
+    assert!(s.meta.take_garbage_nodes().is_empty(), "told once");
+    assert_eq!(s.garbage(1), [f], "{never_opened} can have no object");
+    assert!(s.garbage(0).is_empty());
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert_eq!(s.meta.take_garbage_nodes(), [NodeId(1)], "told again after a start");
+    s.garbage_done(1, vec![f]).expect("done");
+    assert!(s.garbage(1).is_empty());
+    s.assert_sound();
+}
+
+#[test]
+fn a_client_that_is_gone_holds_nothing() {
+    let mut s = Shard::new();
+    let kept = s.create_open(ROOT, "kept", Access::BOTH).expect("create").0.ino;
+    let written = s.create_open(ROOT, "written", Access::WRITE).expect("create").0.ino;
+    let d = s.dir(ROOT, "d").ino;
+    s.unlink(ROOT, "kept", true).expect("unlink");
+    s.rmdir(ROOT, "d", true).expect("rmdir");
+    s.as_client(B);
+    s.open(written, Access::WRITE).expect("open");
+    s.meta.commit().expect("commit");
+    assert_eq!(s.clients(), [A, B]);
+    s.expire(A).expect("expire");
+    assert_eq!(s.clients(), [B]);
+    assert_eq!(s.getattr(kept), Err(Errno::ESTALE));
+    assert_eq!(s.getattr(d), Err(Errno::ESTALE));
+    assert_eq!(s.garbage(1), [kept]);
+    assert_eq!(s.unsettled(), [written], "its size is not sure");
+    s.assert_sound();
+    s.settle(written, 4096).expect("settle");
+    assert!(s.unsettled().is_empty());
+    let attr = s.getattr(written).expect("attr");
+    assert_eq!((attr.size, attr.blocks), (4096, 8));
+    s.settle(written, 9999).expect("again");
+    assert_eq!(s.getattr(written).map(|a| a.size), Ok(4096), "settled once");
+    s.assert_sound();
+}
+
+#[test]
+fn a_client_with_much_is_released_in_steps() {
+    let mut s = Shard::new();
+    for i in 0..5000 {
+        let n = format!("f{i}");
+        s.create_open(ROOT, &n, Access::WRITE).expect("create");
+        if i % 5 == 0 {
+            s.unlink(ROOT, &n, true).expect("unlink");
+        }
+    }
+    s.as_client(B);
+    let mut steps = 0;
+    while s.clients().contains(&A) {
+        s.expire(A).expect("expire");
+        s.meta.commit().expect("commit");
+        steps += 1;
+        assert!(steps < 10, "it ends");
+    }
+    assert!(steps > 1, "more than one step's worth");
+    assert_eq!(s.meta.inodes(), 1 + 4000);
+    s.assert_sound();
+}
+
+#[test]
+fn a_settled_size_is_no_smaller_than_what_was_told() {
+    let mut s = Shard::new();
+    let f = s.create_open(ROOT, "f", Access::WRITE).expect("create").0.ino;
+    s.commit(f, Some(100), false).expect("commit");
+    s.as_client(B).expire(A).expect("expire");
+    s.settle(f, 50).expect("settle");
+    assert_eq!(s.getattr(f).map(|a| a.size), Ok(100));
+    s.assert_sound();
+}
+
+#[test]
+fn an_unsettled_file_that_is_removed_is_settled() {
+    let mut s = Shard::new();
+    let f = s.create_open(ROOT, "f", Access::WRITE).expect("create").0.ino;
+    s.as_client(B).expire(A).expect("expire");
+    s.unlink(ROOT, "f", false).expect("unlink");
+    assert!(s.unsettled().is_empty());
+    assert_eq!(s.settle(f, 1), Ok(()));
+    s.assert_sound();
+}
