@@ -1,0 +1,130 @@
+//! Which objects are there, in order, for checking.
+//!
+//! The order of buckets is not the order of inode numbers, so a listing must
+//! look at all buckets. To do that seldom, one look collects the next
+//! [`WINDOW`] objects, and later calls that continue the listing are served
+//! from them. An object made or removed meanwhile may or may not be listed.
+
+use crate::name::{self, Key};
+use rustix::fs::{Dir, Mode, OFlags};
+use std::collections::BinaryHeap;
+use std::os::fd::BorrowedFd;
+
+/// Most objects that one look at the buckets collects.
+const WINDOW: usize = 64 * 1024;
+
+/// The objects that one look collected.
+#[derive(Debug, Default)]
+pub(crate) struct Window {
+    /// In order; those already listed are at the front.
+    keys: Vec<Key>,
+    listed: usize,
+    /// No object follows the last of `keys`.
+    end: bool,
+}
+
+impl Window {
+    /// The next at most `limit` keys above `after`, and whether none follows.
+    pub(crate) fn next(
+        &mut self,
+        objects: BorrowedFd<'_>,
+        after: Option<Key>,
+        limit: usize,
+    ) -> rustix::io::Result<(Vec<Key>, bool)> {
+        self.next_of(objects, after, limit, WINDOW)
+    }
+
+    fn next_of(
+        &mut self,
+        objects: BorrowedFd<'_>,
+        after: Option<Key>,
+        limit: usize,
+        window: usize,
+    ) -> rustix::io::Result<(Vec<Key>, bool)> {
+        let last = self.listed.checked_sub(1).map(|at| self.keys[at]);
+        let continues = after.is_some() && after == last;
+        if !continues || (self.listed == self.keys.len() && !self.end) {
+            (self.keys, self.end) = collect(objects, after, window)?;
+            self.listed = 0;
+        }
+        let upto = self.keys.len().min(self.listed + limit);
+        let keys = self.keys[self.listed..upto].to_vec();
+        self.listed = upto;
+        let end = self.end && upto == self.keys.len();
+        if end {
+            *self = Window::default();
+        }
+        Ok((keys, end))
+    }
+}
+
+/// The smallest `most` keys above `after`, and whether these were all.
+fn collect(
+    objects: BorrowedFd<'_>,
+    after: Option<Key>,
+    most: usize,
+) -> rustix::io::Result<(Vec<Key>, bool)> {
+    let mut heap = BinaryHeap::new();
+    let mut all = true;
+    for bucket in 0..name::BUCKETS {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = match rustix::fs::openat(objects, name::bucket_name(bucket), flags, Mode::empty())
+        {
+            Ok(fd) => fd,
+            Err(rustix::io::Errno::NOENT) => continue,
+            Err(e) => return Err(e),
+        };
+        for entry in Dir::new(fd)? {
+            let Some(key) = name::parse(entry?.file_name().to_bytes()) else { continue };
+            if name::bucket_of(key.0) != bucket || after.is_some_and(|after| key <= after) {
+                continue;
+            }
+            heap.push(key);
+            if heap.len() > most {
+                heap.pop();
+                all = false;
+            }
+        }
+    }
+    Ok((heap.into_sorted_vec(), all))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use tatami_wire::{Ino, Piece};
+
+    #[test]
+    fn a_listing_is_in_order_and_complete_whatever_the_window() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let mut expected = Vec::new();
+        for ino in [1u64, 2, 255, 256, 257, 511, 70_000, 1 << 48] {
+            for piece in [0, 3] {
+                let path = dir.path().join(name::path((Ino(ino), Piece(piece))));
+                std::fs::create_dir_all(path.parent().expect("in a bucket")).expect("made");
+                std::fs::write(path, b"").expect("written");
+                expected.push((Ino(ino), Piece(piece)));
+            }
+        }
+        std::fs::write(dir.path().join("00/stranger"), b"").expect("written");
+        let fd = std::fs::File::open(dir.path()).expect("opens");
+        for window in [1, 3, 16, 17, 100] {
+            for limit in [1, 2, 16, 1000] {
+                let mut listing = Window::default();
+                let (mut found, mut after) = (Vec::new(), None);
+                loop {
+                    let (keys, end) =
+                        listing.next_of(fd.as_fd(), after, limit, window).expect("listed");
+                    assert!(keys.len() <= limit);
+                    found.extend_from_slice(&keys);
+                    after = found.last().copied();
+                    if end {
+                        break;
+                    }
+                }
+                assert_eq!(found, expected, "window {window}, limit {limit}");
+            }
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! How an object's backing file is named.
+
+use tatami_wire::{Ino, Piece};
+
+/// Number of bucket directories. Inode numbers are handed out one after the
+/// other, so their low byte spreads objects evenly and keeps directories small.
+pub(crate) const BUCKETS: u16 = 256;
+
+/// Which object: an inode and a piece of it.
+pub(crate) type Key = (Ino, Piece);
+
+/// The bucket of an inode; all its pieces share it.
+pub(crate) fn bucket_of(ino: Ino) -> u16 {
+    (ino.0 % u64::from(BUCKETS)) as u16
+}
+
+/// The bucket's directory name.
+pub(crate) fn bucket_name(bucket: u16) -> String {
+    format!("{bucket:02x}")
+}
+
+/// The backing file's name within its bucket.
+pub(crate) fn file_name(key: Key) -> String {
+    format!("{}.{:08x}", key.0, key.1.0)
+}
+
+/// The backing file's path within the objects directory.
+pub(crate) fn path(key: Key) -> String {
+    format!("{}/{}", bucket_name(bucket_of(key.0)), file_name(key))
+}
+
+/// Where in the data directory `dir` the backing file of an object lies, whether or
+/// not it exists.
+pub fn backing_path(dir: &std::path::Path, ino: Ino, piece: Piece) -> std::path::PathBuf {
+    dir.join(crate::OBJECTS_DIR).join(path((ino, piece)))
+}
+
+/// Reads what [`file_name`] wrote; `None` for any other name.
+pub(crate) fn parse(name: &[u8]) -> Option<Key> {
+    let hex = |digits: &[u8]| {
+        digits.iter().try_fold(0u64, |n, c| {
+            let digit = match c {
+                b'0'..=b'9' => c - b'0',
+                b'a'..=b'f' => c - b'a' + 10,
+                _ => return None,
+            };
+            Some(n << 4 | u64::from(digit))
+        })
+    };
+    if name.len() != 25 || name[16] != b'.' {
+        return None;
+    }
+    let piece = u32::try_from(hex(&name[17..])?).ok()?;
+    Some((Ino(hex(&name[..16])?), Piece(piece)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_name_reads_back(ino in any::<u64>(), piece in any::<u32>()) {
+            let key = (Ino(ino), Piece(piece));
+            prop_assert_eq!(parse(file_name(key).as_bytes()), Some(key));
+            let whole = path(key);
+            let (bucket, name) = whole.split_once('/').expect("a path has a bucket");
+            prop_assert_eq!(bucket, bucket_name(bucket_of(key.0)));
+            prop_assert_eq!(name, file_name(key));
+        }
+
+        /// Whatever lies in a bucket, only names that we would write are objects.
+        #[test]
+        fn other_names_are_no_objects(name in prop::collection::vec(any::<u8>(), 0..40)) {
+            if let Some(key) = parse(&name) {
+                let ours = file_name(key);
+                prop_assert_eq!(ours.as_bytes(), &name[..]);
+            }
+        }
+    }
+
+    #[test]
+    fn upper_case_and_signs_are_refused() {
+        assert_eq!(parse(b"000000000000000A.00000000"), None);
+        assert_eq!(parse(b"+00000000000000a.00000000"), None);
+        assert_eq!(parse(b"000000000000000a.00000000"), Some((Ino(10), Piece(0))));
+    }
+}

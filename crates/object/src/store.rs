@@ -1,0 +1,483 @@
+//! All objects of one node.
+
+use crate::cache::{Cache, Found};
+use crate::disk::{Disk, Kernel};
+use crate::listing::Window;
+use crate::name::{self, Key};
+use crate::object::{Object, check_range, errno, state_of};
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, Mode, OFlags};
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tatami_wire::admin::Space;
+use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
+use tatami_wire::{Access, Errno, Ino, Piece};
+
+/// The directory of all objects, within the data directory.
+pub const OBJECTS_DIR: &str = "objects";
+/// Most backing files that are kept open.
+const OPEN_MAX: usize = 1024;
+/// Of the descriptors that the process may have, one in so many is for objects.
+const DESCRIPTOR_SHARE: u64 = 4;
+/// Most objects whose failed sync is remembered one by one; with more, the
+/// whole store takes no writes.
+const FAILED_MAX: usize = 4096;
+/// Most objects that one call lists.
+const LIST_MAX: usize = 4096;
+
+/// Why an object store does not open.
+#[derive(Debug, thiserror::Error)]
+#[error("objects in {}: cannot {what}: {source}", path.display())]
+pub struct OpenError {
+    /// The directory.
+    pub path: PathBuf,
+    /// What was tried.
+    pub what: &'static str,
+    /// Why it failed.
+    pub source: io::Error,
+}
+
+/// A part of all objects.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listing {
+    /// In (inode, piece) order, with size and storage.
+    pub objects: Vec<(Ino, Piece, ObjectState)>,
+    /// Nothing follows.
+    pub end: bool,
+}
+
+/// The objects below one data directory. See the crate.
+///
+/// Errors of its calls are those of the system calls that they are named
+/// after, and besides: `EINVAL` and `EFBIG` for offsets beyond what a file can
+/// have, `ESTALE` for an inode whose objects were removed, `EIO` for changes
+/// of an object whose sync failed.
+pub struct ObjectStore {
+    objects: OwnedFd,
+    /// See [`Space::disk`].
+    disk_id: u64,
+    disk: Arc<dyn Disk>,
+    cache: Cache,
+    window: Mutex<Window>,
+    /// Objects whose sync failed: the kernel may have dropped what was
+    /// written, and says so once only, so nothing written later can be trusted.
+    failed: Mutex<BTreeSet<Key>>,
+    any_failed: AtomicBool,
+}
+
+impl ObjectStore {
+    /// Opens the objects of data directory `dir`, making the place for them if
+    /// there is none yet.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open(dir: &Path) -> Result<ObjectStore, OpenError> {
+        Self::open_on(dir, Arc::new(Kernel))
+    }
+
+    /// As [`ObjectStore::open`], on a given disk. For tests.
+    ///
+    /// # Errors
+    /// [`OpenError`].
+    pub fn open_on(dir: &Path, disk: Arc<dyn Disk>) -> Result<ObjectStore, OpenError> {
+        let path = dir.join(OBJECTS_DIR);
+        let failed = |what| {
+            let path = path.clone();
+            move |e: rustix::io::Errno| OpenError { path, what, source: e.into() }
+        };
+        match rustix::fs::mkdir(&path, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(failed("make the directory")(e)),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let objects =
+            rustix::fs::open(&path, flags, Mode::empty()).map_err(failed("open the directory"))?;
+        let parent =
+            rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open what it is in"))?;
+        // A bucket made just before the last daemon died may not be durable yet.
+        rustix::fs::fsync(&objects).map_err(failed("sync the directory"))?;
+        rustix::fs::fsync(parent).map_err(failed("sync what it is in"))?;
+        let device = rustix::fs::fstat(&objects).map_err(failed("stat the directory"))?.st_dev;
+        Ok(ObjectStore {
+            objects,
+            disk_id: disk_id(device),
+            disk,
+            cache: Cache::new(cache_capacity()),
+            window: Mutex::default(),
+            failed: Mutex::default(),
+            any_failed: AtomicBool::new(false),
+        })
+    }
+
+    /// Reads from `offset` into `buf`: as much as there is, 0 at and behind the
+    /// end and where there is no object.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn read_at(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<usize, Errno> {
+        check_range(offset, 0)?;
+        match self.find((ino, piece))? {
+            Some(object) => object.read_at(&*self.disk, buf, offset),
+            None => Ok(0),
+        }
+    }
+
+    /// The open object, for calls that take a descriptor; `None` where there is none.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn object(&self, ino: Ino, piece: Piece) -> Result<Option<Arc<Object>>, Errno> {
+        self.find((ino, piece))
+    }
+
+    /// Writes all of `data` at `offset`. After an error a part may have been
+    /// written, and what was there before is still readable.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn write_at(&self, ino: Ino, piece: Piece, data: &[u8], offset: u64) -> Result<(), Errno> {
+        check_range(offset, data.len() as u64)?;
+        self.make((ino, piece))?.write_at(&*self.disk, data, offset)
+    }
+
+    /// Writes all of `data` at the end and returns the offset at which it
+    /// begins. No other append comes in between.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`]. After `ENOSPC` a part may have been written.
+    pub fn append(&self, ino: Ino, piece: Piece, data: &[u8]) -> Result<u64, Errno> {
+        self.make((ino, piece))?.append(&*self.disk, data)
+    }
+
+    /// Cuts or extends to `size` bytes.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn truncate(&self, ino: Ino, piece: Piece, size: u64) -> Result<ObjectState, Errno> {
+        check_range(0, size)?;
+        let object = self.make((ino, piece))?;
+        object.truncate(&*self.disk, size)?;
+        object.state()
+    }
+
+    /// Reserves, frees or zeroes a range. Zeroing works on every file system,
+    /// the others give `EOPNOTSUPP` where the disk's cannot.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`]; `EINVAL` for `len` 0.
+    pub fn allocate(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        mode: AllocMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<ObjectState, Errno> {
+        check_range(offset, len)?;
+        if len == 0 {
+            return Err(Errno::EINVAL);
+        }
+        let object = self.make((ino, piece))?;
+        object.allocate(&*self.disk, mode, offset, len)?;
+        object.state()
+    }
+
+    /// The next data or hole from `offset` on.
+    ///
+    /// # Errors
+    /// `ENXIO` behind the end, and where there is no object; see [`ObjectStore`].
+    pub fn seek(&self, ino: Ino, piece: Piece, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+        if check_range(offset, 0).is_err() {
+            return Err(Errno::ENXIO);
+        }
+        self.find((ino, piece))?.ok_or(Errno::ENXIO)?.seek(what, offset)
+    }
+
+    /// Makes everything written so far survive a power cut: with `data_only`
+    /// the bytes and what is needed to find them, else the times as well.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`]. After a failure the object takes no more changes:
+    /// what was written may be lost, and a later sync would not tell.
+    pub fn sync(&self, ino: Ino, piece: Piece, data_only: bool) -> Result<ObjectState, Errno> {
+        let key = (ino, piece);
+        self.refuse_failed(key)?;
+        let Some(object) = self.find(key)? else { return Ok(ObjectState::default()) };
+        let synced = self.disk.sync(object.as_fd(), data_only).and_then(|()| {
+            if object.name_is_durable() {
+                return Ok(());
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let bucket = name::bucket_name(name::bucket_of(ino));
+            let bucket = rustix::fs::openat(&self.objects, bucket, flags, Mode::empty())?;
+            self.disk.sync(bucket.as_fd(), false)?;
+            object.name_durable.store(true, Ordering::Release);
+            Ok(())
+        });
+        if let Err(e) = synced {
+            let mut failed = self.failed.lock();
+            if failed.len() <= FAILED_MAX {
+                failed.insert(key);
+            }
+            self.any_failed.store(true, Ordering::Release);
+            return Err(e.into());
+        }
+        object.state()
+    }
+
+    /// Size and storage; the default where there is no object, or none any more.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn stat(&self, ino: Ino, piece: Piece) -> Result<ObjectState, Errno> {
+        let key = (ino, piece);
+        if let Found::Open(object) = self.cache.get(key) {
+            return object.state();
+        }
+        match rustix::fs::statat(&self.objects, name::path(key), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(state_of(&stat)),
+            Err(rustix::io::Errno::NOENT) => Ok(ObjectState::default()),
+            Err(e) => Err(errno(e)),
+        }
+    }
+
+    /// Opens the backing file anew, for `access` only, to be handed to a client
+    /// on this node.
+    ///
+    /// # Errors
+    /// `ENOENT` without `create` where there is no object, `EACCES` for an
+    /// access that allows nothing; see [`ObjectStore`].
+    pub fn open_fd(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        access: Access,
+        create: bool,
+    ) -> Result<(OwnedFd, ObjectState), Errno> {
+        let key = (ino, piece);
+        let flags = match access {
+            Access { read: true, write: true } => OFlags::RDWR,
+            Access { read: false, write: true } => OFlags::WRONLY,
+            Access { read: true, write: false } => OFlags::RDONLY,
+            Access { read: false, write: false } => return Err(Errno::EACCES),
+        };
+        if access.write {
+            self.refuse_failed(key)?;
+        }
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let open = || rustix::fs::openat(&self.objects, name::path(key), flags, Mode::empty());
+        let fd = match open() {
+            Err(rustix::io::Errno::NOENT) if create => {
+                self.make(key)?;
+                open()
+            }
+            Err(rustix::io::Errno::NOENT) => {
+                self.absent(key)?;
+                return Err(Errno::ENOENT);
+            }
+            other => other,
+        }
+        .map_err(errno)?;
+        let state = state_of(&rustix::fs::fstat(&fd).map_err(errno)?);
+        Ok((fd, state))
+    }
+
+    /// Copies up to `len` bytes within this node, as far as the source
+    /// reaches, and returns how many.
+    ///
+    /// # Errors
+    /// `EINVAL` for overlapping ranges of one object; see [`ObjectStore`].
+    pub fn copy_range(
+        &self,
+        source: (Ino, Piece),
+        source_offset: u64,
+        target: (Ino, Piece),
+        offset: u64,
+        len: u64,
+    ) -> Result<u64, Errno> {
+        check_range(source_offset, 0)?;
+        let Some(from) = self.find(source)? else { return Ok(0) };
+        let len = len.min(from.state()?.size.saturating_sub(source_offset));
+        check_range(offset, len)?;
+        if len == 0 {
+            return Ok(0);
+        }
+        if source == target && source_offset < offset + len && offset < source_offset + len {
+            return Err(Errno::EINVAL);
+        }
+        self.make(target)?.copy_from(&*self.disk, &from, source_offset, offset, len)
+    }
+
+    /// Removes all objects of an inode. Its number must never be used again:
+    /// late requests for it are refused. Descriptors that were handed out
+    /// stay usable.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`]; what is left goes with the next call.
+    pub fn remove_all(&self, ino: Ino) -> Result<(), Errno> {
+        self.cache.remove(ino);
+        {
+            let mut failed = self.failed.lock();
+            failed.retain(|key| key.0 != ino);
+        }
+        // The pieces that a node keeps of one file are numbered without gaps.
+        let mut piece = 0;
+        loop {
+            match self.unlink((ino, Piece(piece))) {
+                Ok(()) => piece += 1,
+                Err(Errno::ENOENT) => break,
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// At most `limit` objects after `after` in (inode, piece) order. One that
+    /// is made or removed while a listing goes on may be in it or not.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn list(&self, after: Option<(Ino, Piece)>, limit: usize) -> Result<Listing, Errno> {
+        let limit = limit.clamp(1, LIST_MAX);
+        let (keys, end) =
+            self.window.lock().next(self.objects.as_fd(), after, limit).map_err(errno)?;
+        let mut objects = Vec::with_capacity(keys.len());
+        for (ino, piece) in keys {
+            objects.push((ino, piece, self.stat(ino, piece)?));
+        }
+        Ok(Listing { objects, end })
+    }
+
+    /// Space on the disk, as the kernel tells it.
+    ///
+    /// # Errors
+    /// Those of statvfs(2).
+    pub fn space(&self) -> Result<Space, Errno> {
+        let s = rustix::fs::fstatvfs(&self.objects).map_err(errno)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
+        Ok(Space {
+            total: bytes(s.f_blocks),
+            free: bytes(s.f_bfree),
+            available: bytes(s.f_bavail),
+            disk: self.disk_id,
+        })
+    }
+
+    /// What is wrong, a sentence each; empty when all is well.
+    pub fn trouble(&self) -> Vec<String> {
+        if !self.any_failed.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let failed = self.failed.lock();
+        let Some((ino, _)) = failed.first() else { return Vec::new() };
+        vec![format!(
+            "syncing {} object(s) failed, the first of inode {ino}: they take no more changes; \
+             check the disk, copy the files elsewhere and remove them",
+            failed.len()
+        )]
+    }
+
+    /// Syncs the whole file system that the objects lie on.
+    ///
+    /// # Errors
+    /// Those of syncfs(2).
+    pub fn sync_all(&self) -> Result<(), Errno> {
+        rustix::fs::syncfs(&self.objects).map_err(errno)
+    }
+
+    fn refuse_failed(&self, key: Key) -> Result<(), Errno> {
+        if self.any_failed.load(Ordering::Acquire) {
+            let failed = self.failed.lock();
+            if failed.contains(&key) || failed.len() > FAILED_MAX {
+                return Err(Errno::EIO);
+            }
+        }
+        Ok(())
+    }
+
+    fn unlink(&self, key: Key) -> Result<(), Errno> {
+        rustix::fs::unlinkat(&self.objects, name::path(key), AtFlags::empty()).map_err(errno)
+    }
+
+    /// The open object, if there is one.
+    fn find(&self, key: Key) -> Result<Option<Arc<Object>>, Errno> {
+        match self.cache.get(key) {
+            Found::Open(object) => Ok(Some(object)),
+            Found::Removed => Err(Errno::ESTALE),
+            Found::Absent(removals) => match self.open_file(key, OFlags::empty()) {
+                Ok(fd) => Ok(Some(self.cache.insert(Arc::new(Object::new(key, fd)), removals))),
+                Err(rustix::io::Errno::NOENT) => self.absent(key).map(|()| None),
+                Err(e) => Err(errno(e)),
+            },
+        }
+    }
+
+    /// Tells an object that has no byte yet from one that was removed a moment
+    /// ago: who reads the latter must not take it for an empty file.
+    fn absent(&self, key: Key) -> Result<(), Errno> {
+        match self.cache.get(key) {
+            Found::Removed => Err(Errno::ESTALE),
+            Found::Open(_) | Found::Absent(_) => Ok(()),
+        }
+    }
+
+    /// The open object, made if there is none, for changing it.
+    fn make(&self, key: Key) -> Result<Arc<Object>, Errno> {
+        self.refuse_failed(key)?;
+        let removals = match self.cache.get(key) {
+            Found::Open(object) => return Ok(object),
+            Found::Removed => return Err(Errno::ESTALE),
+            Found::Absent(removals) => removals,
+        };
+        let fd = match self.open_file(key, OFlags::CREATE) {
+            Err(rustix::io::Errno::NOENT) => {
+                self.make_bucket(key)?;
+                self.open_file(key, OFlags::CREATE)
+            }
+            other => other,
+        }
+        .map_err(errno)?;
+        Ok(self.cache.insert(Arc::new(Object::new(key, fd)), removals))
+    }
+
+    fn open_file(&self, key: Key, extra: OFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | extra;
+        rustix::fs::openat(&self.objects, name::path(key), flags, Mode::RUSR | Mode::WUSR)
+    }
+
+    fn make_bucket(&self, key: Key) -> Result<(), Errno> {
+        let bucket = name::bucket_name(name::bucket_of(key.0));
+        match rustix::fs::mkdirat(&self.objects, bucket, Mode::RWXU) {
+            Ok(()) => Ok(self.disk.sync(self.objects.as_fd(), false)?),
+            Err(rustix::io::Errno::EXIST) => Ok(()),
+            Err(e) => Err(errno(e)),
+        }
+    }
+}
+
+/// A number for a disk that two nodes on one machine compute alike. The boot
+/// id tells machines apart, and containers of one machine have the same.
+fn disk_id(device: u64) -> u64 {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    (boot, device).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// How many backing files may be open, by what the process may have.
+fn cache_capacity() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let share = limit.map_or(OPEN_MAX as u64, |n| n / DESCRIPTOR_SHARE);
+    usize::try_from(share).unwrap_or(OPEN_MAX).clamp(8, OPEN_MAX)
+}
