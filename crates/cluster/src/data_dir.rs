@@ -1,0 +1,440 @@
+//! A data directory: whose it is, and that one daemon at a time has it.
+//!
+//! ```text
+//! FORMAT, 36 bytes, little-endian
+//! offset  0         8         12     14     16              32      36
+//!         ┌─────────┬─────────┬──────┬──────┬───────────────┬───────┐
+//!         │TATAMIDD │ format  │ node │ 0    │ volume id     │ crc32c│
+//!         │ 8 bytes │ u32     │ u16  │ u16  │ 16 bytes      │ u32   │
+//!         └─────────┴─────────┴──────┴──────┴───────────────┴───────┘
+//! ```
+//!
+//! The checksum covers the 32 bytes before it. Magic and version are at the
+//! same place in every version.
+
+use crate::atomic;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::process::{Pid, PidfdFlags};
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use tatami_wire::{NodeId, VolumeId};
+
+/// The version of data directories that this program makes and reads.
+pub const DATA_FORMAT: u32 = 1;
+
+const MAGIC: [u8; 8] = *b"TATAMIDD";
+const LENGTH: usize = 36;
+const FORMAT_FILE: &str = "FORMAT";
+const LOCK_FILE: &str = "lock";
+/// Longest wait for a daemon that was killed to be gone, in seconds.
+const DYING_WAIT_SEC: i64 = 30;
+/// How often the lock is tried when its holder is dying.
+const LOCK_TRIES: u32 = 4;
+/// What may lie in a directory that is about to become a data directory.
+const HARMLESS: [&str; 6] = [LOCK_FILE, "FORMAT.tmp", "log", "socket", "pid", "lost+found"];
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum DataDirError {
+    /// It could not be read or written.
+    #[error("data directory {}: cannot {what}: {source}", path.display())]
+    Io {
+        /// The directory.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// Another daemon has it.
+    #[error(
+        "data directory {}: {} uses it already: stop that one first, or give this node a \
+         directory of its own", path.display(), holder(*pid)
+    )]
+    InUse {
+        /// The directory.
+        path: PathBuf,
+        /// The process that has it, where it could be learnt.
+        pid: Option<u32>,
+    },
+    /// It belongs to another volume.
+    #[error(
+        "data directory {}: it belongs to volume {found}, not to {wanted}: use the volume.toml \
+         and the key of that volume, or another directory", path.display()
+    )]
+    OtherVolume {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        found: VolumeId,
+        /// Whose it should be.
+        wanted: VolumeId,
+    },
+    /// It belongs to another node.
+    #[error(
+        "data directory {}: it belongs to node {found}, not to node {wanted}: start that node, \
+         or use another directory", path.display()
+    )]
+    OtherNode {
+        /// The directory.
+        path: PathBuf,
+        /// Whose it is.
+        found: NodeId,
+        /// Whose it should be.
+        wanted: NodeId,
+    },
+    /// It was made by a later version.
+    #[error(
+        "data directory {}: it has format {found}, this tatami knows up to {DATA_FORMAT}: it was \
+         made by a newer tatami; upgrade this one", path.display()
+    )]
+    Newer {
+        /// The directory.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// Its FORMAT file is not what such a file is.
+    #[error(
+        "data directory {}: its FORMAT file is damaged ({what}): restore that file from a \
+         backup; the data beside it is untouched", path.display()
+    )]
+    Damaged {
+        /// The directory.
+        path: PathBuf,
+        /// In what way.
+        what: &'static str,
+    },
+    /// There are files in it that are not Tatami's.
+    #[error(
+        "data directory {}: it is no data directory, and not empty (there is {found:?}): choose \
+         an empty or a new directory", path.display()
+    )]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// Something that lies there.
+        found: String,
+    },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or("another process".to_owned(), |pid| format!("a daemon (process {pid})"))
+}
+
+/// A node's data directory, held by this process until it is dropped.
+#[derive(Debug)]
+pub struct DataDir {
+    path: PathBuf,
+    /// Was made by this opening.
+    fresh: bool,
+    /// Holds the lock as long as it is open.
+    _lock: File,
+}
+
+impl DataDir {
+    /// Takes the directory for `node` of `volume`, and makes it if it is not there.
+    ///
+    /// # Errors
+    /// [`DataDirError`]. Nothing was changed then, except that an empty
+    /// directory may have been made.
+    pub fn open_or_create(
+        path: &Path,
+        volume: VolumeId,
+        node: NodeId,
+    ) -> Result<DataDir, DataDirError> {
+        let failed = |what| {
+            let path = path.to_owned();
+            move |source| DataDirError::Io { path, what, source }
+        };
+        // Others may pass through to the socket, which may lie in here; the
+        // places of objects and names are closed to them.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o711)
+            .create(path)
+            .map_err(failed("make it"))?;
+        let lock = lock(path)?;
+        let file = path.join(FORMAT_FILE);
+        let fresh = match std::fs::read(&file) {
+            Ok(bytes) => {
+                check(path, &bytes, volume, node)?;
+                false
+            }
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                refuse_foreign(path)?;
+                let content = encode(volume, node);
+                atomic::write(&file, &content, Mode::from_raw_mode(0o644))
+                    .map_err(failed("write its FORMAT file"))?;
+                atomic::sync_parent(path).map_err(failed("sync what it is in"))?;
+                true
+            }
+            Err(e) => return Err(failed("read its FORMAT file")(e)),
+        };
+        Ok(DataDir { path: path.to_owned(), fresh, _lock: lock })
+    }
+
+    /// The directory. Objects lie below it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the shards' stores lie.
+    pub fn meta_dir(&self) -> PathBuf {
+        self.path.join("meta")
+    }
+
+    /// Whether this opening made it.
+    pub fn is_fresh(&self) -> bool {
+        self.fresh
+    }
+}
+
+fn encode(volume: VolumeId, node: NodeId) -> [u8; LENGTH] {
+    let mut b = [0; LENGTH];
+    b[..8].copy_from_slice(&MAGIC);
+    b[8..12].copy_from_slice(&DATA_FORMAT.to_le_bytes());
+    b[12..14].copy_from_slice(&node.0.to_le_bytes());
+    b[16..32].copy_from_slice(&volume.0);
+    let crc = crc32c::crc32c(&b[..32]);
+    b[32..].copy_from_slice(&crc.to_le_bytes());
+    b
+}
+
+enum Wrong {
+    Newer(u32),
+    Damaged(&'static str),
+}
+
+fn decode(bytes: &[u8]) -> Result<(VolumeId, NodeId), Wrong> {
+    let u32_at = |at: usize| {
+        let b: Option<[u8; 4]> = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
+        b.map(u32::from_le_bytes).ok_or(Wrong::Damaged("it is too short"))
+    };
+    if bytes.get(..8) != Some(&MAGIC) {
+        return Err(Wrong::Damaged("it does not begin with TATAMIDD"));
+    }
+    match u32_at(8)? {
+        DATA_FORMAT => {}
+        0 => return Err(Wrong::Damaged("there is no format 0")),
+        newer => return Err(Wrong::Newer(newer)),
+    }
+    let bytes: &[u8; LENGTH] =
+        bytes.try_into().map_err(|_| Wrong::Damaged("its length is wrong"))?;
+    if crc32c::crc32c(&bytes[..32]) != u32_at(32)? {
+        return Err(Wrong::Damaged("its checksum is wrong"));
+    }
+    let mut volume = [0; 16];
+    volume.copy_from_slice(&bytes[16..32]);
+    Ok((VolumeId(volume), NodeId(u16::from_le_bytes([bytes[12], bytes[13]]))))
+}
+
+fn check(path: &Path, bytes: &[u8], volume: VolumeId, node: NodeId) -> Result<(), DataDirError> {
+    let path = path.to_owned();
+    let (found_volume, found_node) = match decode(bytes) {
+        Ok(found) => found,
+        Err(Wrong::Newer(found)) => return Err(DataDirError::Newer { path, found }),
+        Err(Wrong::Damaged(what)) => return Err(DataDirError::Damaged { path, what }),
+    };
+    if found_volume != volume {
+        return Err(DataDirError::OtherVolume { path, found: found_volume, wanted: volume });
+    }
+    if found_node != node {
+        return Err(DataDirError::OtherNode { path, found: found_node, wanted: node });
+    }
+    Ok(())
+}
+
+/// A directory without a FORMAT file must not hold anything of value.
+fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
+    let failed = |source| DataDirError::Io { path: path.to_owned(), what: "list it", source };
+    for entry in std::fs::read_dir(path).map_err(failed)? {
+        let name = entry.map_err(failed)?.file_name();
+        if name == "objects" || name == "meta" {
+            let what = "it is missing, yet there is data";
+            return Err(DataDirError::Damaged { path: path.to_owned(), what });
+        }
+        if !HARMLESS.iter().any(|harmless| name == *harmless) {
+            let found = name.to_string_lossy().into_owned();
+            return Err(DataDirError::Foreign { path: path.to_owned(), found });
+        }
+    }
+    Ok(())
+}
+
+/// Takes the lock, which the kernel gives back however the process ends.
+fn lock(path: &Path) -> Result<File, DataDirError> {
+    let failed =
+        |source| DataDirError::Io { path: path.to_owned(), what: "make its lock file", source };
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(path.join(LOCK_FILE), flags, Mode::from_raw_mode(0o644))
+        .map_err(|e| failed(e.into()))?;
+    let mut file = File::from(fd);
+    let mut tries = 0;
+    loop {
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => break,
+            Err(rustix::io::Errno::WOULDBLOCK) => {}
+            Err(e) => return Err(failed(e.into())),
+        }
+        let pid = holder_of(&mut file);
+        tries += 1;
+        // A daemon that was killed holds the lock until its disk has answered.
+        // After its end the lock is free, or somebody else has it.
+        let over = |pid| is_dying(pid) && wait_for_end(pid);
+        if tries >= LOCK_TRIES || !pid.is_some_and(over) {
+            return Err(DataDirError::InUse { path: path.to_owned(), pid });
+        }
+    }
+    // Only errors that name us read it, so a full disk must not keep us from
+    // starting. Written over and not cut first, it needs no space.
+    let number = format!("{}\n", std::process::id());
+    let _ = file.rewind().and_then(|()| file.write_all(number.as_bytes()));
+    let _ = file.set_len(number.len() as u64);
+    Ok(file)
+}
+
+/// The process that wrote its number into the lock file. It may be about to: then
+/// it stays unknown.
+fn holder_of(file: &mut File) -> Option<u32> {
+    let mut text = String::new();
+    file.rewind().ok()?;
+    file.take(32).read_to_string(&mut text).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Whether a process has been killed and is not gone yet: its first thread has
+/// ended, or SIGKILL waits for it.
+fn is_dying(pid: u32) -> bool {
+    const KILL: u64 = 1 << (9 - 1);
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
+        // It ended between our two looks.
+        return true;
+    };
+    status.lines().any(|line| match line.split_once(':') {
+        Some(("State", state)) => state.trim_start().starts_with(['Z', 'X']),
+        Some(("SigPnd" | "ShdPnd", set)) => {
+            u64::from_str_radix(set.trim(), 16).is_ok_and(|set| set & KILL != 0)
+        }
+        _ => false,
+    })
+}
+
+/// Waits for the end of a process. False if the time was over first.
+fn wait_for_end(pid: u32) -> bool {
+    let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
+    let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+        // It is gone already.
+        return true;
+    };
+    let timeout = Timespec { tv_sec: DYING_WAIT_SEC, tv_nsec: 0 };
+    let mut fds = [PollFd::new(&process, PollFlags::IN)];
+    !matches!(poll(&mut fds, Some(&timeout)), Ok(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const VOLUME: VolumeId = VolumeId([7; 16]);
+    const NODE: NodeId = NodeId(3);
+
+    fn dir() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a temporary directory")
+    }
+
+    fn open(path: &Path) -> Result<DataDir, DataDirError> {
+        DataDir::open_or_create(path, VOLUME, NODE)
+    }
+
+    #[test]
+    fn a_directory_is_made_once_and_then_found() {
+        let dir = dir();
+        let path = dir.path().join("deep/node3");
+        assert!(open(&path).expect("made").is_fresh());
+        assert!(!open(&path).expect("found").is_fresh());
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o711);
+    }
+
+    #[test]
+    fn two_daemons_on_one_directory_are_told_apart() {
+        let dir = dir();
+        let first = open(dir.path()).expect("made");
+        let error = open(dir.path()).expect_err("in use").to_string();
+        assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+        drop(first);
+        open(dir.path()).expect("free again");
+    }
+
+    #[test]
+    fn what_belongs_to_others_is_refused_and_named() {
+        let dir = dir();
+        drop(open(dir.path()).expect("made"));
+        let other = DataDir::open_or_create(dir.path(), VolumeId([8; 16]), NODE);
+        let error = other.expect_err("another volume").to_string();
+        assert!(error.contains(&VOLUME.to_string()), "{error}");
+        assert!(error.contains(&VolumeId([8; 16]).to_string()), "{error}");
+        let error = DataDir::open_or_create(dir.path(), VOLUME, NodeId(4)).expect_err("other node");
+        assert!(error.to_string().contains("node 3, not to node 4"), "{error}");
+    }
+
+    #[test]
+    fn a_newer_format_asks_for_an_upgrade() {
+        let dir = dir();
+        let mut bytes = encode(VOLUME, NODE).to_vec();
+        bytes[8] = 2;
+        bytes.extend_from_slice(b"whatever comes later");
+        std::fs::write(dir.path().join(FORMAT_FILE), bytes).expect("written");
+        let error = open(dir.path()).expect_err("newer").to_string();
+        assert!(error.contains("made by a newer tatami; upgrade"), "{error}");
+    }
+
+    #[test]
+    fn damage_is_found() {
+        let dir = dir();
+        let file = dir.path().join(FORMAT_FILE);
+        for bytes in [&b""[..], b"TATAMIDD", b"something else entirely"] {
+            std::fs::write(&file, bytes).expect("written");
+            assert!(matches!(open(dir.path()), Err(DataDirError::Damaged { .. })));
+        }
+        std::fs::remove_file(&file).expect("removed");
+        std::fs::create_dir(dir.path().join("objects")).expect("made");
+        let error = open(dir.path()).expect_err("data without FORMAT");
+        assert!(matches!(error, DataDirError::Damaged { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_directory_with_other_files_is_left_alone() {
+        let dir = dir();
+        std::fs::write(dir.path().join("log"), b"").expect("written");
+        open(dir.path()).expect("a log does no harm");
+        let dir = self::dir();
+        std::fs::write(dir.path().join("thesis.tex"), b"").expect("written");
+        let error = open(dir.path()).expect_err("not ours").to_string();
+        assert!(error.contains("thesis.tex"), "{error}");
+        assert!(!dir.path().join(FORMAT_FILE).exists());
+    }
+
+    proptest! {
+        /// Any change of a FORMAT file is found.
+        #[test]
+        fn mutated_bytes_are_refused(at in 0usize..LENGTH, flip in 1u8.., cut in 0usize..LENGTH) {
+            let good = encode(VOLUME, NODE);
+            let mut bad = good;
+            bad[at] ^= flip;
+            prop_assert!(decode(&bad).is_err());
+            prop_assert!(decode(&good[..cut]).is_err());
+            prop_assert!(decode(&good).is_ok());
+        }
+
+        #[test]
+        fn any_bytes_are_an_error_not_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..80)) {
+            prop_assert!(decode(&bytes).is_err());
+        }
+    }
+}

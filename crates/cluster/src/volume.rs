@@ -1,0 +1,385 @@
+//! The cluster map as it is kept on disk: `volume.toml`.
+
+use crate::atomic;
+use rustix::fs::Mode;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use tatami_wire::admin::{ClusterMap, NodeInfo};
+use tatami_wire::{NodeId, VolumeId};
+
+/// The version of the file that this program writes and reads.
+pub const VOLUME_FORMAT: u32 = 1;
+/// Most nodes of a volume.
+pub const NODES_MAX: usize = 4096;
+/// Most shards of a volume.
+const SHARDS_MAX: usize = 65_536;
+/// Longest name of a volume or node, in bytes.
+const NAME_MAX: usize = 255;
+/// Longest path of a UNIX socket, in bytes: what `sockaddr_un` holds.
+pub const SOCKET_PATH_MAX: usize = 107;
+/// Longest file that is read, in bytes.
+const LENGTH_MAX: u64 = 16 << 20;
+
+const HEADER: &str = "\
+# The nodes of a Tatami volume. Written by `tatami up`; every node has the same.
+# docs/FORMAT.md says what each key means.
+
+";
+
+/// What is wrong with a `volume.toml`.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// The file could not be read or written.
+    #[error("volume file {}: cannot {what} it: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What was tried.
+        what: &'static str,
+        /// Why it failed.
+        source: io::Error,
+    },
+    /// It was written by a later version.
+    #[error(
+        "volume file {}: it has format {found}, this tatami knows up to {VOLUME_FORMAT}: \
+         it was made by a newer tatami; upgrade this one", path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u32,
+    },
+    /// It is not what such a file is.
+    #[error("volume file {}: {what}", path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+}
+
+/// One node of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeEntry {
+    /// Its number.
+    pub id: u16,
+    /// Its name, for people.
+    pub name: String,
+    /// `host:port` of its TCP listener.
+    pub address: String,
+    /// Its UNIX socket; a relative path starts at the directory of the file.
+    pub socket: PathBuf,
+    /// Its data directory; likewise.
+    pub dir: PathBuf,
+}
+
+/// A volume: its identity, its nodes, and which node serves which shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeFile {
+    /// The volume's id.
+    pub volume: VolumeId,
+    /// Its name.
+    pub name: String,
+    /// Goes up with every change of the map.
+    pub epoch: u64,
+    /// For each shard, by number, the node that serves it.
+    pub shards: Vec<NodeId>,
+    /// All nodes, by number.
+    pub nodes: Vec<NodeEntry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Text {
+    format: u32,
+    volume: String,
+    name: String,
+    epoch: u64,
+    shards: Vec<u16>,
+    #[serde(rename = "node")]
+    nodes: Vec<NodeEntry>,
+}
+
+/// What every version of the file has.
+#[derive(Deserialize)]
+struct Version {
+    format: u32,
+}
+
+enum Wrong {
+    Newer(u32),
+    Invalid(String),
+}
+
+impl VolumeFile {
+    /// Reads and checks the file at `path`. Relative paths in it become those
+    /// below the directory it lies in.
+    ///
+    /// # Errors
+    /// [`VolumeError`].
+    pub fn load(path: &Path) -> Result<VolumeFile, VolumeError> {
+        use std::io::Read;
+        let failed = |what| {
+            let path = path.to_owned();
+            move |source| VolumeError::Io { path, what, source }
+        };
+        let file = std::fs::File::open(path).map_err(failed("open"))?;
+        let mut text = String::new();
+        file.take(LENGTH_MAX).read_to_string(&mut text).map_err(failed("read"))?;
+        let mut file = parse(&text).map_err(|wrong| match wrong {
+            Wrong::Newer(found) => VolumeError::Newer { path: path.to_owned(), found },
+            Wrong::Invalid(what) => VolumeError::Invalid { path: path.to_owned(), what },
+        })?;
+        let base = std::path::absolute(path).map_err(failed("find"))?;
+        let base = base.parent().unwrap_or(Path::new("/"));
+        for node in &mut file.nodes {
+            node.socket = base.join(&node.socket);
+            node.dir = base.join(&node.dir);
+        }
+        file.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        Ok(file)
+    }
+
+    /// Writes the file, so that a crash leaves the old one or the new one.
+    ///
+    /// # Errors
+    /// [`VolumeError::Invalid`] for what could not be loaded again, [`VolumeError::Io`].
+    pub fn save(&self, path: &Path) -> Result<(), VolumeError> {
+        self.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        let text =
+            self.to_text().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        atomic::write(path, text.as_bytes(), Mode::from_raw_mode(0o644))
+            .map_err(|source| VolumeError::Io { path: path.to_owned(), what: "write", source })
+    }
+
+    /// The map that nodes and clients exchange.
+    pub fn map(&self) -> ClusterMap {
+        ClusterMap {
+            volume: self.volume,
+            name: self.name.clone(),
+            epoch: self.epoch,
+            nodes: self
+                .nodes
+                .iter()
+                .map(|n| NodeInfo {
+                    id: NodeId(n.id),
+                    name: n.name.clone(),
+                    address: n.address.clone(),
+                    socket: n.socket.to_string_lossy().into_owned(),
+                })
+                .collect(),
+            shards: self.shards.clone(),
+        }
+    }
+
+    /// The entry of a node.
+    pub fn node(&self, id: NodeId) -> Option<&NodeEntry> {
+        self.nodes.iter().find(|n| n.id == id.0)
+    }
+
+    fn to_text(&self) -> Result<String, String> {
+        let text = toml::to_string(&Text {
+            format: VOLUME_FORMAT,
+            volume: self.volume.to_string(),
+            name: self.name.clone(),
+            epoch: self.epoch,
+            shards: self.shards.iter().map(|n| n.0).collect(),
+            nodes: self.nodes.clone(),
+        });
+        Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let name = |what: &str, name: &str| match name.len() {
+            1..=NAME_MAX if !name.contains(char::is_control) => Ok(()),
+            _ => Err(format!("the name of {what} must have 1 to {NAME_MAX} plain characters")),
+        };
+        name("the volume", &self.name)?;
+        if self.nodes.is_empty() || self.nodes.len() > NODES_MAX {
+            return Err(format!("it must list 1 to {NODES_MAX} nodes"));
+        }
+        if self.shards.is_empty() || self.shards.len() > SHARDS_MAX {
+            return Err(format!("`shards` must name 1 to {SHARDS_MAX} nodes"));
+        }
+        let mut ids = BTreeSet::new();
+        let mut addresses = BTreeSet::new();
+        let mut paths = BTreeSet::new();
+        for node in &self.nodes {
+            let id = node.id;
+            name(&format!("node {id}"), &node.name)?;
+            if ids.last().is_some_and(|last| *last >= id) {
+                return Err(format!("node {id} is out of order, or there twice"));
+            }
+            ids.insert(id);
+            let port = node.address.rsplit_once(':').filter(|(host, _)| !host.is_empty());
+            if port.and_then(|(_, port)| port.parse::<u16>().ok()).is_none() {
+                return Err(format!(
+                    "node {id}: the address {:?} is not `host:port`",
+                    node.address
+                ));
+            }
+            if !addresses.insert(&node.address) {
+                return Err(format!("two nodes have the address {}", node.address));
+            }
+            let length = node.socket.as_os_str().len();
+            if length == 0 || length > SOCKET_PATH_MAX {
+                return Err(format!(
+                    "node {id}: the socket's path {} has {length} bytes, the system allows 1 to \
+                     {SOCKET_PATH_MAX}: choose a shorter directory",
+                    node.socket.display()
+                ));
+            }
+            for path in [&node.socket, &node.dir] {
+                if path.to_str().is_none() {
+                    return Err(format!("node {id}: the path {} is not UTF-8", path.display()));
+                }
+                if !paths.insert(path) {
+                    return Err(format!("{} is used twice", path.display()));
+                }
+            }
+        }
+        match self.shards.iter().enumerate().find(|(_, node)| !ids.contains(&node.0)) {
+            Some((shard, node)) => {
+                Err(format!("shard {shard} is given to node {node}, which is not listed"))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn parse(text: &str) -> Result<VolumeFile, Wrong> {
+    let invalid = |e: toml::de::Error| Wrong::Invalid(e.to_string().trim_end().to_owned());
+    let Version { format } = toml::from_str(text).map_err(invalid)?;
+    if format > VOLUME_FORMAT {
+        return Err(Wrong::Newer(format));
+    }
+    if format == 0 {
+        return Err(Wrong::Invalid("there is no format 0".to_owned()));
+    }
+    let text: Text = toml::from_str(text).map_err(invalid)?;
+    let volume = text
+        .volume
+        .parse()
+        .map_err(|e| Wrong::Invalid(format!("volume {:?}: {e}", text.volume)))?;
+    let file = VolumeFile {
+        volume,
+        name: text.name,
+        epoch: text.epoch,
+        shards: text.shards.into_iter().map(NodeId).collect(),
+        nodes: text.nodes,
+    };
+    file.check().map_err(Wrong::Invalid)?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> VolumeFile {
+        let node = |id: u16| NodeEntry {
+            id,
+            name: format!("node{id}"),
+            address: format!("127.0.0.1:{}", 7000 + id),
+            socket: format!("/run/tatami/node{id}/socket").into(),
+            dir: format!("/run/tatami/node{id}").into(),
+        };
+        VolumeFile {
+            volume: VolumeId([0xab; 16]),
+            name: "scratch".into(),
+            epoch: 3,
+            shards: vec![NodeId(0)],
+            nodes: (0..4).map(node).collect(),
+        }
+    }
+
+    fn refusal(text: &str) -> String {
+        match parse(text) {
+            Err(Wrong::Invalid(what)) => what,
+            Err(Wrong::Newer(n)) => format!("newer {n}"),
+            Ok(_) => panic!("accepted: {text}"),
+        }
+    }
+
+    #[test]
+    fn a_file_loads_as_it_was_saved() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("volume.toml");
+        sample().save(&path).expect("saved");
+        assert_eq!(VolumeFile::load(&path).expect("loaded"), sample());
+        assert!(!atomic::temporary(&path).exists());
+        let map = sample().map();
+        assert_eq!(map.nodes[2].address, "127.0.0.1:7002");
+        assert_eq!(map.shards, [NodeId(0)]);
+    }
+
+    #[test]
+    fn relative_paths_start_where_the_file_lies() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("volume.toml");
+        let mut file = sample();
+        file.nodes.truncate(1);
+        file.nodes[0].socket = "node0/socket".into();
+        file.nodes[0].dir = "node0".into();
+        file.save(&path).expect("saved");
+        let loaded = VolumeFile::load(&path).expect("loaded");
+        assert_eq!(loaded.nodes[0].socket, dir.path().join("node0/socket"));
+        assert_eq!(loaded.nodes[0].dir, dir.path().join("node0"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        let good = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+        let with = |from: &str, to: &str| {
+            assert!(good.contains(from), "{from} is in {good}");
+            refusal(&good.replacen(from, to, 1))
+        };
+        assert_eq!(with("format = 1", "format = 2\nfuture = true"), "newer 2");
+        assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
+        assert!(with("shards = [0]", "shards = [9]").contains("node 9, which is not listed"));
+        assert!(with("shards = [0]", "shards = []").contains("`shards` must name"));
+        assert!(with("id = 1", "id = 0").contains("node 0 is out of order, or there twice"));
+        assert!(with("127.0.0.1:7001", "127.0.0.1").contains("is not `host:port`"));
+        assert!(with("127.0.0.1:7001", "127.0.0.1:7000").contains("two nodes have the address"));
+        assert!(with("abab", "abxy").contains("32 hexadecimal digits"));
+        assert!(with("\"scratch\"", "\"\"").contains("name of the volume"));
+        let long = format!("/{}", "x".repeat(200));
+        assert!(with("/run/tatami/node1/socket", &long).contains("choose a shorter directory"));
+        assert!(with("node1/socket", "node2/socket").contains("is used twice"));
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error = VolumeFile::load(Path::new("/nowhere/volume.toml")).expect_err("absent");
+        assert!(error.to_string().contains("/nowhere/volume.toml"), "{error}");
+    }
+
+    proptest! {
+        #[test]
+        fn mutated_text_is_an_error_or_a_file_that_saves(
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let good = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+            let mut bytes = good.into_bytes();
+            for (at, byte) in changes {
+                let at = at.index(bytes.len());
+                bytes[at] = byte;
+            }
+            let whole = String::from_utf8_lossy(&bytes).into_owned();
+            let part = String::from_utf8_lossy(&bytes[..cut.index(bytes.len())]).into_owned();
+            for text in [whole, part] {
+                if let Ok(file) = parse(&text) {
+                    prop_assert!(file.check().is_ok());
+                    prop_assert!(file.to_text().is_ok());
+                }
+            }
+        }
+    }
+}
