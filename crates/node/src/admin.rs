@@ -1,0 +1,104 @@
+//! A connection for questions and orders to the node itself.
+
+use crate::peer::Peer;
+use crate::shared::Shared;
+use crate::stream::Stream;
+use std::io::BufReader;
+use std::sync::Arc;
+use tatami_object::Listing;
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::frame::{self, Class, FrameError};
+use tatami_wire::{Errno, PATH_MAX};
+
+/// Most mounts that one node shows. With the bounds of what each tells of itself, a
+/// status fits a frame.
+const MOUNTS_MAX: usize = 128;
+/// Longest reason of a mount for not passing files through, in bytes.
+const WHY_NOT_MAX: usize = 1024;
+
+/// Serves one connection until it ends.
+pub(crate) fn serve(shared: &Shared, stream: &Arc<Stream>, peer: &Peer, connection: u64) {
+    match run(shared, stream, peer, connection) {
+        Ok(()) | Err(FrameError::Closed) => {}
+        Err(FrameError::Io(e)) => tracing::debug!(%peer, error = %e, "admin connection broke"),
+        Err(e) => tracing::warn!(%peer, "admin connection dropped: {e}"),
+    }
+    shared.mounts.lock().remove(&connection);
+}
+
+fn run(
+    shared: &Shared,
+    stream: &Arc<Stream>,
+    peer: &Peer,
+    connection: u64,
+) -> Result<(), FrameError> {
+    let mut writer: &Stream = stream;
+    let mut reader = BufReader::new(&**stream);
+    let (mut body, mut out) = (Vec::new(), Vec::new());
+    loop {
+        let header = frame::read(&mut reader, &mut body)?;
+        if header.class != Class::Admin || header.payload_len != 0 {
+            return Err(FrameError::Unexpected);
+        }
+        let call: AdminCall = frame::decode_body(&body)?;
+        let ends = matches!(call, AdminCall::Shutdown);
+        let result = match call.needs_trust() && !peer.is_trusted() {
+            true => Err(Errno::EPERM),
+            false => execute(shared, call, peer, connection),
+        };
+        let ends = ends && result.is_ok();
+        out.clear();
+        frame::encode(&mut out, Class::Admin, header.seq, &result, 0);
+        frame::write_all(&mut writer, &out, &[])?;
+        if ends {
+            tracing::info!(%peer, "asked to end");
+            // Closed when all is done: whoever ordered it can wait for that.
+            shared.farewell.lock().push(stream.clone());
+            shared.stop.set();
+            return Ok(());
+        }
+    }
+}
+
+fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> AdminResult {
+    Ok(match call {
+        AdminCall::Ping => AdminReply::Pong,
+        AdminCall::Status => {
+            let mut status = shared.status();
+            if !peer.is_trusted() {
+                // Client ids are as good as names to act under.
+                status.clients.clear();
+            }
+            AdminReply::Status(Box::new(status))
+        }
+        AdminCall::Map => AdminReply::Map(shared.map.clone()),
+        AdminCall::Shutdown => AdminReply::Done,
+        AdminCall::Space => AdminReply::Space(shared.objects.space()?),
+        AdminCall::Announce(info) => {
+            let why_not = info.why_not.as_deref().unwrap_or_default();
+            if info.path.len() > PATH_MAX || why_not.len() > WHY_NOT_MAX {
+                return Err(Errno::EINVAL);
+            }
+            let mut mounts = shared.mounts.lock();
+            if mounts.len() >= MOUNTS_MAX && !mounts.contains_key(&connection) {
+                return Err(Errno::ENOSPC);
+            }
+            mounts.insert(connection, info);
+            AdminReply::Done
+        }
+        AdminCall::ListObjects { after, limit } => {
+            let Listing { objects, end } = shared.objects.list(after, limit as usize)?;
+            let row = |(ino, piece, state): (_, _, tatami_wire::object::ObjectState)| {
+                (ino, piece, state.size, state.blocks)
+            };
+            AdminReply::Objects { objects: objects.into_iter().map(row).collect(), end }
+        }
+        AdminCall::RemoveObjects { ino } => {
+            shared.objects.remove_all(ino)?;
+            AdminReply::Done
+        }
+        AdminCall::StatObject { ino, piece } => {
+            AdminReply::Object(shared.objects.stat(ino, piece)?)
+        }
+    })
+}

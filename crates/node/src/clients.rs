@@ -1,0 +1,131 @@
+//! Which clients are connected, and since when others are not.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tatami_wire::ClientId;
+
+/// Clients without a connection that are remembered, at most: the one that
+/// left first goes first. One that is forgotten counts as gone since our start.
+const ABSENT_MAX: usize = 16 * 1024;
+
+#[derive(Debug)]
+struct Entry {
+    /// The user whose it is; `None` for a trusted client.
+    uid: Option<u32>,
+    connections: u32,
+    left: Option<Instant>,
+}
+
+/// All clients that have been connected since the start.
+#[derive(Debug)]
+pub(crate) struct Clients {
+    started: Instant,
+    entries: Mutex<HashMap<ClientId, Entry>>,
+}
+
+impl Clients {
+    pub(crate) fn new() -> Clients {
+        Clients { started: Instant::now(), entries: Mutex::default() }
+    }
+
+    /// Notes a new connection. False when the client id is somebody else's:
+    /// whoever learnt an id must not act as that client.
+    pub(crate) fn arrive(&self, client: ClientId, uid: Option<u32>) -> bool {
+        let mut entries = self.entries.lock();
+        if entries.len() >= ABSENT_MAX && !entries.contains_key(&client) {
+            let absent = entries.iter().filter_map(|(id, e)| Some((e.left?, *id)));
+            if let Some((_, oldest)) = absent.min() {
+                entries.remove(&oldest);
+            }
+        }
+        let entry = entries.entry(client).or_insert(Entry { uid, connections: 0, left: None });
+        if entry.uid != uid {
+            return false;
+        }
+        entry.connections += 1;
+        entry.left = None;
+        true
+    }
+
+    /// Notes the end of a connection that [`Clients::arrive`] let in.
+    pub(crate) fn leave(&self, client: ClientId) {
+        if let Some(entry) = self.entries.lock().get_mut(&client) {
+            entry.connections = entry.connections.saturating_sub(1);
+            if entry.connections == 0 {
+                entry.left = Some(Instant::now());
+            }
+        }
+    }
+
+    /// Whether the client has a connection now.
+    pub(crate) fn is_connected(&self, client: ClientId) -> bool {
+        self.entries.lock().get(&client).is_some_and(|e| e.connections > 0)
+    }
+
+    /// Whether the client has been without a connection for `lease`. Who has
+    /// not been here since our start gets a whole lease from then on.
+    pub(crate) fn is_expired(&self, client: ClientId, lease: Duration) -> bool {
+        let left = match self.entries.lock().get(&client) {
+            Some(Entry { left: None, .. }) => return false,
+            Some(Entry { left: Some(left), .. }) => *left,
+            None => self.started,
+        };
+        left.elapsed() >= lease
+    }
+
+    /// All connected clients, in order.
+    pub(crate) fn connected(&self) -> Vec<ClientId> {
+        let entries = self.entries.lock();
+        let mut ids: Vec<_> =
+            entries.iter().filter(|(_, e)| e.connections > 0).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientId = ClientId([1; 16]);
+
+    #[test]
+    fn a_client_expires_a_lease_after_its_last_connection() {
+        let clients = Clients::new();
+        assert!(clients.is_expired(A, Duration::ZERO), "unknown: gone since the start");
+        assert!(!clients.is_expired(A, Duration::from_secs(3600)), "a grace of one lease");
+        assert!(clients.arrive(A, None));
+        assert!(clients.arrive(A, None));
+        clients.leave(A);
+        assert!(!clients.is_expired(A, Duration::ZERO), "one connection is left");
+        assert_eq!(clients.connected(), [A]);
+        clients.leave(A);
+        assert!(clients.is_expired(A, Duration::ZERO));
+        assert!(!clients.is_expired(A, Duration::from_secs(3600)));
+        assert!(!clients.is_connected(A));
+    }
+
+    #[test]
+    fn an_id_stays_with_its_user() {
+        let clients = Clients::new();
+        assert!(clients.arrive(A, Some(1000)));
+        assert!(!clients.arrive(A, Some(1001)));
+        assert!(!clients.arrive(A, None));
+        clients.leave(A);
+        assert!(!clients.arrive(A, Some(1001)), "also after it left");
+        assert!(clients.arrive(A, Some(1000)));
+    }
+
+    #[test]
+    fn the_table_is_bounded() {
+        let clients = Clients::new();
+        for n in 0..ABSENT_MAX + 10 {
+            let mut id = [0; 16];
+            id[..8].copy_from_slice(&(n as u64).to_le_bytes());
+            assert!(clients.arrive(ClientId(id), None));
+            clients.leave(ClientId(id));
+        }
+        assert!(clients.entries.lock().len() <= ABSENT_MAX);
+    }
+}

@@ -1,0 +1,341 @@
+//! The executor: one thread that owns the shards of this node and all
+//! connections for names, so that a request meets no lock and no other thread.
+//!
+//! A round drains what has arrived, applies it, commits once, and only then
+//! answers. Whoever asks for durability (`Sync`) is answered after one fsync for
+//! all who asked in the round.
+
+use crate::accept::Admission;
+use crate::meta_conn::{MetaConnection, NoRequest};
+use crate::options::Durability;
+use crate::peer::Peer;
+use crate::round::{self, Answer};
+use crate::shards::Shards;
+use crate::shared::{Shared, now};
+use crate::stream::Stream;
+use mio::{Events, Poll, Token, Waker};
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Duration;
+use tatami_meta::{Context, FjallStore};
+use tatami_wire::frame::FrameError;
+use tatami_wire::meta::{MetaCall, MetaOp, NewNode};
+use tatami_wire::{ClientId, Errno};
+
+/// Most requests in one round, and so in one commit.
+const ROUND_MAX: usize = 1024;
+/// Most requests of one connection in one round.
+const ROUND_OF_ONE_MAX: usize = 16;
+/// Events taken from the kernel at a time.
+const EVENTS: usize = 1024;
+
+const WAKER: Token = Token(usize::MAX);
+
+/// A connection that has passed its handshake.
+pub(crate) struct NewConnection {
+    pub(crate) stream: Arc<Stream>,
+    pub(crate) peer: Peer,
+    pub(crate) slot: u32,
+    pub(crate) admission: Admission,
+}
+
+/// How other threads reach the executor.
+#[derive(Clone)]
+pub(crate) struct ExecutorHandle {
+    new: Sender<NewConnection>,
+    waker: Arc<Waker>,
+}
+
+impl ExecutorHandle {
+    /// Hands a connection over. The executor may have ended: then it closes.
+    pub(crate) fn hand_over(&self, connection: NewConnection) {
+        if self.new.send(connection).is_ok() {
+            self.wake();
+        }
+    }
+
+    /// Makes the executor look at its connections and at the stop flag.
+    pub(crate) fn wake(&self) {
+        if let Err(e) = self.waker.wake() {
+            tracing::error!(error = %e, "cannot wake the executor");
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Executor {
+    shared: Arc<Shared>,
+    shards: Shards<FjallStore>,
+    poll: Poll,
+    new: Receiver<NewConnection>,
+    connections: Vec<Option<MetaConnection>>,
+    free: Vec<usize>,
+    /// Which connection speaks for a slot of a client: the latest.
+    slots: HashMap<(ClientId, u32), usize>,
+    /// Connections that may have requests.
+    ready: Vec<usize>,
+    round: Vec<Answer>,
+}
+
+impl Executor {
+    /// An executor of `shards`, to be run by a thread of its own.
+    ///
+    /// # Errors
+    /// When the system has no descriptors left.
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        shards: Shards<FjallStore>,
+    ) -> io::Result<(Executor, ExecutorHandle)> {
+        let poll = Poll::new()?;
+        let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
+        let (sender, new) = channel();
+        let executor = Executor {
+            shared,
+            shards,
+            poll,
+            new,
+            connections: Vec::new(),
+            free: Vec::new(),
+            slots: HashMap::new(),
+            ready: Vec::new(),
+            round: Vec::new(),
+        };
+        Ok((executor, ExecutorHandle { new: sender, waker }))
+    }
+
+    /// Runs until the node ends; then syncs and gives the shards back.
+    pub(crate) fn run(mut self) -> Shards<FjallStore> {
+        let mut events = Events::with_capacity(EVENTS);
+        self.tell_condition();
+        while !self.shared.stop.is_set() {
+            let timeout = (!self.ready.is_empty()).then_some(Duration::ZERO);
+            match self.poll.poll(&mut events, timeout) {
+                Ok(()) => {}
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) => {
+                    tracing::error!(error = %e, "the executor cannot wait for requests; ending");
+                    self.shared.stop.set();
+                    break;
+                }
+            }
+            for event in &events {
+                if event.token() == WAKER {
+                    self.take_new();
+                    continue;
+                }
+                let at = event.token().0;
+                if event.is_writable() {
+                    self.send(at);
+                }
+                if let Some(Some(connection)) = self.connections.get_mut(at) {
+                    let ended = event.is_read_closed() || event.is_error();
+                    connection.note(event.is_readable(), ended);
+                    self.list(at);
+                }
+            }
+            self.do_round();
+        }
+        self.shards
+    }
+
+    fn take_new(&mut self) {
+        while let Ok(NewConnection { stream, peer, slot, admission }) = self.new.try_recv() {
+            let at = self.free.pop().unwrap_or(self.connections.len());
+            if at == self.connections.len() {
+                self.connections.push(None);
+            }
+            let key = (admission.client, slot);
+            let connection = MetaConnection::new(stream, peer, slot, admission);
+            if let Err(e) = connection.register(self.poll.registry(), Token(at)) {
+                tracing::error!(error = %e, "cannot watch a connection; it was dropped");
+                self.free.push(at);
+                continue;
+            }
+            self.connections[at] = Some(connection);
+            // A client that connects again on a slot has given up the old connection.
+            if let Some(old) = self.slots.insert(key, at) {
+                self.drop_connection(old);
+            }
+            self.list(at);
+        }
+    }
+
+    fn list(&mut self, at: usize) {
+        if let Some(connection) = &mut self.connections[at]
+            && !connection.listed
+        {
+            connection.listed = true;
+            self.ready.push(at);
+        }
+    }
+
+    /// Drains, applies, commits, answers.
+    fn do_round(&mut self) {
+        for at in std::mem::take(&mut self.ready) {
+            match &mut self.connections[at] {
+                Some(connection) => connection.listed = false,
+                None => continue,
+            }
+            if self.round.len() >= ROUND_MAX {
+                self.list(at);
+            } else {
+                self.drain(at);
+            }
+        }
+        if self.round.is_empty() {
+            return;
+        }
+        self.shared.counters.meta_requests.add(self.round.len() as u64);
+        let mut round = std::mem::take(&mut self.round);
+        let changed = self.shards.is_dirty();
+        round::commit(&mut self.shards, &mut round);
+        if changed && self.shared.durability == Durability::Sync {
+            round::sync(&mut self.shards, &mut round, true);
+            self.answer(&mut round);
+        } else {
+            let mut waiting: Vec<_> =
+                round.extract_if(.., |answer| answer.waits_for_sync()).collect();
+            // Nobody else waits for the disk.
+            self.answer(&mut round);
+            if !waiting.is_empty() {
+                round::sync(&mut self.shards, &mut waiting, false);
+                self.answer(&mut waiting);
+            }
+        }
+        // The room is used again.
+        self.round = round;
+        self.tell_condition();
+    }
+
+    /// Takes requests from one connection and applies them.
+    fn drain(&mut self, at: usize) {
+        for _ in 0..ROUND_OF_ONE_MAX {
+            let Some(connection) = &mut self.connections[at] else { return };
+            match connection.next_request() {
+                Ok((seq, call)) => {
+                    let answer = apply(&self.shared, &mut self.shards, connection, at, seq, call);
+                    self.round.push(answer);
+                }
+                Err(NoRequest::None) => return,
+                // When the answers are gone, an event brings it back.
+                Err(NoRequest::Paused) => return,
+                Err(NoRequest::Broken(e)) => {
+                    match &e {
+                        FrameError::Closed => {}
+                        FrameError::Io(e) => {
+                            tracing::debug!(peer = %connection.peer, error = %e, "connection broke");
+                        }
+                        e => tracing::warn!(peer = %connection.peer, "connection dropped: {e}"),
+                    }
+                    self.drop_connection(at);
+                    return;
+                }
+            }
+        }
+        let Some(connection) = &self.connections[at] else { return };
+        if connection.may_have_request() {
+            self.list(at);
+        }
+    }
+
+    fn answer(&mut self, round: &mut Vec<Answer>) {
+        let mut to = Vec::with_capacity(round.len());
+        for Answer { to: at, seq, result, .. } in round.drain(..) {
+            if let Some(connection) = &mut self.connections[at] {
+                connection.answer(seq, &result);
+                to.push(at);
+            }
+        }
+        to.dedup();
+        for at in to {
+            self.send(at);
+        }
+    }
+
+    /// Sends waiting answers, and takes up a connection that paused for them.
+    fn send(&mut self, at: usize) {
+        let Some(Some(connection)) = self.connections.get_mut(at) else { return };
+        if let Err(e) = connection.send(self.poll.registry(), Token(at)) {
+            tracing::debug!(peer = %connection.peer, error = %e, "connection dropped");
+            self.drop_connection(at);
+            return;
+        }
+        if connection.may_have_request() {
+            self.list(at);
+        }
+    }
+
+    fn drop_connection(&mut self, at: usize) {
+        let Some(connection) = self.connections[at].take() else { return };
+        connection.deregister(self.poll.registry());
+        let key = (connection.admission.client, connection.slot);
+        if self.slots.get(&key) == Some(&at) {
+            self.slots.remove(&key);
+        }
+        self.free.push(at);
+    }
+
+    /// Tells the other threads how the shards are, and wakes housekeeping when
+    /// there is something for it.
+    fn tell_condition(&mut self) {
+        self.shared.counters.inodes.set(self.shards.inodes());
+        self.shards.tell_trouble(&self.shared.meta_trouble);
+        if self.shards.note_garbage().contains(&self.shared.node()) {
+            self.shared.nudge.give();
+        }
+    }
+}
+
+/// Checks who asks for what, and applies one request.
+fn apply(
+    shared: &Shared,
+    shards: &mut Shards<FjallStore>,
+    connection: &MetaConnection,
+    to: usize,
+    seq: u64,
+    mut call: MetaCall,
+) -> Answer {
+    let trusted = connection.peer.is_trusted();
+    if let Err(e) = may(shared, shards, trusted, &call) {
+        return Answer { to, seq, result: Err(e), request: None };
+    }
+    if let Some(cred) = &connection.peer.bound_to {
+        call.cred.clone_from(cred);
+    }
+    let client = connection.admission.client;
+    let ctx = Context { now: now(), client, slot: connection.slot, seq, trusted };
+    let result = shards.apply(&ctx, &call);
+    Answer { to, seq, result, request: Some((ctx, call)) }
+}
+
+/// Whether the request may be put to the shard at all. What the user may do
+/// there, the shard decides.
+fn may(
+    shared: &Shared,
+    shards: &Shards<FjallStore>,
+    trusted: bool,
+    call: &MetaCall,
+) -> Result<(), Errno> {
+    if !shards.serves(call.shard) {
+        return Err(Errno::ESTALE);
+    }
+    if call.op.is_housekeeping() && !trusted {
+        return Err(Errno::EPERM);
+    }
+    match &call.op {
+        MetaOp::Create { node: NewNode::File(layout), .. } | MetaOp::Tmpfile { layout, .. } => {
+            let known = |node| shared.map.nodes.iter().any(|n| n.id == node);
+            if !layout.pieces().all(|(node, _)| known(node)) {
+                return Err(Errno::EINVAL);
+            }
+        }
+        // It came back: what it holds stays.
+        MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
+            return Err(Errno::EBUSY);
+        }
+        _ => {}
+    }
+    Ok(())
+}

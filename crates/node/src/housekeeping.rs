@@ -1,0 +1,295 @@
+//! What a node does unasked: it removes objects whose inode is gone, and on
+//! the nodes that serve shards it gives up clients that stay away and learns
+//! the size of files whose writer died.
+//!
+//! It speaks to shards and nodes as any trusted client does, over connections
+//! of its own, so that a shard on this node is no special case.
+
+use crate::shared::Shared;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+use tatami_client::connection::{Caller, Connection, Endpoint};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::frame::Class;
+use tatami_wire::handshake::Role;
+use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
+use tatami_wire::object::ObjectState;
+use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, NodeId, Piece, ShardId};
+
+/// Pause between two looks for garbage on shards of other nodes.
+const LOOK_ELSEWHERE: Duration = Duration::from_millis(500);
+/// Pause after a nudge, in which further garbage gathers.
+const GATHER: Duration = Duration::from_millis(100);
+/// Housekeeping rests for so many times as long as it has worked.
+const REST: u32 = 4;
+/// Pause between two looks for garbage on our own shards, without a nudge.
+const LOOK_HERE: Duration = Duration::from_secs(10);
+/// Clients are looked at so many times in a lease, but not more often than
+/// every `LOOK_ELSEWHERE` and not more seldom than every `LOOK_HERE`.
+const LOOKS_PER_LEASE: u32 = 4;
+/// Pause after a node did not answer.
+const RETRY: Duration = Duration::from_secs(2);
+/// Inodes asked for at a time. A store that merges logs looks at what was
+/// removed before it finds what is there, so asking seldom is cheaper.
+const BATCH: u32 = 8192;
+/// Inodes reported at a time, few enough that requests of clients don't wait long.
+const DONE_BATCH: usize = 1024;
+/// Most rounds of releasing what clients held, until the next look.
+const EXPIRE_ROUNDS: usize = 64;
+/// Longest wait for an answer.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Runs until the node ends.
+pub(crate) fn run(shared: &Shared) {
+    let mut id = [0; 16];
+    if let Err(e) = getrandom::fill(&mut id) {
+        tracing::error!(error = %e, "no random bytes: housekeeping does not run");
+        return;
+    }
+    Housekeeper {
+        shared,
+        caller: Caller {
+            client: ClientId(id),
+            volume: Some(shared.identity.volume),
+            key: Some(shared.identity.key.clone()),
+        },
+        meta: BTreeMap::new(),
+        admin: BTreeMap::new(),
+        seq: 0,
+        retry_after: BTreeMap::new(),
+    }
+    .run();
+}
+
+struct Housekeeper<'a> {
+    shared: &'a Shared,
+    caller: Caller,
+    meta: BTreeMap<NodeId, Connection>,
+    admin: BTreeMap<NodeId, Connection>,
+    seq: u64,
+    /// Nodes that did not answer.
+    retry_after: BTreeMap<NodeId, Instant>,
+}
+
+/// A node did not answer; it is asked again later.
+struct Away;
+
+impl Housekeeper<'_> {
+    fn run(&mut self) {
+        let here = self.shared.node();
+        let shards: Vec<(ShardId, NodeId)> =
+            (0..).map(ShardId).zip(self.shared.map.shards.iter().copied()).collect();
+        let pause = match shards.iter().any(|(_, node)| *node != here) {
+            true => LOOK_ELSEWHERE,
+            false => LOOK_HERE,
+        };
+        let for_clients = (self.shared.lease / LOOKS_PER_LEASE).clamp(LOOK_ELSEWHERE, LOOK_HERE);
+        let serves = !self.shared.shards.is_empty();
+        let wait = if serves { pause.min(for_clients) } else { pause };
+        let mut looked_at_clients: Option<Instant> = None;
+        while !self.shared.stop.is_set() {
+            let began = Instant::now();
+            for &(shard, node) in &shards {
+                let _ = self.remove_garbage(shard, node);
+            }
+            if serves && looked_at_clients.is_none_or(|at| at.elapsed() >= for_clients) {
+                for &(shard, _) in shards.iter().filter(|(_, node)| *node == here) {
+                    let _ = self.expire_clients(shard);
+                    let _ = self.settle_sizes(shard);
+                }
+                looked_at_clients = Some(Instant::now());
+            }
+            let rest = (began.elapsed() * REST).max(GATHER);
+            if self.shared.nudge.wait(wait.max(rest)) {
+                // More removals follow the first one: they are cheaper together.
+                self.shared.stop.wait(rest);
+            }
+        }
+    }
+
+    /// Removes the objects on this node of inodes that a shard has given up.
+    fn remove_garbage(&mut self, shard: ShardId, node: NodeId) -> Result<(), Away> {
+        let here = self.shared.node();
+        while !self.shared.stop.is_set() {
+            let op = MetaOp::Garbage { node: here, limit: BATCH };
+            let Ok(MetaReply::Garbage(inos)) = self.ask_shard(shard, node, op)? else { break };
+            if inos.is_empty() {
+                break;
+            }
+            // A power cut must not bring a name back whose bytes are gone.
+            if self.ask_shard(shard, node, MetaOp::Sync)?.is_err() {
+                break;
+            }
+            let full = inos.len() >= BATCH as usize;
+            let mut done = Vec::with_capacity(inos.len());
+            for ino in inos {
+                match self.shared.objects.remove_all(ino) {
+                    Ok(()) => done.push(ino),
+                    Err(e) => {
+                        tracing::error!(%ino, error = %e, "cannot remove the objects of an inode");
+                    }
+                }
+            }
+            let progress = !done.is_empty();
+            if progress {
+                tracing::debug!(count = done.len(), "objects of gone inodes removed");
+                for inos in done.chunks(DONE_BATCH) {
+                    let op = MetaOp::GarbageDone { node: here, inos: inos.to_vec() };
+                    if self.ask_shard(shard, node, op)?.is_err() {
+                        return Ok(());
+                    }
+                }
+            }
+            if !full || !progress {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Releases what clients held that have been away for a lease.
+    fn expire_clients(&mut self, shard: ShardId) -> Result<(), Away> {
+        let here = self.shared.node();
+        // One order releases a part; a client is listed until nothing is left.
+        for _ in 0..EXPIRE_ROUNDS {
+            let listed = self.ask_shard(shard, here, MetaOp::Clients)?;
+            let Ok(MetaReply::Clients(clients)) = listed else { return Ok(()) };
+            let mut released = false;
+            for client in clients {
+                if !self.shared.clients.is_expired(client, self.shared.lease) {
+                    continue;
+                }
+                match self.ask_shard(shard, here, MetaOp::ExpireClient { client })? {
+                    Ok(_) => {
+                        tracing::info!(%client, "client stayed away: releasing what it held");
+                        released = true;
+                    }
+                    // It came back in this moment.
+                    Err(Errno::EBUSY) => {}
+                    Err(e) => tracing::error!(%client, error = %e, "cannot expire a client"),
+                }
+            }
+            if !released || self.shared.stop.is_set() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Learns from the objects how large files are whose writer died.
+    fn settle_sizes(&mut self, shard: ShardId) -> Result<(), Away> {
+        let here = self.shared.node();
+        let mut tried = BTreeSet::new();
+        loop {
+            let op = MetaOp::Unsettled { limit: BATCH };
+            let Ok(MetaReply::Unsettled(files)) = self.ask_shard(shard, here, op)? else { break };
+            let mut settled = false;
+            for attr in files {
+                // One whose node is away stays on the list.
+                if !tried.insert(attr.ino) {
+                    continue;
+                }
+                let Ok(state) = self.learn_state(&attr) else { continue };
+                let op = MetaOp::Settle { ino: attr.ino, state };
+                match self.ask_shard(shard, here, op)? {
+                    Ok(_) => settled = true,
+                    Err(e) => tracing::error!(ino = %attr.ino, error = %e, "cannot settle a file"),
+                }
+            }
+            if !settled {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a file's objects say; `None` when there is none.
+    fn learn_state(&mut self, attr: &Attr) -> Result<Option<DataState>, Away> {
+        let mut states: Vec<(NodeId, Piece, ObjectState)> = Vec::new();
+        for (node, piece) in attr.layout.pieces() {
+            let state = self.stat_object(node, attr.ino, piece)?;
+            states.push((node, piece, state));
+        }
+        if !states.iter().any(|(_, _, state)| state.exists) {
+            return Ok(None);
+        }
+        let size_of = |node, piece| {
+            let of = |s: &&(NodeId, Piece, ObjectState)| (s.0, s.1) == (node, piece);
+            states.iter().find(of).map_or(0, |s| s.2.size)
+        };
+        Ok(Some(DataState {
+            size: attr.layout.file_size(size_of),
+            blocks: states.iter().map(|(_, _, state)| state.blocks).sum(),
+            mtime: states.iter().map(|(_, _, state)| state.mtime).max().unwrap_or(attr.mtime),
+            changed: states.iter().map(|(_, _, state)| state.changed).max().unwrap_or_default(),
+        }))
+    }
+
+    fn stat_object(&mut self, node: NodeId, ino: Ino, piece: Piece) -> Result<ObjectState, Away> {
+        if node == self.shared.node() {
+            return self.shared.objects.stat(ino, piece).map_err(|_| Away);
+        }
+        let call = AdminCall::StatObject { ino, piece };
+        let mut connection = self.connection(node, Role::Admin)?;
+        self.seq += 1;
+        match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
+            Ok(Ok(AdminReply::Object(state))) => {
+                self.admin.insert(node, connection);
+                Ok(state)
+            }
+            Ok(_) | Err(_) => Err(self.away(node)),
+        }
+    }
+
+    fn ask_shard(&mut self, shard: ShardId, node: NodeId, op: MetaOp) -> Result<MetaResult, Away> {
+        let call = MetaCall { shard, cred: Cred::ROOT, op };
+        let mut connection = self.connection(node, Role::Meta)?;
+        self.seq += 1;
+        match connection.call::<_, MetaResult>(Class::Meta, self.seq, &call) {
+            Ok(result) => {
+                self.meta.insert(node, connection);
+                Ok(result)
+            }
+            // All that is asked here may be asked twice.
+            Err(e) => {
+                tracing::debug!(%node, error = %e, "shard did not answer");
+                Err(self.away(node))
+            }
+        }
+    }
+
+    /// The connection to a node, to be put back after a good answer.
+    fn connection(&mut self, node: NodeId, role: Role) -> Result<Connection, Away> {
+        let idle = if role == Role::Meta { &mut self.meta } else { &mut self.admin };
+        if let Some(connection) = idle.remove(&node)
+            && !connection.is_stale()
+        {
+            return Ok(connection);
+        }
+        if self.retry_after.get(&node).is_some_and(|at| Instant::now() < *at) {
+            return Err(Away);
+        }
+        let Some(info) = self.shared.map.nodes.iter().find(|n| n.id == node) else {
+            return Err(Away);
+        };
+        let endpoint = match node == self.shared.node() {
+            true => Endpoint::Unix(self.shared.socket()),
+            false => Endpoint::Tcp(info.address.clone()),
+        };
+        match Connection::open(&endpoint, &self.caller, role, 0, TIMEOUT) {
+            Ok(connection) => {
+                self.retry_after.remove(&node);
+                Ok(connection)
+            }
+            Err(e) => {
+                tracing::debug!(%node, error = %e, "node is away");
+                Err(self.away(node))
+            }
+        }
+    }
+
+    fn away(&mut self, node: NodeId) -> Away {
+        self.retry_after.insert(node, Instant::now() + RETRY);
+        Away
+    }
+}

@@ -1,0 +1,188 @@
+//! Bytes received and not yet used, of one blocking connection.
+
+use crate::stream::Stream;
+use std::io::{self, Read};
+use tatami_wire::frame::{self, FrameError, HEADER_LEN, Header};
+
+/// Bytes of a payload that are received, and written to disk, at a time: large
+/// enough that system calls don't count, small enough for the processor's cache.
+pub(crate) const CHUNK: usize = 256 * 1024;
+/// Read ahead of what is needed at most: a few small requests.
+const AHEAD: usize = 64 * 1024;
+/// Room that is kept; a larger one is given back after use.
+const KEEP: usize = CHUNK + AHEAD;
+
+/// See the module.
+pub(crate) struct Inbox {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> Inbox {
+        Inbox { bytes: vec![0; AHEAD], start: 0, end: 0 }
+    }
+
+    /// The header of the next frame and the place of its body, if it is here
+    /// already. The body must be taken by [`Inbox::body`], then the payload by
+    /// [`Inbox::payload`].
+    ///
+    /// # Errors
+    /// Bytes that are no frame.
+    pub(crate) fn header(&self) -> Result<Option<Header>, FrameError> {
+        Ok(frame::split(self.waiting())?.map(|(header, _)| header))
+    }
+
+    /// The body of the frame whose header was seen.
+    pub(crate) fn body(&mut self, header: &Header) -> &[u8] {
+        let from = self.start + HEADER_LEN;
+        self.start = from + header.body_len as usize;
+        &self.bytes[from..self.start]
+    }
+
+    /// The next `len` bytes of a payload, received if need be.
+    ///
+    /// # Errors
+    /// Those of the stream, and its end.
+    pub(crate) fn payload(&mut self, stream: &Stream, len: usize) -> io::Result<&[u8]> {
+        self.make_room(len);
+        while self.end - self.start < len {
+            // No further than needed: so the next piece begins at the front
+            // and nothing has to be moved.
+            let upto = self.start + len;
+            self.receive(stream, upto)?;
+        }
+        let from = self.start;
+        self.start += len;
+        Ok(&self.bytes[from..self.start])
+    }
+
+    /// Receives what there is, waiting for at least one byte.
+    ///
+    /// # Errors
+    /// Those of the stream; `UnexpectedEof` at its end.
+    pub(crate) fn wait(&mut self, stream: &Stream) -> io::Result<()> {
+        let needed = match self.waiting().first_chunk::<HEADER_LEN>() {
+            Some(head) => match Header::decode(head) {
+                Ok(header) => HEADER_LEN + header.body_len as usize,
+                Err(_) => HEADER_LEN,
+            },
+            None => HEADER_LEN,
+        };
+        self.make_room(needed.max(AHEAD));
+        let upto = self.bytes.len().min(self.start + needed.max(AHEAD));
+        self.receive(stream, upto)
+    }
+
+    /// Bytes that are here.
+    pub(crate) fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    fn waiting(&self) -> &[u8] {
+        &self.bytes[self.start..self.end]
+    }
+
+    fn receive(&mut self, mut stream: &Stream, upto: usize) -> io::Result<()> {
+        loop {
+            match stream.read(&mut self.bytes[self.end..upto]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(n) => {
+                    self.end += n;
+                    return Ok(());
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+    }
+
+    /// Makes room for `len` bytes from the start on, without moving what is
+    /// here if that can be helped.
+    fn make_room(&mut self, len: usize) {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.bytes.len() > KEEP && len <= KEEP {
+                self.bytes = vec![0; AHEAD];
+            }
+        }
+        if self.bytes.len() - self.start >= len {
+            return;
+        }
+        if self.start + len <= KEEP {
+            self.bytes.resize(KEEP, 0);
+            return;
+        }
+        self.bytes.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        if self.bytes.len() < len {
+            self.bytes.resize(len, 0);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+    use tatami_wire::frame::Class;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        /// However frames are cut on their way, and however payloads are
+        /// taken, they come out as they went in.
+        #[test]
+        fn frames_come_out_as_they_went_in(
+            frames in prop::collection::vec((0usize..2000, prop_oneof![0usize..100, 0usize..700_000]), 1..6),
+            pieces in prop::collection::vec(1usize..200_000, 1..8),
+            take in 1usize..2 * CHUNK,
+        ) {
+            let (mut sender, receiver) = UnixStream::pair().expect("a pair");
+            let receiver = Stream::Unix(receiver);
+            let content = |i: usize, len: usize| -> Vec<u8> {
+                (0..len).map(|at| (at * 31 + i) as u8).collect()
+            };
+            let mut sent = Vec::new();
+            for (i, (body, payload)) in frames.iter().enumerate() {
+                frame::encode(&mut sent, Class::Object, i as u64, &content(i, *body), *payload);
+                sent.extend(content(i, *payload));
+            }
+            let writer = std::thread::spawn(move || {
+                let mut rest = &sent[..];
+                for piece in pieces.iter().cycle() {
+                    let (now, later) = rest.split_at(rest.len().min(*piece));
+                    sender.write_all(now).expect("sent");
+                    rest = later;
+                    if rest.is_empty() {
+                        break;
+                    }
+                }
+            });
+            let mut inbox = Inbox::new();
+            for (i, (body, payload)) in frames.iter().enumerate() {
+                let header = loop {
+                    match inbox.header().expect("a frame") {
+                        Some(header) => break header,
+                        None => inbox.wait(&receiver).expect("more"),
+                    }
+                };
+                prop_assert_eq!((header.seq, header.payload_len as usize), (i as u64, *payload));
+                let message: Vec<u8> = frame::decode_body(inbox.body(&header)).expect("a body");
+                prop_assert_eq!(message, content(i, *body));
+                let mut got = Vec::new();
+                while got.len() < *payload {
+                    let n = take.min(*payload - got.len());
+                    got.extend_from_slice(inbox.payload(&receiver, n).expect("a payload"));
+                }
+                prop_assert_eq!(got, content(i, *payload));
+            }
+            prop_assert_eq!(inbox.len(), 0);
+            let end = inbox.wait(&receiver).expect_err("an end").kind();
+            prop_assert_eq!(end, io::ErrorKind::UnexpectedEof);
+            writer.join().expect("the writer ends");
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! The daemon of one node: listeners, connections and threads around the
+//! namespace (`meta`) and the objects (`object`). It holds no rules of a file
+//! system, only of who may ask, how much at a time, and in what order answers go out.
+//!
+//! ```text
+//! acceptor ─ handshake (a thread each, bounded, 10 s)
+//!    ├─ Meta  → executor: one thread, owns the shards; drain, apply, commit once, answer
+//!    ├─ Data  → the handshake's thread goes on: blocking, in order
+//!    └─ Admin → likewise
+//! housekeeping: removes objects of gone inodes, expires clients, settles sizes
+//! ```
+
+mod accept;
+mod admin;
+mod clients;
+mod counters;
+mod data;
+mod executor;
+mod housekeeping;
+mod inbox;
+mod listen;
+mod meta_conn;
+mod node;
+mod options;
+mod peer;
+mod round;
+mod shards;
+mod shared;
+mod signals;
+mod stop;
+mod stream;
+
+pub use node::{Node, RunError, StopHandle};
+pub use options::{Durability, NodeOptions, StartError};
+pub use tatami_object::backing_path;

@@ -1,0 +1,198 @@
+//! One connection for names, as the executor sees it: never blocking, with
+//! bounded input and output.
+
+use crate::accept::Admission;
+use crate::peer::Peer;
+use crate::stream::Stream;
+use mio::{Interest, Registry, Token, event::Source, unix::SourceFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, HEADER_LEN, Header};
+use tatami_wire::meta::{MetaCall, MetaResult};
+
+/// Room for requests that every connection keeps, in bytes.
+const INPUT_KEEP: usize = 4 * 1024;
+/// Longest request with its header.
+const INPUT_MAX: usize = HEADER_LEN + BODY_MAX;
+/// No request is taken from a connection that has not taken so many bytes of its answers.
+const OUTPUT_PAUSE: usize = 256 * 1024;
+/// A connection with more bytes of answers waiting than this is dropped.
+const OUTPUT_MAX: usize = 8 << 20;
+/// Room for answers that every connection keeps, in bytes.
+const OUTPUT_KEEP: usize = 16 * 1024;
+
+/// See the module.
+pub(crate) struct MetaConnection {
+    stream: Arc<Stream>,
+    pub(crate) peer: Peer,
+    pub(crate) slot: u32,
+    pub(crate) admission: Admission,
+    /// Received bytes are `input[start..end]`.
+    input: Vec<u8>,
+    start: usize,
+    end: usize,
+    output: Vec<u8>,
+    sent: usize,
+    waits_to_write: bool,
+    /// The socket may have more to read.
+    readable: bool,
+    /// The other side has sent its last byte, and no event will come any more.
+    ended: bool,
+    /// It is in the executor's list of connections to look at.
+    pub(crate) listed: bool,
+}
+
+/// Why there is no request.
+pub(crate) enum NoRequest {
+    /// None has come in whole.
+    None,
+    /// Answers must be taken first.
+    Paused,
+    /// The connection cannot go on.
+    Broken(FrameError),
+}
+
+impl MetaConnection {
+    pub(crate) fn new(stream: Arc<Stream>, peer: Peer, slot: u32, admission: Admission) -> Self {
+        MetaConnection {
+            stream,
+            peer,
+            slot,
+            admission,
+            input: vec![0; INPUT_KEEP],
+            start: 0,
+            end: 0,
+            output: Vec::new(),
+            sent: 0,
+            waits_to_write: false,
+            // What came before the socket was watched causes no event.
+            readable: true,
+            ended: false,
+            listed: false,
+        }
+    }
+
+    pub(crate) fn register(&self, registry: &Registry, token: Token) -> io::Result<()> {
+        SourceFd(&self.stream.as_fd().as_raw_fd()).register(registry, token, Interest::READABLE)
+    }
+
+    pub(crate) fn deregister(&self, registry: &Registry) {
+        // Closing the descriptor does it too.
+        let _ = SourceFd(&self.stream.as_fd().as_raw_fd()).deregister(registry);
+    }
+
+    /// Notes what an event told of the socket.
+    pub(crate) fn note(&mut self, readable: bool, ended: bool) {
+        self.ended |= ended;
+        self.readable |= readable | ended;
+    }
+
+    /// The next request, received if need be.
+    pub(crate) fn next_request(&mut self) -> Result<(u64, MetaCall), NoRequest> {
+        if self.output.len() - self.sent > OUTPUT_PAUSE {
+            return Err(NoRequest::Paused);
+        }
+        loop {
+            let waiting = &self.input[self.start..self.end];
+            if let Some((header, body)) = frame::split(waiting).map_err(NoRequest::Broken)? {
+                if header.class != Class::Meta || header.payload_len != 0 {
+                    return Err(NoRequest::Broken(FrameError::Unexpected));
+                }
+                let call = frame::decode_body(body).map_err(NoRequest::Broken)?;
+                self.start += HEADER_LEN + header.body_len as usize;
+                return Ok((header.seq, call));
+            }
+            if !self.readable {
+                return Err(NoRequest::None);
+            }
+            self.receive().map_err(NoRequest::Broken)?;
+        }
+    }
+
+    /// Whether there may be a further request.
+    pub(crate) fn may_have_request(&self) -> bool {
+        self.readable || self.start < self.end
+    }
+
+    fn receive(&mut self) -> Result<(), FrameError> {
+        let waiting = &self.input[self.start..self.end];
+        let needed = match waiting.first_chunk::<HEADER_LEN>() {
+            Some(head) => HEADER_LEN + Header::decode(head)?.body_len as usize,
+            None => INPUT_KEEP,
+        };
+        assert!(needed <= INPUT_MAX, "a header that decodes keeps the bound");
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            if self.input.len() > INPUT_KEEP {
+                self.input = vec![0; INPUT_KEEP];
+            }
+        }
+        if self.input.len() - self.start < needed {
+            self.input.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+            if self.input.len() < needed {
+                self.input.resize(needed, 0);
+            }
+        }
+        let mut stream = &*self.stream;
+        match stream.read(&mut self.input[self.end..]) {
+            Ok(0) if self.start == self.end => Err(FrameError::Closed),
+            Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            Ok(n) => {
+                self.end += n;
+                // A read that did not fill the room has emptied the socket; the
+                // next byte causes an event. (epoll(7), on edge triggering.)
+                self.readable = self.ended || self.end == self.input.len();
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                self.readable = false;
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Puts an answer behind those that wait.
+    pub(crate) fn answer(&mut self, seq: u64, result: &MetaResult) {
+        frame::encode(&mut self.output, Class::Meta, seq, result, 0);
+    }
+
+    /// Sends what the socket takes. An error ends the connection.
+    pub(crate) fn send(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let mut stream = &*self.stream;
+        while self.sent < self.output.len() {
+            match stream.write(&self.output[self.sent..]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => self.sent += n,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        if self.sent == self.output.len() {
+            self.sent = 0;
+            self.output.clear();
+            self.output.shrink_to(OUTPUT_KEEP);
+        } else if self.output.len() - self.sent > OUTPUT_MAX {
+            return Err(io::Error::other("the client does not take its answers"));
+        }
+        self.watch(registry, token)
+    }
+
+    /// Asks for an event when the socket takes bytes again, while some wait.
+    fn watch(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let wanted = !self.output.is_empty();
+        if wanted == self.waits_to_write {
+            return Ok(());
+        }
+        self.waits_to_write = wanted;
+        let interest = match wanted {
+            true => Interest::READABLE | Interest::WRITABLE,
+            false => Interest::READABLE,
+        };
+        SourceFd(&self.stream.as_fd().as_raw_fd()).reregister(registry, token, interest)
+    }
+}

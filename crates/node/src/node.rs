@@ -1,0 +1,253 @@
+//! One daemon: starting its threads, waiting for its end, ending well.
+
+use crate::clients::Clients;
+use crate::counters::{Counters, Places};
+use crate::executor::{Executor, ExecutorHandle};
+use crate::options::{NodeOptions, StartError};
+use crate::shards::Shards;
+use crate::shared::{
+    ADMIN_CONNECTIONS_MAX, DATA_CONNECTIONS_MAX, HANDSHAKES_MAX, META_CONNECTIONS_MAX, Nudge,
+    Registry, STRANGER_CONNECTIONS_MAX, Shared,
+};
+use crate::stop::Stop;
+use crate::{accept, housekeeping, listen, signals};
+use rustix::event::{PollFd, PollFlags, poll};
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tatami_cluster::DataDir;
+use tatami_meta::FjallStore;
+use tatami_object::ObjectStore;
+use tatami_wire::handshake::Identity;
+use tatami_wire::{NodeId, ShardId};
+
+/// How long connections may take to finish what they are at when the node ends.
+const LEAVE: Duration = Duration::from_secs(10);
+
+/// A daemon that has started: it listens and answers. Dropping it ends it.
+pub struct Node {
+    shared: Arc<Shared>,
+    executor: Option<(ExecutorHandle, JoinHandle<Shards<FjallStore>>)>,
+    acceptor: Option<JoinHandle<()>>,
+    housekeeper: Option<JoinHandle<()>>,
+    ended: bool,
+    /// Held until everything else is gone.
+    _dir: DataDir,
+}
+
+/// Ends a node from another thread.
+#[derive(Clone)]
+pub struct StopHandle(Arc<Shared>);
+
+impl StopHandle {
+    /// Makes [`Node::run`] end the node and return.
+    pub fn stop(&self) {
+        self.0.stop.set();
+    }
+}
+
+/// Why a node did not end well.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum RunError {
+    #[error("cannot wait for signals: {0}")]
+    Signals(io::Error),
+    #[error(
+        "node {node}: the last sync of {what} failed ({errno}): what was acknowledged just before may not survive \
+         a power cut; check the disk"
+    )]
+    Sync { node: NodeId, what: &'static str, errno: tatami_wire::Errno },
+    #[error("node {node}: the thread of the {what} died; see the log")]
+    Died { node: NodeId, what: &'static str },
+}
+
+impl Node {
+    /// Starts a node. When this returns, it answers on its socket and its port.
+    ///
+    /// # Errors
+    /// [`StartError`]; nothing is left running then.
+    pub fn start(options: NodeOptions) -> Result<Node, StartError> {
+        let NodeOptions { dir, map, node, key, lease, durability, version } = options;
+        let info = map.nodes.iter().find(|n| n.id == node).cloned();
+        let info = info.ok_or(StartError::UnknownNode(node))?;
+        raise_descriptor_limit();
+        let dir = DataDir::open_or_create(&dir, map.volume, node)?;
+        let tcp = listen::tcp(&info.address, node)?;
+        let unix = listen::unix(Path::new(&info.socket), node)?;
+        let identity = Identity { volume: map.volume, node, key };
+        let served: Vec<_> = (0..).map(ShardId).zip(&map.shards).collect();
+        let served: Vec<_> = served.into_iter().filter(|(_, n)| **n == node).collect();
+        let served: Vec<_> = served.into_iter().map(|(shard, _)| shard).collect();
+        let shards = Shards::open(&dir.meta_dir(), &identity, &served)?;
+        let objects = ObjectStore::open(dir.path())?;
+        let system = |what| move |source| StartError::System { what, source };
+        let shared = Arc::new(Shared {
+            identity,
+            map,
+            info,
+            shards: served,
+            version,
+            lease,
+            durability,
+            started: Instant::now(),
+            objects,
+            counters: Counters::default(),
+            clients: Clients::new(),
+            handshakes: Places::new(HANDSHAKES_MAX),
+            meta_places: Places::new(META_CONNECTIONS_MAX),
+            data_places: Places::new(DATA_CONNECTIONS_MAX),
+            admin_places: Places::new(ADMIN_CONNECTIONS_MAX),
+            stranger_places: Places::new(STRANGER_CONNECTIONS_MAX),
+            registry: Registry::default(),
+            nudge: Nudge::default(),
+            stop: Stop::new().map_err(system("make an event"))?,
+            meta_trouble: parking_lot::Mutex::default(),
+            mounts: parking_lot::Mutex::default(),
+            farewell: parking_lot::Mutex::default(),
+        });
+        let mut node = Node {
+            shared: shared.clone(),
+            executor: None,
+            acceptor: None,
+            housekeeper: None,
+            ended: false,
+            _dir: dir,
+        };
+        if !shards.is_empty() {
+            let (executor, handle) = Executor::new(shared.clone(), shards)
+                .map_err(system("make the executor's event queue"))?;
+            let alarm = Alarm(shared.clone());
+            let thread = spawn("executor", move || {
+                let _alarm = alarm;
+                executor.run()
+            })?;
+            node.executor = Some((handle, thread));
+        }
+        let handle = node.executor.as_ref().map(|(handle, _)| handle.clone());
+        let shared = node.shared.clone();
+        node.acceptor =
+            Some(spawn("acceptor", move || accept::run(&shared, handle.as_ref(), &tcp, &unix))?);
+        let shared = node.shared.clone();
+        node.housekeeper = Some(spawn("housekeeping", move || housekeeping::run(&shared))?);
+        tracing::info!(
+            node = %node.shared.node(), name = node.shared.info.name,
+            address = node.shared.info.address, socket = node.shared.info.socket,
+            shards = node.shared.shards.len(), "ready"
+        );
+        Ok(node)
+    }
+
+    /// A handle that ends the node.
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle(self.shared.clone())
+    }
+
+    /// Serves until somebody orders the end, or SIGTERM or SIGINT comes; then
+    /// finishes what is under way, syncs, and returns.
+    ///
+    /// # Errors
+    /// [`RunError`]. The node has ended in any case.
+    pub fn run(mut self) -> Result<(), RunError> {
+        let signalled = signals::catch().map_err(RunError::Signals)?;
+        while !self.shared.stop.is_set() {
+            let mut fds = [
+                PollFd::new(&self.shared.stop, PollFlags::IN),
+                PollFd::new(signalled, PollFlags::IN),
+            ];
+            // Interrupted, most likely by the signal that the flag tells of.
+            let _ = poll(&mut fds, None);
+            if signalled.is_set() {
+                tracing::info!("signal to end");
+                break;
+            }
+        }
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), RunError> {
+        if std::mem::replace(&mut self.ended, true) {
+            return Ok(());
+        }
+        let shared = &self.shared;
+        let node = shared.node();
+        let mut result = Ok(());
+        shared.stop.set();
+        shared.nudge.give();
+        if let Some(thread) = self.acceptor.take()
+            && thread.join().is_err()
+        {
+            result = Err(RunError::Died { node, what: "acceptor" });
+        }
+        // From here on a new daemon may take the socket's name.
+        if let Err(e) = std::fs::remove_file(shared.socket()) {
+            tracing::debug!(error = %e, "the socket was gone already");
+        }
+        if let Some((handle, thread)) = self.executor.take() {
+            handle.wake();
+            match thread.join() {
+                Ok(mut shards) => {
+                    for (_, synced) in shards.sync() {
+                        if let Err(errno) = synced {
+                            result = Err(RunError::Sync { node, what: "the namespace", errno });
+                        }
+                    }
+                }
+                Err(_) => result = Err(RunError::Died { node, what: "executor" }),
+            }
+        }
+        let left = shared.registry.close(LEAVE);
+        if left > 0 {
+            tracing::warn!(left, "connections did not end; they are broken off");
+        }
+        if let Some(thread) = self.housekeeper.take()
+            && thread.join().is_err()
+        {
+            result = Err(RunError::Died { node, what: "housekeeping" });
+        }
+        if let Err(errno) = shared.objects.sync_all() {
+            result = Err(RunError::Sync { node, what: "objects", errno });
+        }
+        tracing::info!(%node, "ended");
+        shared.farewell.lock().clear();
+        result
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            tracing::error!("{e}");
+        }
+    }
+}
+
+/// Ends the node when a thread dies that it cannot do without.
+struct Alarm(Arc<Shared>);
+
+impl Drop for Alarm {
+    fn drop(&mut self) {
+        self.0.stop.set();
+    }
+}
+
+fn spawn<T: Send + 'static>(
+    name: &'static str,
+    run: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>, StartError> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .spawn(run)
+        .map_err(|source| StartError::System { what: "start a thread", source })
+}
+
+/// A connection and an open object take a descriptor each, and the usual soft
+/// limit of 1024 is for programs that use select(2).
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::debug!(error = %e, "the limit of open files stays as it is");
+    }
+}

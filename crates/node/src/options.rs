@@ -1,0 +1,93 @@
+//! What a node is started with, and why it does not start.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+use tatami_cluster::DataDirError;
+use tatami_object::OpenError;
+use tatami_wire::admin::ClusterMap;
+use tatami_wire::{NodeId, VolumeKey};
+
+/// What a node is started with.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// The data directory; made if it is not there.
+    pub dir: PathBuf,
+    /// All nodes of the volume.
+    pub map: ClusterMap,
+    /// Which of them this is.
+    pub node: NodeId,
+    /// The volume's key.
+    pub key: VolumeKey,
+    /// How long a client may be without a connection before what it held is released.
+    pub lease: Duration,
+    /// What an acknowledged change of names survives.
+    pub durability: Durability,
+    /// Version of the program, as `status` shows it.
+    pub version: String,
+}
+
+/// What an acknowledged change of names survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of the daemon; after an fsync of a file also a power cut. The
+    /// promise of ext4.
+    #[default]
+    Process,
+    /// A power cut, always: one fsync for all requests of a round, before their answers.
+    Sync,
+}
+
+impl NodeOptions {
+    /// Default of [`NodeOptions::lease`].
+    pub const LEASE: Duration = Duration::from_secs(60);
+
+    /// The options of a node with default lease and this crate's version.
+    pub fn new(dir: PathBuf, map: ClusterMap, node: NodeId, key: VolumeKey) -> NodeOptions {
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        NodeOptions {
+            dir,
+            map,
+            node,
+            key,
+            lease: Self::LEASE,
+            durability: Durability::default(),
+            version,
+        }
+    }
+}
+
+/// Why a node does not start. Each text says what to do.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum StartError {
+    #[error("node {0} is not in the volume's map: check volume.toml and the node's number")]
+    UnknownNode(NodeId),
+    #[error("{0}")]
+    DataDir(#[from] DataDirError),
+    #[error("{0}")]
+    Objects(#[from] OpenError),
+    #[error("namespace in {}: {source}", path.display())]
+    Meta { path: PathBuf, source: tatami_meta::OpenError },
+    #[error(
+        "address {address}: another program uses this port: stop it, or give node {node} \
+         another port in volume.toml on all nodes"
+    )]
+    PortInUse { address: String, node: NodeId },
+    #[error(
+        "address {address}: cannot listen there: {source}; node {node} must have an address of \
+         this machine in volume.toml"
+    )]
+    Listen { address: String, node: NodeId, source: io::Error },
+    #[error("socket {}: another daemon answers there: stop it first", path.display())]
+    SocketInUse { path: PathBuf },
+    #[error(
+        "socket {}: something that is not a socket is there: remove it, or give node {node} \
+         another socket in volume.toml", path.display()
+    )]
+    NotASocket { path: PathBuf, node: NodeId },
+    #[error("socket {}: cannot listen there: {source}", path.display())]
+    Socket { path: PathBuf, source: io::Error },
+    #[error("cannot {what}: {source}")]
+    System { what: &'static str, source: io::Error },
+}

@@ -1,0 +1,80 @@
+//! Who is on the other side of a connection, and what it may say.
+
+use crate::stream::Stream;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use tatami_wire::{Cred, GROUPS_MAX};
+
+/// The other side of a connection.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    /// Who it must be; `None` for a trusted peer, which speaks for anybody.
+    pub(crate) bound_to: Option<Cred>,
+    /// Where it comes from, for logs.
+    origin: String,
+}
+
+impl Peer {
+    /// Learns who is connected. Over TCP, only whoever has proved that it has the
+    /// volume's key comes through the handshake, so it is trusted. On a UNIX
+    /// socket the kernel tells: the superuser and our own user are trusted.
+    ///
+    /// # Errors
+    /// Those of getsockopt(2); a peer in more than [`GROUPS_MAX`] groups.
+    pub(crate) fn of(stream: &Stream) -> io::Result<Peer> {
+        let socket = match stream {
+            Stream::Tcp(tcp) => {
+                let origin = tcp.peer_addr()?.to_string();
+                return Ok(Peer { bound_to: None, origin });
+            }
+            Stream::Unix(socket) => socket,
+        };
+        let ucred = rustix::net::sockopt::socket_peercred(socket)?;
+        let (uid, gid) = (ucred.uid.as_raw(), ucred.gid.as_raw());
+        let origin = format!("process {} of user {uid}", ucred.pid.as_raw_nonzero());
+        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+            return Ok(Peer { bound_to: None, origin });
+        }
+        let groups = peer_groups(socket)?;
+        Ok(Peer { bound_to: Some(Cred { uid, gid, groups }), origin })
+    }
+
+    /// Whether it may speak for anybody and give orders.
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.bound_to.is_none()
+    }
+
+    /// The user that it is bound to.
+    pub(crate) fn uid(&self) -> Option<u32> {
+        self.bound_to.as_ref().map(|cred| cred.uid)
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.origin)
+    }
+}
+
+/// The supplementary groups of the process at the other end (`SO_PEERGROUPS`,
+/// for which rustix has no call).
+fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
+    let mut groups = vec![0u32; GROUPS_MAX];
+    let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;
+    // SAFETY: `groups` has room for `len` bytes, and any bytes are valid u32s.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERGROUPS,
+            groups.as_mut_ptr().cast(),
+            &mut len,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    groups.truncate(len as usize / size_of::<u32>());
+    Ok(groups)
+}

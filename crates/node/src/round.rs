@@ -1,0 +1,183 @@
+//! The answers of one round of the executor, from the moment that the requests
+//! were applied until the answers may leave.
+
+use crate::shards::Shards;
+use tatami_meta::{Context, Store};
+use tatami_wire::ShardId;
+use tatami_wire::meta::{MetaCall, MetaOp, MetaResult};
+
+/// An answer that waits for its round to be settled.
+pub(crate) struct Answer {
+    /// The connection that it goes to.
+    pub(crate) to: usize,
+    pub(crate) seq: u64,
+    pub(crate) result: MetaResult,
+    /// What was put to a shard; `None` when it was refused before.
+    pub(crate) request: Option<(Context, MetaCall)>,
+}
+
+impl Answer {
+    /// Whether the asker waits for everything to survive a power cut.
+    pub(crate) fn waits_for_sync(&self) -> bool {
+        matches!(&self.request, Some((_, call)) if call.op == MetaOp::Sync)
+    }
+
+    fn is_mutation(&self) -> bool {
+        matches!(&self.request, Some((_, call)) if call.op.is_mutation())
+    }
+}
+
+/// Makes the round lasting. Afterwards every answer says what has happened.
+pub(crate) fn commit<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
+    let failed = shards.commit();
+    if !failed.is_empty() {
+        redo(shards, round, &failed);
+    }
+}
+
+/// After a commit that failed, nothing of the round has happened on those
+/// shards, and what was read there may be wrong. Each request is done
+/// again, with a commit of its own: on a full disk removals may still go
+/// through, and an answer that was given before is given again.
+fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], failed: &[ShardId]) {
+    for answer in round {
+        let Some((ctx, call)) = &answer.request else { continue };
+        if failed.contains(&call.shard) {
+            answer.result = shards.apply(ctx, call);
+            if let Err(e) = shards.commit_one(call.shard) {
+                answer.result = Err(e);
+            }
+        }
+    }
+}
+
+/// Makes everything committed survive a power cut. Where that fails, those who
+/// asked for it are told, and with `all` whoever changed something.
+pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) {
+    let results = shards.sync();
+    for answer in round {
+        let concerned = answer.waits_for_sync() || (all && answer.is_mutation());
+        let Some((_, call)) = &answer.request else { continue };
+        if let (true, Ok(_), Some(Err(e))) = (concerned, &answer.result, results.get(&call.shard)) {
+            answer.result = Err(*e);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_meta::store::faulty::Fault;
+    use tatami_meta::{Config, FaultyStore, Meta};
+    use tatami_wire::meta::{MetaReply, NewNode};
+    use tatami_wire::{ClientId, Cred, Errno, Ino, Timestamp, VolumeId, VolumeKey};
+
+    const SHARD: ShardId = ShardId(0);
+
+    fn shards() -> Shards<FaultyStore> {
+        let config =
+            Config { shard: SHARD, volume: VolumeId([1; 16]), key: VolumeKey::new([1; 32]) };
+        let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
+        let mut shards = Shards::of([(SHARD, meta)]);
+        // A number is reserved with a commit of its own, which shall not be the one that fails.
+        let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
+        commit(&mut shards, &mut first);
+        shards
+    }
+
+    fn put(shards: &mut Shards<FaultyStore>, slot: u32, seq: u64, op: MetaOp) -> Answer {
+        let call = MetaCall { shard: SHARD, cred: Cred::ROOT, op };
+        let now = Timestamp::from_sec(2);
+        let ctx = Context { now, client: ClientId([1; 16]), slot, seq, trusted: true };
+        let result = shards.apply(&ctx, &call);
+        Answer { to: 0, seq, result, request: Some((ctx, call)) }
+    }
+
+    fn mkdir(name: &str) -> MetaOp {
+        MetaOp::Create {
+            parent: Ino::ROOT,
+            name: name.as_bytes().to_vec().into(),
+            node: NewNode::Dir,
+            mode: 0o755,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        }
+    }
+
+    fn lookup(name: &str) -> MetaOp {
+        MetaOp::Lookup { parent: Ino::ROOT, name: name.as_bytes().to_vec().into() }
+    }
+
+    #[test]
+    fn a_round_that_meets_a_full_disk_is_done_again_one_by_one() {
+        let mut shards = shards();
+        let mut round = vec![
+            put(&mut shards, 1, 1, mkdir("a")),
+            put(&mut shards, 2, 1, lookup("a")),
+            // Sent again: its answer was given before and must not change.
+            put(&mut shards, 0, 1, mkdir("first")),
+            put(&mut shards, 3, 1, mkdir("b")),
+        ];
+        assert!(round.iter().all(|answer| answer.result.is_ok()));
+        // The round fails, and so does "a" alone; then there is room for "b".
+        shards.meta(SHARD).store_mut().fail_commit(0, Fault::Full);
+        shards.meta(SHARD).store_mut().fail_commit(1, Fault::Full);
+        commit(&mut shards, &mut round);
+        assert_eq!(round[0].result, Err(Errno::ENOSPC));
+        assert_eq!(round[1].result, Err(Errno::ENOENT), "what was undone is not seen");
+        assert!(matches!(round[2].result, Ok(MetaReply::Created { .. })));
+        assert!(matches!(round[3].result, Ok(MetaReply::Created { .. })));
+        assert_eq!(put(&mut shards, 2, 2, lookup("a")).result, Err(Errno::ENOENT));
+        assert!(put(&mut shards, 2, 3, lookup("b")).result.is_ok());
+        // The one that failed is not done by repeating it with its old number either.
+        assert!(put(&mut shards, 1, 2, mkdir("a")).result.is_ok());
+    }
+
+    #[test]
+    fn after_a_broken_commit_reads_go_on_and_changes_do_not() {
+        let mut shards = shards();
+        let mut round = vec![
+            put(&mut shards, 1, 1, mkdir("a")),
+            put(&mut shards, 2, 1, lookup("first")),
+            put(&mut shards, 0, 1, mkdir("first")),
+        ];
+        shards.meta(SHARD).store_mut().fail_commit(0, Fault::Io);
+        commit(&mut shards, &mut round);
+        assert_eq!(round[0].result, Err(Errno::EIO));
+        assert!(round[1].result.is_ok());
+        assert!(matches!(round[2].result, Ok(MetaReply::Created { .. })));
+        let trouble = parking_lot::Mutex::default();
+        shards.tell_trouble(&trouble);
+        assert!(trouble.lock().contains_key(&SHARD));
+    }
+
+    #[test]
+    fn a_failed_sync_is_told_to_those_whom_it_concerns() {
+        for all in [false, true] {
+            let mut shards = shards();
+            let mut round = vec![
+                put(&mut shards, 1, 1, mkdir("a")),
+                put(&mut shards, 2, 1, lookup("a")),
+                put(&mut shards, 3, 1, MetaOp::Sync),
+            ];
+            commit(&mut shards, &mut round);
+            shards.meta(SHARD).store_mut().fail_sync();
+            sync(&mut shards, &mut round, all);
+            assert_eq!(round[0].result.is_ok(), !all);
+            assert!(round[1].result.is_ok());
+            assert_eq!(round[2].result, Err(Errno::EIO));
+        }
+    }
+
+    #[test]
+    fn what_was_synced_survives_a_power_cut() {
+        let mut shards = shards();
+        let mut round =
+            vec![put(&mut shards, 1, 1, mkdir("a")), put(&mut shards, 3, 1, MetaOp::Sync)];
+        commit(&mut shards, &mut round);
+        sync(&mut shards, &mut round, false);
+        assert!(round.iter().all(|answer| answer.result.is_ok()));
+        assert_eq!(shards.meta(SHARD).store_mut().unsynced(), 0);
+    }
+}

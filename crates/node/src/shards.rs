@@ -1,0 +1,156 @@
+//! The shards that this node serves, with their stores.
+
+use crate::options::StartError;
+use crate::shared::now;
+use parking_lot::Mutex;
+use rustix::fs::Mode;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use tatami_meta::{Config, Context, FjallStore, Meta, OpenError, Store};
+use tatami_wire::handshake::Identity;
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
+use tatami_wire::{Errno, NodeId, ShardId};
+
+/// See the module.
+pub(crate) struct Shards<S> {
+    metas: BTreeMap<ShardId, Meta<S>>,
+    /// Which shards may have garbage of which nodes. A store that merges logs
+    /// steps over all that was removed before it finds nothing, and nodes ask often.
+    garbage: BTreeSet<(ShardId, NodeId)>,
+}
+
+impl Shards<FjallStore> {
+    /// Opens `shards` below `dir`, making those that are not there yet.
+    pub(crate) fn open(
+        dir: &Path,
+        identity: &Identity,
+        shards: &[ShardId],
+    ) -> Result<Shards<FjallStore>, StartError> {
+        let mut metas = BTreeMap::new();
+        if !shards.is_empty() {
+            match rustix::fs::mkdir(dir, Mode::RWXU) {
+                Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+                Err(e) => {
+                    let what = "make the directory of the namespace";
+                    return Err(StartError::System { what, source: e.into() });
+                }
+            }
+        }
+        for &shard in shards {
+            let path = dir.join(format!("{:04x}", shard.0));
+            let config = Config { shard, volume: identity.volume, key: identity.key.clone() };
+            let meta = FjallStore::open(&path)
+                .map_err(OpenError::from)
+                .and_then(|store| Meta::open(store, config, now()))
+                .map_err(|source| StartError::Meta { path, source })?;
+            metas.insert(shard, meta);
+        }
+        Ok(Shards { metas, garbage: BTreeSet::new() })
+    }
+}
+
+impl<S: Store> Shards<S> {
+    /// Shards over other stores.
+    #[cfg(test)]
+    pub(crate) fn of(metas: impl IntoIterator<Item = (ShardId, Meta<S>)>) -> Shards<S> {
+        Shards { metas: metas.into_iter().collect(), garbage: BTreeSet::new() }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn meta(&mut self, shard: ShardId) -> &mut Meta<S> {
+        self.metas.get_mut(&shard).expect("the test has it")
+    }
+
+    /// Whether something waits for a commit.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.metas.values().any(Meta::is_dirty)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.metas.is_empty()
+    }
+
+    pub(crate) fn serves(&self, shard: ShardId) -> bool {
+        self.metas.contains_key(&shard)
+    }
+
+    /// Applies one request; its answer may leave after the next commit.
+    pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> MetaResult {
+        let Some(meta) = self.metas.get_mut(&call.shard) else { return Err(Errno::ESTALE) };
+        let MetaOp::Garbage { node, .. } = call.op else {
+            return meta.apply(ctx, &call.cred, &call.op);
+        };
+        if ctx.trusted && !self.garbage.contains(&(call.shard, node)) {
+            return Ok(MetaReply::Garbage(Vec::new()));
+        }
+        let result = meta.apply(ctx, &call.cred, &call.op);
+        if matches!(&result, Ok(MetaReply::Garbage(inos)) if inos.is_empty()) {
+            self.garbage.remove(&(call.shard, node));
+        }
+        result
+    }
+
+    /// Commits all shards and returns those that could not.
+    pub(crate) fn commit(&mut self) -> Vec<ShardId> {
+        let mut failed = Vec::new();
+        for (&shard, meta) in &mut self.metas {
+            if meta.is_dirty()
+                && let Err(e) = meta.commit()
+            {
+                tracing::error!(shard = shard.0, error = %e, "commit failed");
+                failed.push(shard);
+            }
+        }
+        failed
+    }
+
+    /// Commits one shard.
+    pub(crate) fn commit_one(&mut self, shard: ShardId) -> Result<(), Errno> {
+        match self.metas.get_mut(&shard) {
+            Some(meta) => meta.commit().map_err(|e| e.errno()),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes everything committed on all shards survive a power cut.
+    pub(crate) fn sync(&mut self) -> BTreeMap<ShardId, Result<(), Errno>> {
+        let sync = |(&shard, meta): (&ShardId, &mut Meta<S>)| {
+            let result = meta.sync().map_err(|e| {
+                tracing::error!(shard = shard.0, error = %e, "sync failed");
+                e.errno()
+            });
+            (shard, result)
+        };
+        self.metas.iter_mut().map(sync).collect()
+    }
+
+    /// Number of inodes on all shards.
+    pub(crate) fn inodes(&self) -> u64 {
+        self.metas.values().map(Meta::inodes).sum()
+    }
+
+    /// Puts what is wrong with the shards into `trouble`.
+    pub(crate) fn tell_trouble(&self, trouble: &Mutex<BTreeMap<ShardId, String>>) {
+        for (shard, meta) in &self.metas {
+            if let Some(text) = meta.trouble() {
+                let mut trouble = trouble.lock();
+                if trouble.get(shard).is_none_or(|known| known != text) {
+                    trouble.insert(*shard, text.to_owned());
+                }
+            }
+        }
+    }
+
+    /// Nodes on which objects may have become garbage since the last call. To be
+    /// called after every round, and once after opening.
+    pub(crate) fn note_garbage(&mut self) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        for (&shard, meta) in &mut self.metas {
+            for node in meta.take_garbage_nodes() {
+                self.garbage.insert((shard, node));
+                nodes.push(node);
+            }
+        }
+        nodes
+    }
+}

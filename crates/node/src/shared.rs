@@ -1,0 +1,219 @@
+//! What all threads of a node share.
+
+use crate::clients::Clients;
+use crate::counters::{Counters, Places};
+use crate::options::Durability;
+use crate::stop::Stop;
+use crate::stream::Stream;
+use parking_lot::{Condvar, Mutex};
+use std::collections::{BTreeMap, HashMap};
+use std::net::Shutdown;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tatami_object::ObjectStore;
+use tatami_wire::admin::{ClusterMap, MountInfo, NodeInfo, NodeStatus};
+use tatami_wire::handshake::Identity;
+use tatami_wire::{NodeId, PROTOCOL_VERSION, ShardId, Timestamp};
+
+/// Most connections for names.
+pub(crate) const META_CONNECTIONS_MAX: u32 = 4096;
+/// Most connections for bytes; each has a thread.
+pub(crate) const DATA_CONNECTIONS_MAX: u32 = 1024;
+/// Most connections for questions; each has a thread.
+pub(crate) const ADMIN_CONNECTIONS_MAX: u32 = 256;
+/// Most connections of all peers that are not trusted, so that some are left for
+/// the others.
+pub(crate) const STRANGER_CONNECTIONS_MAX: u32 = 512;
+/// Most handshakes under way.
+pub(crate) const HANDSHAKES_MAX: u32 = 256;
+/// Below this share of the disk free, one in so many, `status` complains.
+const NEARLY_FULL: u64 = 20;
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) identity: Identity,
+    pub(crate) map: ClusterMap,
+    pub(crate) info: NodeInfo,
+    /// The shards that this node serves.
+    pub(crate) shards: Vec<ShardId>,
+    pub(crate) version: String,
+    pub(crate) lease: Duration,
+    pub(crate) durability: Durability,
+    pub(crate) started: Instant,
+    pub(crate) objects: ObjectStore,
+    pub(crate) counters: Counters,
+    pub(crate) clients: Clients,
+    pub(crate) handshakes: Arc<Places>,
+    pub(crate) meta_places: Arc<Places>,
+    pub(crate) data_places: Arc<Places>,
+    pub(crate) admin_places: Arc<Places>,
+    pub(crate) stranger_places: Arc<Places>,
+    pub(crate) registry: Registry,
+    pub(crate) nudge: Nudge,
+    pub(crate) stop: Stop,
+    /// What is wrong with the shards served here.
+    pub(crate) meta_trouble: Mutex<BTreeMap<ShardId, String>>,
+    /// Mounts that announced themselves, by connection.
+    pub(crate) mounts: Mutex<BTreeMap<u64, MountInfo>>,
+    /// Connections over which the end was ordered. They close when all is done.
+    pub(crate) farewell: Mutex<Vec<Arc<Stream>>>,
+}
+
+impl Shared {
+    pub(crate) fn node(&self) -> NodeId {
+        self.identity.node
+    }
+
+    /// The path of the UNIX socket.
+    pub(crate) fn socket(&self) -> PathBuf {
+        PathBuf::from(&self.info.socket)
+    }
+
+    /// The condition of this node, as everybody may know it.
+    pub(crate) fn status(&self) -> NodeStatus {
+        let places = [&self.meta_places, &self.data_places, &self.admin_places];
+        NodeStatus {
+            id: self.node(),
+            name: self.info.name.clone(),
+            version: self.version.clone(),
+            protocol: PROTOCOL_VERSION,
+            pid: std::process::id(),
+            uptime_sec: self.started.elapsed().as_secs(),
+            trouble: self.trouble(),
+            space: self.objects.space().unwrap_or_default(),
+            shards: self.shards.len() as u32,
+            inodes: self.counters.inodes.get(),
+            connections: places.iter().map(|p| p.taken()).sum(),
+            meta_requests: self.counters.meta_requests.get(),
+            object_requests: self.counters.object_requests.get(),
+            bytes_read: self.counters.bytes_read.get(),
+            bytes_written: self.counters.bytes_written.get(),
+            mounts: self.mounts.lock().values().cloned().collect(),
+            clients: self.clients.connected(),
+        }
+    }
+
+    fn trouble(&self) -> Vec<String> {
+        let mut trouble: Vec<_> = self.meta_trouble.lock().values().cloned().collect();
+        trouble.extend(self.objects.trouble());
+        match self.objects.space() {
+            Err(e) => trouble.push(format!("the disk does not answer: {e}; check it")),
+            Ok(space) if space.available < space.total / NEARLY_FULL => trouble.push(format!(
+                "the disk is nearly full: {} MiB of {} MiB are left; remove files or add space",
+                space.available >> 20,
+                space.total >> 20
+            )),
+            Ok(_) => {}
+        }
+        trouble
+    }
+}
+
+/// The clock for names and capabilities. It is the one from which the kernel
+/// stamps backing files, so that times of names and of bytes compare.
+pub(crate) fn now() -> Timestamp {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+}
+
+/// All connections that have a thread, so that they can be ended.
+#[derive(Default)]
+pub(crate) struct Registry {
+    inner: Mutex<RegistryInner>,
+    emptied: Condvar,
+}
+
+#[derive(Default)]
+struct RegistryInner {
+    next: u64,
+    streams: HashMap<u64, Arc<Stream>>,
+    closing: bool,
+}
+
+/// A place in the registry, left when dropped.
+pub(crate) struct Registered<'a> {
+    registry: &'a Registry,
+    /// The connection's number, never used twice.
+    pub(crate) id: u64,
+}
+
+impl Registry {
+    /// Notes a connection; `None` when the node is ending.
+    pub(crate) fn add(&self, stream: &Arc<Stream>) -> Option<Registered<'_>> {
+        let mut inner = self.inner.lock();
+        if inner.closing {
+            return None;
+        }
+        inner.next += 1;
+        let id = inner.next;
+        inner.streams.insert(id, stream.clone());
+        Some(Registered { registry: self, id })
+    }
+
+    /// Lets every connection finish the request it is at, and waits for that,
+    /// no longer than `patience`; then breaks them off and waits as long again.
+    /// Returns how many are left.
+    pub(crate) fn close(&self, patience: Duration) -> usize {
+        let mut inner = self.inner.lock();
+        inner.closing = true;
+        for how in [Shutdown::Read, Shutdown::Both] {
+            inner.streams.values().for_each(|stream| stream.shutdown(how));
+            let deadline = Instant::now() + patience;
+            while !inner.streams.is_empty() {
+                if self.emptied.wait_until(&mut inner, deadline).timed_out() {
+                    break;
+                }
+            }
+        }
+        inner.streams.len()
+    }
+}
+
+impl Drop for Registered<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.registry.inner.lock();
+        inner.streams.remove(&self.id);
+        if inner.streams.is_empty() {
+            self.registry.emptied.notify_all();
+        }
+    }
+}
+
+/// Wakes housekeeping when there may be something to do.
+#[derive(Default)]
+pub(crate) struct Nudge {
+    wanted: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Nudge {
+    pub(crate) fn give(&self) {
+        let mut wanted = self.wanted.lock();
+        if !*wanted {
+            *wanted = true;
+            self.changed.notify_one();
+        }
+    }
+
+    /// Waits for a nudge, or for the time to pass. Whether there was one.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let mut wanted = self.wanted.lock();
+        if !*wanted {
+            self.changed.wait_for(&mut wanted, timeout);
+        }
+        std::mem::take(&mut *wanted)
+    }
+}
+
+/// Makes the buffers of a UNIX socket large enough for a few of the largest
+/// frames. The system may give less, which only costs speed. TCP is left
+/// alone: the kernel sizes its buffers by what the path needs, up to more than may be
+/// asked for on an untuned machine, and stops doing so when it is told a size.
+pub(crate) fn enlarge_buffers(stream: &Stream) {
+    const BUFFER: usize = 4 << 20;
+    if let Stream::Unix(socket) = stream {
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(socket, BUFFER);
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(socket, BUFFER);
+    }
+}

@@ -1,0 +1,42 @@
+//! SIGTERM and SIGINT as something that can be waited for.
+
+use crate::stop::Stop;
+use std::io;
+use std::sync::OnceLock;
+
+static ASKED: OnceLock<Stop> = OnceLock::new();
+
+extern "C" fn on_signal(_: libc::c_int) {
+    // Only an atomic store and write(2): both may be done in a handler.
+    if let Some(stop) = ASKED.get() {
+        stop.set();
+    }
+}
+
+/// From now on SIGTERM and SIGINT set the returned flag instead of ending the
+/// process, and a file over RLIMIT_FSIZE is an error instead of a signal.
+///
+/// # Errors
+/// When the system has no descriptor left.
+pub(crate) fn catch() -> io::Result<&'static Stop> {
+    if ASKED.get().is_none() {
+        let stop = Stop::new()?;
+        // Another thread may have been faster: then its flag is used.
+        let _ = ASKED.set(stop);
+    }
+    let install = |signal, handler| {
+        // SAFETY: an all-zero sigaction is a valid value; the handler does
+        // nothing that is forbidden in a handler, and lives for ever.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler;
+            action.sa_flags = libc::SA_RESTART;
+            libc::sigaction(signal, &action, std::ptr::null_mut());
+        }
+    };
+    let handler = on_signal as extern "C" fn(libc::c_int);
+    install(libc::SIGTERM, handler as libc::sighandler_t);
+    install(libc::SIGINT, handler as libc::sighandler_t);
+    install(libc::SIGXFSZ, libc::SIG_IGN);
+    Ok(ASKED.get().expect("it was set above"))
+}

@@ -1,0 +1,399 @@
+//! What a node does with those who do not belong, and when it does not start.
+
+mod common;
+
+use common::*;
+use proptest::prelude::*;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use tatami_client::connection::{Caller, ConnectError, Connection};
+use tatami_node::{Node, StartError};
+use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
+use tatami_wire::frame::{self, BODY_MAX, Class, HEADER_LEN, PAYLOAD_MAX};
+use tatami_wire::handshake::{HandshakeError, Role};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply};
+use tatami_wire::{
+    Access, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, ShardId, Timestamp, VolumeId,
+    VolumeKey,
+};
+
+fn handshake_error(result: Result<Connection, ConnectError>) -> HandshakeError {
+    match result.err().expect("no connection") {
+        ConnectError::Handshake { source, .. } => source,
+        other => panic!("no handshake: {other}"),
+    }
+}
+
+#[test]
+fn strangers_are_refused_in_the_handshake_and_told_why() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    for role in [Role::Meta, Role::Data, Role::Admin] {
+        let wrong_key = Caller { key: Some(VolumeKey::new([1; 32])), ..caller(1) };
+        let error = handshake_error(try_connect(&volume.tcp(0), &wrong_key, role));
+        assert!(matches!(error, HandshakeError::Key), "{error}");
+        let no_key = Caller { key: None, ..caller(1) };
+        let error = handshake_error(try_connect(&volume.tcp(0), &no_key, role));
+        assert!(matches!(error, HandshakeError::Key), "{error}");
+        connect(&volume.unix(0), &no_key, role);
+        let ours = VolumeId([1; 16]);
+        let other = Caller { volume: Some(ours), ..caller(1) };
+        for endpoint in [volume.tcp(0), volume.unix(0)] {
+            let error = handshake_error(try_connect(&endpoint, &other, role)).to_string();
+            assert!(error.contains(&VOLUME.to_string()), "{error}");
+        }
+    }
+}
+
+#[test]
+fn another_version_reads_ours_from_the_answer() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut stream = volume.raw_tcp(0);
+    stream.write_all(b"TATAMI\r\n\x63\0\0\0 whatever version 99 says next").expect("sent");
+    let answer = rest(&mut stream);
+    assert_eq!(&answer[..12], b"TATAMI\r\n\x01\0\0\0");
+}
+
+#[test]
+fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut good = Session::new(volume.tcp(0), 1);
+    good.create("file", 0);
+    for garbage in [&b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"[..], &[0xff; 5000], b"TATAMI\r\n"]
+    {
+        let mut stream = volume.raw_tcp(0);
+        // The other side may close before it has read all.
+        let _ = stream.write_all(garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        assert_eq!(rest(&mut stream), b"");
+        let mut stream = volume.raw_unix(0);
+        let _ = stream.write_all(garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        assert_eq!(rest(&mut stream), b"");
+    }
+    assert!(good.lookup("file").is_ok());
+}
+
+/// A connection after a good handshake, as a bare stream.
+fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
+    use tatami_wire::handshake::{self, Hello, Transport};
+    let mut stream = volume.raw_tcp(0);
+    let hello = Hello { role, client: ClientId([0xaa; 16]), slot: 7, volume: None };
+    handshake::connect(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
+        .expect("a handshake");
+    stream
+}
+
+const ROLES: [(Role, Class); 3] =
+    [(Role::Meta, Class::Meta), (Role::Data, Class::Object), (Role::Admin, Class::Admin)];
+
+#[test]
+fn frames_that_are_wrong_end_their_connection() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut good = Session::new(volume.tcp(0), 1);
+    for (role, class) in ROLES {
+        let frame = |class, payload| {
+            let mut frame = Vec::new();
+            frame::encode(&mut frame, class, 1, &"not a request", payload);
+            frame
+        };
+        let mut wrong_length = frame(class, 0);
+        wrong_length[4..8].copy_from_slice(&(BODY_MAX as u32 + 1).to_le_bytes());
+        let mut huge_payload = frame(class, 0);
+        huge_payload[8..12].copy_from_slice(&u32::MAX.to_le_bytes());
+        let mut damaged = frame(class, 0);
+        damaged[HEADER_LEN] ^= 1;
+        let other = ROLES.iter().find(|(r, _)| *r != role).expect("another").1;
+        let half = frame(class, 0)[..HEADER_LEN + 3].to_vec();
+        for bytes in [
+            frame(class, 0),
+            frame(other, 0),
+            wrong_length,
+            huge_payload,
+            damaged,
+            half,
+            vec![9; 24],
+        ] {
+            let mut stream = greeted(&volume, role);
+            let _ = stream.write_all(&bytes);
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            assert_eq!(rest(&mut stream), b"", "{role:?}: {bytes:?}");
+        }
+        assert!(good.meta(MetaOp::StatVolume).is_ok());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+    /// Whatever a trusted client's bytes turn into on their way, the node lives.
+    #[test]
+    fn a_node_outlives_any_bytes(
+        bytes in prop::collection::vec(any::<u8>(), 0..200),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        which in 0usize..3,
+    ) {
+        static NODE: std::sync::OnceLock<(Volume, Running)> = std::sync::OnceLock::new();
+        let (volume, _) = NODE.get_or_init(|| {
+            let volume = Volume::new(1);
+            let node = volume.start(0);
+            (volume, node)
+        });
+        let (role, class) = ROLES[which];
+        let mut sent = Vec::new();
+        let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op: MetaOp::StatVolume };
+        match role {
+            Role::Meta => frame::encode(&mut sent, class, 1, &call, 0),
+            Role::Data => {
+                let now = Timestamp::from_sec(i64::MAX / 2);
+                let cap = Cap::sign(&key(), Ino(99), Access::BOTH, now);
+                let op = ObjectOp::Read { offset: 0, len: 10 };
+                let call = ObjectCall { cap, piece: Piece(0), op };
+                frame::encode(&mut sent, class, 1, &call, 0);
+            }
+            Role::Admin => frame::encode(&mut sent, class, 1, &AdminCall::Ping, 0),
+        }
+        sent.extend_from_slice(&bytes);
+        for (at, byte) in changes {
+            let at = at.index(sent.len());
+            sent[at] = byte;
+        }
+        let mut stream = greeted(volume, role);
+        let _ = stream.write_all(&sent);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        rest(&mut stream);
+        let mut good = Session::new(volume.tcp(0), 1);
+        prop_assert_eq!(good.admin(AdminCall::Ping), Ok(AdminReply::Pong));
+        prop_assert!(good.meta(MetaOp::StatVolume).is_ok());
+    }
+}
+
+#[test]
+fn a_client_that_takes_no_answers_stops_only_itself() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut good = Session::new(volume.unix(0), 1);
+    for i in 0..300 {
+        good.create(&format!("{i:0>200}"), 0);
+    }
+    let mut greedy = greeted(&volume, Role::Meta);
+    greedy.set_nonblocking(true).expect("set");
+    let op = MetaOp::ReadDir { dir: Ino::ROOT, after: 0, limit: 1000, plus: true };
+    let mut frame = Vec::new();
+    let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
+    frame::encode(&mut frame, Class::Meta, 1, &call, 0);
+    // Asks until the node takes no more, for it may not keep what is not taken.
+    let mut asked = 0;
+    let mut full = 0;
+    while full < 20 {
+        match greedy.write(&frame) {
+            Ok(n) if n == frame.len() => (asked, full) = (asked + 1, 0),
+            Ok(_) => break,
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {
+                full += 1;
+                assert!(good.lookup(&format!("{:0>200}", 1)).is_ok());
+            }
+            Err(e) => panic!("broken off: {e}"),
+        }
+    }
+    assert!(good.meta(MetaOp::StatVolume).is_ok());
+    // When it takes its answers after all, they are all there.
+    greedy.set_nonblocking(false).expect("set");
+    let mut body = Vec::new();
+    for _ in 0..asked.min(100) {
+        let header = frame::read(&mut greedy, &mut body).expect("an answer");
+        assert_eq!(header.seq, 1);
+    }
+}
+
+#[test]
+fn capabilities_are_checked_where_the_bytes_are() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut session = Session::new(volume.tcp(0), 1);
+    let (attr, cap) = session.create("file", 0);
+    let now = Timestamp::from_sec(0);
+    let sign = |key: &VolumeKey, access, now| Cap::sign(key, attr.ino, access, now);
+    let forged = sign(&VolumeKey::new([1; 32]), Access::BOTH, Timestamp::from_sec(1 << 40));
+    let expired = sign(&key(), Access::BOTH, now);
+    let reading = sign(&key(), Access::READ, Timestamp::from_sec(1 << 40));
+    for payload in [0, 10, PAYLOAD_MAX] {
+        let payload = vec![7; payload];
+        assert_eq!(session.write(forged, 0, &payload), Err(Errno::EKEYREJECTED));
+        assert_eq!(session.write(expired, 0, &payload), Err(Errno::EKEYEXPIRED));
+        assert_eq!(session.write(reading, 0, &payload), Err(Errno::EACCES));
+    }
+    let (copied, _) = session.data(
+        cap,
+        ObjectOp::CopyFrom {
+            source: forged,
+            source_piece: Piece(0),
+            source_offset: 0,
+            offset: 0,
+            len: 1,
+        },
+        &[],
+    );
+    assert_eq!(copied, Err(Errno::EKEYREJECTED));
+    assert_eq!(session.read(cap, 0, 10), Ok(vec![]));
+    assert_eq!(session.read(cap, 0, PAYLOAD_MAX as u32 + 1), Err(Errno::EINVAL));
+    // Bytes where none belong do not put requests and answers out of step.
+    assert_eq!(session.data(cap, ObjectOp::Stat, b"surprise").0, Err(Errno::EPROTO));
+    assert!(matches!(session.data(cap, ObjectOp::Stat, &[]).0, Ok(ObjectReply::State(_))));
+}
+
+/// Runs as an ordinary user of this machine. The kernel keeps users by thread,
+/// and so does what it tells of the other end of a socket.
+fn as_user<R: Send>(uid: u32, gid: u32, run: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            // SAFETY: system calls with numbers only; that they change this thread
+            // alone, and not the process as the C library's would, is wanted.
+            unsafe {
+                assert_eq!(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresgid, gid, gid, gid), 0);
+                assert_eq!(libc::syscall(libc::SYS_setresuid, uid, uid, uid), 0);
+            }
+            run()
+        });
+        thread.join().expect("the user's part ends")
+    })
+}
+
+#[test]
+fn ordinary_users_act_as_themselves_and_give_no_orders() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("only root can play another user");
+        return;
+    }
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut root = Session::new(volume.unix(0), 1);
+    let (attr, cap) = root.create("roots", 0);
+    root.meta(MetaOp::SetAttr {
+        ino: Ino::ROOT,
+        set: tatami_wire::SetAttr { mode: Some(0o777), ..Default::default() },
+    })
+    .expect("everybody may make files");
+    // The temporary directory is closed to others; the socket must not be.
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(volume.dir.path(), PermissionsExt::from_mode(0o711)).expect("set");
+    as_user(12345, 12346, || {
+        let mut user = Session::new(volume.unix(0), 2);
+        user.cred = Cred::ROOT;
+        let (mine, _) = user.create("mine", 0);
+        assert_eq!((mine.uid, mine.gid), (12345, 12346), "whatever it says");
+        let chown = MetaOp::SetAttr {
+            ino: attr.ino,
+            set: tatami_wire::SetAttr { mode: Some(0o777), ..Default::default() },
+        };
+        assert_eq!(user.meta(chown), Err(Errno::EPERM));
+        assert_eq!(user.meta(MetaOp::Clients), Err(Errno::EPERM));
+        assert_eq!(user.meta(MetaOp::Garbage { node: NodeId(0), limit: 1 }), Err(Errno::EPERM));
+        for order in [
+            AdminCall::Shutdown,
+            AdminCall::ListObjects { after: None, limit: 1 },
+            AdminCall::RemoveObjects { ino: attr.ino },
+            AdminCall::StatObject { ino: attr.ino, piece: Piece(0) },
+            AdminCall::Announce(MountInfo {
+                path: "/".into(),
+                pid: 1,
+                passthrough: true,
+                why_not: None,
+            }),
+        ] {
+            assert_eq!(user.admin(order), Err(Errno::EPERM));
+        }
+        assert_eq!(user.admin(AdminCall::Ping), Ok(AdminReply::Pong));
+        assert!(user.status().clients.is_empty(), "ids are as good as names");
+        // A capability is what counts for bytes.
+        assert_eq!(user.write(cap, 0, b"allowed"), Ok(7));
+        // Another user's client id is of no use.
+        let stolen = try_connect(&volume.unix(0), &caller(1), Role::Meta);
+        assert!(matches!(handshake_error(stolen), HandshakeError::Refused(_)));
+    });
+}
+
+#[test]
+fn requests_to_the_wrong_shard_or_for_unknown_nodes_are_refused() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut connection = connect(&volume.unix(0), &caller(1), Role::Meta);
+    let call = MetaCall { shard: ShardId(1), cred: Cred::ROOT, op: MetaOp::StatVolume };
+    let result: Result<MetaReply, Errno> = connection.call(Class::Meta, 1, &call).expect("answer");
+    assert_eq!(result, Err(Errno::ESTALE));
+    let op = MetaOp::Create {
+        parent: Ino::ROOT,
+        name: bytes("nowhere"),
+        node: NewNode::File(Layout::Whole { node: NodeId(7) }),
+        mode: 0o644,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    };
+    let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
+    let result: Result<MetaReply, Errno> = connection.call(Class::Meta, 2, &call).expect("answer");
+    assert_eq!(result, Err(Errno::EINVAL));
+}
+
+fn start_error(volume: &Volume) -> StartError {
+    Node::start(volume.options(0)).err().expect("does not start")
+}
+
+#[test]
+fn a_node_that_cannot_start_says_why_and_what_to_do() {
+    let volume = Volume::new(1);
+    let running = volume.start(0);
+    let error = start_error(&volume).to_string();
+    assert!(error.contains(&format!("process {}", std::process::id())), "{error}");
+
+    // Another directory, but the same port.
+    let mut options = volume.options(0);
+    options.dir = volume.dir.path().join("elsewhere");
+    let error = Node::start(options.clone()).err().expect("port in use");
+    assert!(matches!(error, StartError::PortInUse { .. }), "{error}");
+    assert!(error.to_string().contains(&volume.map.nodes[0].address), "{error}");
+    // The same socket.
+    options.map.nodes[0].address = "127.0.0.1:0".into();
+    let error = Node::start(options.clone()).err().expect("socket in use");
+    assert!(matches!(error, StartError::SocketInUse { .. }), "{error}");
+    running.stop();
+
+    options.map.nodes[0].address = "192.0.2.1:7000".into();
+    let error = Node::start(options.clone()).err().expect("not our address");
+    assert!(matches!(error, StartError::Listen { .. }), "{error}");
+    options.node = NodeId(5);
+    let error = Node::start(options).err().expect("unknown");
+    assert!(matches!(error, StartError::UnknownNode(_)), "{error}");
+
+    let mut other = volume.options(0);
+    other.map.volume = VolumeId([1; 16]);
+    let error = Node::start(other).err().expect("another volume").to_string();
+    assert!(error.contains("it belongs to volume"), "{error}");
+
+    let socket = &volume.map.nodes[0].socket;
+    std::fs::write(socket, b"a file").expect("written");
+    let error = start_error(&volume);
+    assert!(matches!(error, StartError::NotASocket { .. }), "{error}");
+    std::fs::remove_file(socket).expect("removed");
+    // What a killed daemon leaves: a socket where nobody listens.
+    drop(UnixListener::bind(socket).expect("bound"));
+    assert!(std::path::Path::new(socket).exists());
+    volume.start(0).stop();
+}
+
+#[test]
+fn a_silent_connection_does_not_keep_others_out() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let silent: Vec<_> = (0..20).map(|_| volume.raw_tcp(0)).collect();
+    let mut good = Session::new(volume.tcp(0), 1);
+    good.create("file", 0);
+    // Each of them is dropped after the time for a handshake.
+    for mut stream in silent {
+        assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
+    }
+}

@@ -1,0 +1,285 @@
+//! What a node does for a client that behaves.
+
+mod common;
+
+use common::*;
+use std::io::Read;
+use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
+use tatami_wire::frame::{Class, PAYLOAD_MAX};
+use tatami_wire::handshake::Role;
+use tatami_wire::meta::{DataState, MetaOp, MetaReply};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, SeekFor};
+use tatami_wire::{Errno, Ino, NodeId, Piece};
+
+#[test]
+fn names_are_kept_over_both_transports_and_over_a_restart() {
+    let volume = Volume::new(1);
+    let node = volume.start(0);
+    let mut local = Session::new(volume.unix(0), 1);
+    let mut remote = Session::new(volume.tcp(0), 2);
+    let (attr, _) = local.create("a", 0);
+    assert_eq!(remote.lookup("a").expect("found"), attr);
+    let (attr, _) = remote.create("b", 0);
+    assert_eq!(local.lookup("b").expect("found"), attr);
+    assert_eq!(local.lookup("c"), Err(Errno::ENOENT));
+    assert_eq!(local.meta(MetaOp::Sync), Ok(MetaReply::Done));
+    drop((local, remote));
+    node.stop();
+
+    let _node = volume.start(0);
+    let mut local = Session::new(volume.unix(0), 3);
+    assert_eq!(local.lookup("b").expect("found again"), attr);
+    let status = local.status();
+    assert_eq!((status.inodes, status.shards), (3, 1));
+    assert!(status.trouble.is_empty(), "{:?}", status.trouble);
+}
+
+#[test]
+fn bytes_are_written_and_read_over_both_transports() {
+    let volume = Volume::new(1);
+    let node = volume.start(0);
+    let mut local = Session::new(volume.unix(0), 1);
+    let mut remote = Session::new(volume.tcp(0), 2);
+    let (_, cap) = local.create("file", 0);
+    let bytes: Vec<u8> = (0..PAYLOAD_MAX as u32).map(|i| (i * 7 / 256) as u8).collect();
+    for session in [&mut local, &mut remote] {
+        assert_eq!(session.read(cap, 0, 100), Ok(vec![]));
+        assert_eq!(session.write(cap, 5, b"hello"), Ok(5));
+        assert_eq!(session.read(cap, 0, 100).expect("read"), b"\0\0\0\0\0hello");
+        assert_eq!(session.write(cap, 0, &bytes), Ok(bytes.len() as u64));
+        assert_eq!(session.read(cap, 0, PAYLOAD_MAX as u32).expect("read"), bytes);
+        assert_eq!(
+            session.read(cap, bytes.len() as u64 - 3, 10).expect("read"),
+            bytes[bytes.len() - 3..]
+        );
+        let (appended, _) = session.data(cap, ObjectOp::Append, &bytes);
+        assert_eq!(
+            appended,
+            Ok(ObjectReply::Written { offset: bytes.len() as u64, len: bytes.len() as u64 })
+        );
+        let (seek, _) = session.data(cap, ObjectOp::Seek { what: SeekFor::Hole, offset: 0 }, &[]);
+        assert_eq!(seek, Ok(ObjectReply::Offset(2 * bytes.len() as u64)));
+        let (synced, _) = session.data(cap, ObjectOp::Sync { data_only: false }, &[]);
+        let Ok(ObjectReply::State(state)) = synced else { panic!("{synced:?}") };
+        assert_eq!(state.size, 2 * bytes.len() as u64);
+        let (cut, _) = session.data(cap, ObjectOp::Truncate { size: 0 }, &[]);
+        assert!(cut.is_ok());
+    }
+    let (_, source) = local.create("source", 0);
+    local.write(source, 0, b"copied").expect("written");
+    let copy =
+        ObjectOp::CopyFrom { source, source_piece: Piece(0), source_offset: 1, offset: 0, len: 99 };
+    assert_eq!(remote.data(cap, copy, &[]).0, Ok(ObjectReply::Written { offset: 0, len: 5 }));
+    assert_eq!(remote.read(cap, 0, 100).expect("read"), b"opied");
+    node.stop();
+    let _node = volume.start(0);
+    let mut again = Session::new(volume.tcp(0), 3);
+    assert_eq!(again.read(cap, 0, 100).expect("read"), b"opied");
+}
+
+#[test]
+fn requests_sent_together_are_answered_in_order() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    for (id, endpoint) in [(1, volume.unix(0)), (2, volume.tcp(0))] {
+        let mut session = Session::new(endpoint, id);
+        let (_, cap) = session.create(&format!("file {id}"), 0);
+        let connection = session.data_connection();
+        const N: u64 = 300;
+        for i in 0..N {
+            let op = match i % 3 {
+                0 => ObjectOp::Write { offset: i / 3 * 1000 },
+                1 => ObjectOp::Read { offset: i / 3 * 1000, len: 1000 },
+                _ => ObjectOp::Stat,
+            };
+            let payload = if i % 3 == 0 { vec![i as u8; 1000] } else { vec![] };
+            let call = ObjectCall { cap, piece: Piece(0), op };
+            connection.send(Class::Object, i, &call, &payload).expect("sent");
+        }
+        let mut buffer = vec![0; 1000];
+        for i in 0..N {
+            let (result, len) = connection
+                .receive::<ObjectResult>(Class::Object, i, &mut buffer)
+                .expect("an answer");
+            match (i % 3, result.expect("done")) {
+                (0, ObjectReply::Written { offset, len }) => {
+                    assert_eq!((offset, len), (i / 3 * 1000, 1000))
+                }
+                (1, ObjectReply::Data) => assert_eq!(buffer[..len], [(i - 1) as u8; 1000]),
+                (2, ObjectReply::State(state)) => assert_eq!(state.size, (i / 3 + 1) * 1000),
+                (_, other) => panic!("answer {i} is {other:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn the_open_file_itself_is_handed_out_on_the_socket_only() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut local = Session::new(volume.unix(0), 1);
+    let (_, cap) = local.create("file", 0);
+    let open = |create| ObjectCall { cap, piece: Piece(0), op: ObjectOp::OpenFd { create } };
+    let connection = local.data_connection();
+    connection.send(Class::Object, 1, &open(false), &[]).expect("sent");
+    let (result, fd) =
+        connection.receive_with_fd::<ObjectResult>(Class::Object, 1).expect("an answer");
+    assert_eq!((result, fd.is_none()), (Err(Errno::ENOENT), true));
+    connection.send(Class::Object, 3, &open(true), &[]).expect("sent");
+    let (result, fd) =
+        connection.receive_with_fd::<ObjectResult>(Class::Object, 3).expect("an answer");
+    assert!(matches!(result, Ok(ObjectReply::State(state)) if state.exists));
+    let file = std::fs::File::from(fd.expect("a descriptor"));
+    std::os::unix::fs::FileExt::write_all_at(&file, b"straight", 0).expect("written");
+    assert_eq!(local.read(cap, 0, 100).expect("read"), b"straight");
+
+    let mut remote = Session::new(volume.tcp(0), 2);
+    let (refused, _) = remote.data(cap, ObjectOp::OpenFd { create: false }, &[]);
+    assert_eq!(refused, Err(Errno::EOPNOTSUPP));
+}
+
+#[test]
+fn what_is_unlinked_goes_from_the_disk_of_its_node() {
+    let volume = Volume::new(2);
+    let _nodes = (volume.start(0), volume.start(1));
+    let mut names = Session::new(volume.unix(0), 1);
+    for home in [0, 1] {
+        let mut there = Session::new(volume.tcp(home), 2 + home as u8);
+        let (_, cap) = names.create("file", home);
+        there.write(cap, 0, b"bytes").expect("written");
+        names.meta(MetaOp::Commit { ino: cap.ino, state: None, close: true }).expect("closed");
+        let objects = |there: &mut Session| match there
+            .admin(AdminCall::ListObjects { after: None, limit: 10 })
+        {
+            Ok(AdminReply::Objects { objects, end: true }) => objects,
+            other => panic!("no list: {other:?}"),
+        };
+        assert_eq!(objects(&mut there)[0].0, cap.ino);
+        names
+            .meta(MetaOp::Unlink { parent: Ino::ROOT, name: bytes("file"), keep: false })
+            .expect("gone");
+        eventually("the object is gone", || objects(&mut there).is_empty());
+        // Who reads it still must not take it for an empty file.
+        assert_eq!(there.read(cap, 0, 10), Err(Errno::ESTALE));
+        assert_eq!(there.data(cap, ObjectOp::Stat, &[]).0, Err(Errno::ESTALE));
+        eventually("nothing is left to do", || {
+            let op = MetaOp::Garbage { node: NodeId(home), limit: 10 };
+            names.meta(op) == Ok(MetaReply::Garbage(vec![]))
+        });
+    }
+}
+
+#[test]
+fn a_client_that_stays_away_is_given_up_and_its_file_settled() {
+    let mut volume = Volume::new(2);
+    volume.lease = std::time::Duration::from_secs(1);
+    let _nodes = (volume.start(0), volume.start(1));
+    let mut writer = Session::new(volume.unix(0), 1);
+    let (_, cap) = writer.create("file", 1);
+    let (_, doomed) = writer.create("doomed", 0);
+    let mut bytes_of = Session::new(volume.tcp(1), 2);
+    bytes_of.write(cap, 0, &[1; 12345]).expect("written");
+    writer.write(doomed, 0, b"kept open").expect("written");
+    writer
+        .meta(MetaOp::Unlink { parent: Ino::ROOT, name: bytes("doomed"), keep: true })
+        .expect("unlinked");
+    let mut other = Session::new(volume.unix(0), 3);
+    assert_eq!(other.lookup("file").expect("found").size, 0);
+    assert_eq!(other.read(doomed, 0, 100).expect("still there"), b"kept open");
+    // The writer dies without a word.
+    drop(writer);
+    eventually("the size is learnt", || other.lookup("file").expect("found").size == 12345);
+    eventually("what it kept is gone", || {
+        other.meta(MetaOp::GetAttr { ino: doomed.ino }) == Err(Errno::ESTALE)
+    });
+    let object = AdminCall::StatObject { ino: doomed.ino, piece: Piece(0) };
+    eventually(
+        "its object is gone",
+        || matches!(other.admin(object.clone()), Ok(AdminReply::Object(state)) if !state.exists),
+    );
+}
+
+#[test]
+fn a_connected_client_is_not_given_up() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let mut client = Session::new(volume.unix(0), 1);
+    client.create("file", 0);
+    let mut other = Session::new(volume.unix(0), 2);
+    let expire = MetaOp::ExpireClient { client: client.caller.client };
+    assert_eq!(other.meta(expire.clone()), Err(Errno::EBUSY));
+    drop(client);
+    eventually("it may be given up", || other.meta(expire.clone()) == Ok(MetaReply::Done));
+}
+
+#[test]
+fn a_request_sent_again_is_done_once() {
+    let volume = Volume::new(1);
+    let node = volume.start(0);
+    let mut client = Session::new(volume.unix(0), 1);
+    let (attr, _) = client.create("file", 0);
+    let seq = client.seq;
+    drop(client);
+    node.stop();
+    let _node = volume.start(0);
+    let mut client = Session::new(volume.tcp(0), 1);
+    client.seq = seq - 1;
+    assert_eq!(client.create("file", 0).0, attr);
+    let state = DataState { size: 1, blocks: 8, mtime: attr.mtime, changed: attr.mtime };
+    client.meta(MetaOp::Commit { ino: attr.ino, state: Some(state), close: true }).expect("new");
+}
+
+#[test]
+fn a_node_tells_about_itself() {
+    let volume = Volume::new(2);
+    let _node = volume.start(1);
+    let mut session = Session::new(volume.unix(1), 1);
+    assert_eq!(session.admin(AdminCall::Ping), Ok(AdminReply::Pong));
+    assert_eq!(session.admin(AdminCall::Map), Ok(AdminReply::Map(volume.map.clone())));
+    let Ok(AdminReply::Space(space)) = session.admin(AdminCall::Space) else { panic!("no space") };
+    assert!(space.total >= space.free && space.free >= space.available);
+    let info =
+        MountInfo { path: "/mnt".into(), pid: 1, passthrough: false, why_not: Some("test".into()) };
+    session.admin(AdminCall::Announce(info.clone())).expect("noted");
+    let long = MountInfo { path: "x".repeat(5000), ..info.clone() };
+    assert_eq!(session.admin(AdminCall::Announce(long)), Err(Errno::EINVAL));
+    let mut other = Session::new(volume.tcp(1), 2);
+    let status = other.status();
+    assert_eq!(status.mounts, [info]);
+    assert_eq!((status.id, status.shards, status.pid), (NodeId(1), 0, std::process::id()));
+    assert_eq!(status.connections, 2);
+    assert_eq!(status.clients, [session.caller.client, other.caller.client]);
+    drop(session);
+    eventually("the mount is gone", || other.status().mounts.is_empty());
+    let refused =
+        try_connect(&volume.unix(1), &caller(3), Role::Meta).err().expect("no shard here");
+    assert!(refused.to_string().contains("serves no shard"), "{refused}");
+}
+
+#[test]
+fn an_ordered_end_answers_first_and_closes_when_all_is_done() {
+    let volume = Volume::new(1);
+    let node = volume.start(0);
+    let mut idle = volume.raw_unix(0);
+    let mut session = Session::new(volume.unix(0), 1);
+    session.create("file", 0);
+    assert_eq!(session.admin(AdminCall::Shutdown), Ok(AdminReply::Done));
+    node.wait();
+    assert!(session.try_meta(MetaOp::StatVolume).is_err());
+    assert_eq!(idle.read(&mut [0; 1]).expect("a clean end"), 0);
+    assert!(!std::path::Path::new(&volume.map.nodes[0].socket).exists());
+    let _node = volume.start(0);
+    assert!(Session::new(volume.unix(0), 2).lookup("file").is_ok());
+}
+
+#[test]
+fn with_sync_durability_everything_works_as_without() {
+    let volume = Volume::new(1);
+    let mut options = volume.options(0);
+    options.durability = tatami_node::Durability::Sync;
+    let _node = tatami_node::Node::start(options).expect("the node starts");
+    let mut session = Session::new(volume.unix(0), 1);
+    session.create("file", 0);
+    assert!(session.lookup("file").is_ok());
+    assert_eq!(session.meta(MetaOp::Sync), Ok(MetaReply::Done));
+}
