@@ -1,0 +1,376 @@
+//! One blocking connection to one daemon.
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
+};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::fmt;
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
+use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport, Welcome};
+use tatami_wire::{ClientId, VolumeId, VolumeKey};
+
+/// Where a daemon listens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Endpoint {
+    /// A UNIX socket on this machine. Whoever connects over it is at home:
+    /// files of that node are read and written without the daemon.
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Unix(path) => write!(f, "{}", path.display()),
+            Endpoint::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+/// Who connects, and to what.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// The client's id, the same for all its connections.
+    pub client: ClientId,
+    /// The volume it means; `None` takes any.
+    pub volume: Option<VolumeId>,
+    /// The volume's key; needed for TCP only.
+    pub key: Option<VolumeKey>,
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Nobody answers there.
+    #[error("no daemon answers at {endpoint}: {source}")]
+    Unreachable {
+        /// Where.
+        endpoint: Endpoint,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Somebody answers, but not as wanted.
+    #[error("{endpoint}: {source}")]
+    Handshake {
+        /// Where.
+        endpoint: Endpoint,
+        /// What was wrong.
+        source: HandshakeError,
+    },
+}
+
+impl ConnectError {
+    /// Whether waiting may help: the daemon may be starting again. A wrong
+    /// key or version stays wrong.
+    pub fn may_pass(&self) -> bool {
+        match self {
+            ConnectError::Unreachable { .. } => true,
+            ConnectError::Handshake { source, .. } => matches!(source, HandshakeError::Io(_)),
+        }
+    }
+}
+
+/// Longest wait for a TCP connection to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Socket buffers, in bytes: enough for a few of the largest frames.
+const SOCKET_BUFFER: usize = 4 << 20;
+/// Bytes read ahead of a reply's end at most. A payload beyond it goes straight
+/// to where it belongs.
+const RECEIVE_BUFFER: usize = 16 << 10;
+
+enum Stream {
+    Unix(UnixStream),
+    Tcp(TcpStream),
+}
+
+impl Stream {
+    fn open(endpoint: &Endpoint) -> io::Result<Stream> {
+        match endpoint {
+            Endpoint::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
+            Endpoint::Tcp(address) => {
+                let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+                for addr in address.to_socket_addrs()? {
+                    match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
+                        Ok(stream) => {
+                            stream.set_nodelay(true)?;
+                            return Ok(Stream::Tcp(stream));
+                        }
+                        Err(e) => last = e,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    fn transport(&self) -> Transport {
+        match self {
+            Stream::Unix(_) => Transport::Local,
+            Stream::Tcp(_) => Transport::Remote,
+        }
+    }
+
+    fn set_timeouts(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Unix(s) => {
+                s.set_read_timeout(Some(timeout))?;
+                s.set_write_timeout(Some(timeout))
+            }
+            Stream::Tcp(s) => {
+                s.set_read_timeout(Some(timeout))?;
+                s.set_write_timeout(Some(timeout))
+            }
+        }
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(s) => s.as_fd(),
+            Stream::Tcp(s) => s.as_fd(),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Unix(s) => s.read(buf),
+            Stream::Tcp(s) => s.read(buf),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(buf)])
+    }
+
+    /// As sendmsg(2) with `MSG_NOSIGNAL`: a daemon's death must not send
+    /// SIGPIPE to the program we live in.
+    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut none = SendAncillaryBuffer::default();
+        Ok(rustix::net::sendmsg(self.as_fd(), bufs, &mut none, SendFlags::NOSIGNAL)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A connection that has passed its handshake. Requests are answered in the
+/// order in which they are sent.
+pub struct Connection {
+    stream: Stream,
+    out: Vec<u8>,
+    /// Received and not yet consumed bytes are `input[start..end]`.
+    input: Box<[u8]>,
+    start: usize,
+    end: usize,
+    /// Who the daemon is.
+    pub welcome: Welcome,
+}
+
+impl Connection {
+    /// Connects and shakes hands. No single wait for the daemon, now or later,
+    /// is longer than `timeout`.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn open(
+        endpoint: &Endpoint,
+        caller: &Caller,
+        role: Role,
+        slot: u32,
+        timeout: Duration,
+    ) -> Result<Connection, ConnectError> {
+        let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
+        let mut stream = Stream::open(endpoint).map_err(unreachable)?;
+        stream.set_timeouts(timeout).map_err(unreachable)?;
+        if role == Role::Data {
+            // Bounded by net.core.[rw]mem_max; smaller ones only cost speed.
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER);
+        }
+        let mut nonce = [0; 16];
+        getrandom::fill(&mut nonce).map_err(|e| unreachable(io::Error::other(e)))?;
+        let hello = Hello { role, client: caller.client, slot, volume: caller.volume };
+        let transport = stream.transport();
+        let welcome =
+            handshake::connect(&mut stream, transport, &hello, caller.key.as_ref(), nonce)
+                .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
+        Ok(Connection {
+            stream,
+            out: Vec::with_capacity(512),
+            input: vec![0; RECEIVE_BUFFER].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            welcome,
+        })
+    }
+
+    /// Sends a request, with one system call where the socket takes it at once.
+    ///
+    /// # Errors
+    /// Those of the socket. The connection is then of no further use.
+    pub fn send<Q: Serialize>(
+        &mut self,
+        class: Class,
+        seq: u64,
+        request: &Q,
+        payload: &[u8],
+    ) -> Result<(), FrameError> {
+        self.out.clear();
+        frame::encode(&mut self.out, class, seq, request, payload.len());
+        frame::write_all(&mut self.stream, &self.out, payload)?;
+        Ok(())
+    }
+
+    /// Receives the reply to request `seq`. Its payload goes to the start of
+    /// `payload`; the second value is its length.
+    ///
+    /// # Errors
+    /// Any of [`FrameError`], also when the payload does not fit. The
+    /// connection is then of no further use.
+    pub fn receive<R: DeserializeOwned>(
+        &mut self,
+        class: Class,
+        seq: u64,
+        payload: &mut [u8],
+    ) -> Result<(R, usize), FrameError> {
+        let header = self.receive_header()?;
+        let reply = self.receive_body(&header, class, seq)?;
+        let len = header.payload_len as usize;
+        let payload = payload.get_mut(..len).ok_or(FrameError::Unexpected)?;
+        let buffered = len.min(self.end - self.start);
+        payload[..buffered].copy_from_slice(&self.input[self.start..self.start + buffered]);
+        self.start += buffered;
+        self.stream.read_exact(&mut payload[buffered..])?;
+        Ok((reply, len))
+    }
+
+    /// One request and its reply, without payloads.
+    ///
+    /// # Errors
+    /// Any of [`FrameError`]; the connection is then of no further use.
+    pub fn call<Q: Serialize, R: DeserializeOwned>(
+        &mut self,
+        class: Class,
+        seq: u64,
+        request: &Q,
+    ) -> Result<R, FrameError> {
+        self.send(class, seq, request, &[])?;
+        Ok(self.receive(class, seq, &mut [])?.0)
+    }
+
+    /// Receives a reply that may bring an open file along.
+    ///
+    /// # Errors
+    /// Any of [`FrameError`]; the connection is then of no further use.
+    pub fn receive_with_fd<R: DeserializeOwned>(
+        &mut self,
+        class: Class,
+        seq: u64,
+    ) -> Result<(R, Option<OwnedFd>), FrameError> {
+        let mut fd = None;
+        while self.end - self.start < HEADER_LEN {
+            self.make_room();
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+            let mut bufs = [IoSliceMut::new(&mut self.input[self.end..])];
+            let flags = RecvFlags::CMSG_CLOEXEC;
+            let got = match rustix::net::recvmsg(&self.stream, &mut bufs, &mut ancillary, flags) {
+                Ok(message) => message.bytes,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(e) => return Err(io::Error::from(e).into()),
+            };
+            if got == 0 {
+                return Err(FrameError::Closed);
+            }
+            for message in ancillary.drain() {
+                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
+                    fd = fds.next().or(fd);
+                }
+            }
+            self.end += got;
+        }
+        let header = self.receive_header()?;
+        Ok((self.receive_body(&header, class, seq)?, fd))
+    }
+
+    /// Whether the daemon has closed an idle connection.
+    pub fn is_stale(&self) -> bool {
+        let mut byte = [0u8; 1];
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        // Bytes that answer no request are as bad as an end.
+        rustix::net::recv(&self.stream, &mut byte, flags) != Err(rustix::io::Errno::AGAIN)
+    }
+
+    fn receive_header(&mut self) -> Result<Header, FrameError> {
+        self.fill(HEADER_LEN)?;
+        let mut head = [0; HEADER_LEN];
+        head.copy_from_slice(&self.input[self.start..self.start + HEADER_LEN]);
+        self.start += HEADER_LEN;
+        Header::decode(&head)
+    }
+
+    fn receive_body<R: DeserializeOwned>(
+        &mut self,
+        header: &Header,
+        class: Class,
+        seq: u64,
+    ) -> Result<R, FrameError> {
+        let len = header.body_len as usize;
+        let reply = if len <= RECEIVE_BUFFER {
+            self.fill(len)?;
+            let body = &self.input[self.start..self.start + len];
+            header.verify(body)?;
+            let reply = frame::decode_body(body)?;
+            self.start += len;
+            reply
+        } else {
+            let mut body = vec![0; len];
+            let buffered = self.end - self.start;
+            let (head, rest) = body.split_at_mut(buffered.min(len));
+            head.copy_from_slice(&self.input[self.start..self.start + head.len()]);
+            self.start += head.len();
+            self.stream.read_exact(rest)?;
+            header.verify(&body)?;
+            frame::decode_body(&body)?
+        };
+        if header.class != class || header.seq != seq {
+            return Err(FrameError::Unexpected);
+        }
+        Ok(reply)
+    }
+
+    /// Reads until `want` bytes, at most [`RECEIVE_BUFFER`], are there.
+    fn fill(&mut self, want: usize) -> Result<(), FrameError> {
+        while self.end - self.start < want {
+            self.make_room();
+            match self.stream.read(&mut self.input[self.end..]) {
+                Ok(0) => return Err(FrameError::Closed),
+                Ok(n) => self.end += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn make_room(&mut self) {
+        self.input.copy_within(self.start..self.end, 0);
+        self.end -= self.start;
+        self.start = 0;
+    }
+}

@@ -1,0 +1,420 @@
+//! The bytes of one open file.
+//!
+//! On the node that keeps the object, the daemon hands over the open backing
+//! file and everything below goes straight to the disk. Elsewhere, requests go
+//! to the node's daemon: reads one by one, writes behind (see `remote`).
+
+use crate::Client;
+use crate::connection::Connection;
+use crate::peer::Peer;
+use crate::remote::{Told, WriteStream};
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, SeekFrom};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
+use tatami_wire::object::{
+    AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekFor,
+};
+use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, Piece, Timestamp};
+
+/// One open file. Its methods take explicit offsets, so that threads may share
+/// it. Closing is dropping; call [`DataFile::flush`] before, to hear of writes
+/// that failed.
+pub struct DataFile {
+    client: Arc<Client>,
+    ino: Ino,
+    piece: Piece,
+    cap: Mutex<Cap>,
+    place: Place,
+}
+
+enum Place {
+    /// The object is on our node.
+    Here { peer: Arc<Peer>, file: Mutex<Option<Arc<OwnedFd>>> },
+    /// The object is on another node.
+    There { peer: Arc<Peer>, stream: Arc<WriteStream>, told: Mutex<Told> },
+}
+
+impl Client {
+    /// Access to the bytes of a file, as far as `cap` allows. Talks to nobody.
+    ///
+    /// # Errors
+    /// `ENXIO` when the file's node is not in the cluster map.
+    pub fn data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
+        let Layout::Whole { node } = attr.layout;
+        let peer = self.peer(node)?.clone();
+        let place = if self.home() == Some(node) {
+            Place::Here { peer, file: Mutex::new(None) }
+        } else {
+            let stream = self.streams.of(attr.ino, &peer);
+            let told = Mutex::new(stream.told());
+            Place::There { peer, stream, told }
+        };
+        Ok(DataFile {
+            client: self.clone(),
+            ino: attr.ino,
+            piece: Piece(0),
+            cap: Mutex::new(cap),
+            place,
+        })
+    }
+}
+
+/// The methods fail with the error of the same system call, with `EHOSTDOWN`
+/// when the object's daemon stays away, and with `EACCES` or `EBADF` where the
+/// capability does not cover the operation.
+#[allow(clippy::missing_errors_doc)] // said once, above
+impl DataFile {
+    /// The file's inode.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// Whether the bytes are on this node.
+    pub fn is_local(&self) -> bool {
+        matches!(self.place, Place::Here { .. })
+    }
+
+    /// The backing file, open for what the capability allows. The daemon is
+    /// asked once. `None` when the file is on another node, or has no byte yet
+    /// and `create` is not set.
+    pub fn local_file(&self, create: bool) -> Result<Option<Arc<OwnedFd>>, Errno> {
+        let Place::Here { peer, file } = &self.place else {
+            return Ok(None);
+        };
+        let mut file = file.lock();
+        if file.is_none() {
+            let op = ObjectOp::OpenFd { create };
+            let (result, fd) = self.renewing(|cap| {
+                let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
+                let (result, fd): (ObjectResult, _) = peer.data(|connection| {
+                    connection.send(Class::Object, 0, &call, &[])?;
+                    connection.receive_with_fd(Class::Object, 0)
+                })?;
+                match result {
+                    Ok(reply) => Ok((Ok(reply), fd)),
+                    Err(Errno::ENOENT) => Ok((Err(Errno::ENOENT), None)),
+                    Err(e) => Err(e),
+                }
+            })?;
+            if result.is_err() {
+                return Ok(None);
+            }
+            *file = Some(Arc::new(fd.ok_or(Errno::EPROTO)?));
+        }
+        Ok(file.clone())
+    }
+
+    /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
+    pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        match &self.place {
+            Place::Here { .. } => match self.local_file(false)? {
+                Some(file) => read_fully(&file, buf, offset),
+                None => Ok(0),
+            },
+            Place::There { stream, .. } => {
+                stream.settle();
+                let mut done = 0;
+                for chunk in buf.chunks_mut(PAYLOAD_MAX) {
+                    let at = offset + done as u64;
+                    let op = ObjectOp::Read { offset: at, len: chunk.len() as u32 };
+                    let (_, got) = self.exchange(&op, &[], chunk)?;
+                    done += got;
+                    if got < chunk.len() {
+                        break;
+                    }
+                }
+                Ok(done)
+            }
+        }
+    }
+
+    /// Writes all of `data` to `offset`. On another node the bytes are on
+    /// their way when this returns, not yet written: see [`DataFile::flush`].
+    pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
+        if end > tatami_wire::FILE_SIZE_MAX {
+            return Err(Errno::EFBIG);
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        match &self.place {
+            Place::Here { .. } => write_fully(&*self.created()?, data, offset),
+            Place::There { stream, told, .. } => {
+                let mut told = told.lock();
+                for (i, chunk) in data.chunks(PAYLOAD_MAX).enumerate() {
+                    let at = offset + (i * PAYLOAD_MAX) as u64;
+                    let call = self.call(ObjectOp::Write { offset: at });
+                    stream.write(call, chunk, &mut told)?;
+                }
+                Ok(data.len())
+            }
+        }
+    }
+
+    /// Writes `data` to the end of the file, in one piece whatever others do.
+    /// Data longer than [`PAYLOAD_MAX`] is cut; the result says how much was
+    /// written.
+    ///
+    /// If the daemon of another node dies before it answers, it can't be known
+    /// whether the bytes were written, and the answer is `EIO`.
+    pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
+        let data = &data[..data.len().min(PAYLOAD_MAX)];
+        if self.is_local() {
+            return append_locally(&*self.created()?, data);
+        }
+        self.flush()?;
+        let reply = self.renewing(|cap| {
+            let call = ObjectCall { cap, piece: self.piece, op: ObjectOp::Append };
+            let mut sent = false;
+            let result: ObjectResult = self.peer().data(|connection| {
+                if sent {
+                    return Ok(Err(Errno::EIO));
+                }
+                if connection.is_stale() {
+                    return Err(FrameError::Closed);
+                }
+                sent = true;
+                connection.send(Class::Object, 0, &call, data)?;
+                Ok(connection.receive(Class::Object, 0, &mut [])?.0)
+            })?;
+            result
+        })?;
+        match reply {
+            ObjectReply::Written { len, .. } => Ok(len as usize),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Waits until all writes are in the hands of the object's node.
+    pub fn flush(&self) -> Result<(), Errno> {
+        match &self.place {
+            Place::Here { .. } => Ok(()),
+            Place::There { stream, told, .. } => stream.flush(&mut told.lock()),
+        }
+    }
+
+    /// Makes everything written so far survive a power cut, names of new
+    /// objects included.
+    pub fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
+        self.flush()?;
+        self.state(&ObjectOp::Sync { data_only })
+    }
+
+    /// Cuts or extends the file.
+    pub fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
+        if size > tatami_wire::FILE_SIZE_MAX {
+            return Err(Errno::EFBIG);
+        }
+        self.flush()?;
+        self.state(&ObjectOp::Truncate { size })
+    }
+
+    /// Reserves, frees or zeroes a range.
+    pub fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
+        self.flush()?;
+        if let Place::Here { .. } = &self.place {
+            let file = self.created()?;
+            return match rustix::fs::fallocate(&file, allocate_flags(mode), offset, len) {
+                Ok(()) => stat_file(&file),
+                // The daemon knows how to do without the disk's help.
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    self.state(&ObjectOp::Allocate { mode, offset, len })
+                }
+                Err(e) => Err(Errno(e.raw_os_error())),
+            };
+        }
+        self.state(&ObjectOp::Allocate { mode, offset, len })
+    }
+
+    /// The next data, or hole, at or after `offset`.
+    pub fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+        self.flush()?;
+        if let Place::Here { .. } = &self.place {
+            let file = self.local_file(false)?.ok_or(Errno::ENXIO)?;
+            let from = match what {
+                SeekFor::Data => SeekFrom::Data(offset),
+                SeekFor::Hole => SeekFrom::Hole(offset),
+            };
+            return rustix::fs::seek(&file, from).map_err(system);
+        }
+        match self.exchange(&ObjectOp::Seek { what, offset }, &[], &mut [])?.0 {
+            ObjectReply::Offset(found) => Ok(found),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Size and storage, with everything that was written through this client.
+    pub fn stat(&self) -> Result<ObjectState, Errno> {
+        match &self.place {
+            Place::Here { .. } => match self.local_file(false)? {
+                Some(file) => stat_file(&file),
+                None => Ok(ObjectState::default()),
+            },
+            Place::There { stream, .. } => {
+                stream.settle();
+                self.state(&ObjectOp::Stat)
+            }
+        }
+    }
+
+    /// Copies within one node, sharing blocks where the disk can.
+    ///
+    /// # Errors
+    /// `EXDEV` when the two files lie on different nodes: the caller must then
+    /// read and write.
+    pub fn copy_from(
+        &self,
+        source: &DataFile,
+        source_offset: u64,
+        offset: u64,
+        len: u64,
+    ) -> Result<u64, Errno> {
+        if self.peer().node != source.peer().node {
+            return Err(Errno::EXDEV);
+        }
+        self.flush()?;
+        source.flush()?;
+        let op = ObjectOp::CopyFrom {
+            source: *source.cap.lock(),
+            source_piece: source.piece,
+            source_offset,
+            offset,
+            len,
+        };
+        match self.exchange(&op, &[], &mut [])?.0 {
+            ObjectReply::Written { len, .. } => Ok(len),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    fn created(&self) -> Result<Arc<OwnedFd>, Errno> {
+        self.local_file(true)?.ok_or(Errno::EIO)
+    }
+
+    fn peer(&self) -> &Arc<Peer> {
+        match &self.place {
+            Place::Here { peer, .. } | Place::There { peer, .. } => peer,
+        }
+    }
+
+    fn call(&self, op: ObjectOp) -> ObjectCall {
+        ObjectCall { cap: *self.cap.lock(), piece: self.piece, op }
+    }
+
+    fn state(&self, op: &ObjectOp) -> Result<ObjectState, Errno> {
+        match self.exchange(op, &[], &mut [])?.0 {
+            ObjectReply::State(state) => Ok(state),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// One request to the daemon and its answer. Only for what may be done twice.
+    fn exchange(
+        &self,
+        op: &ObjectOp,
+        payload: &[u8],
+        into: &mut [u8],
+    ) -> Result<(ObjectReply, usize), Errno> {
+        self.renewing(|cap| {
+            let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
+            let (result, got) =
+                self.peer().data(|connection| roundtrip(connection, &call, payload, into))?;
+            Ok((result?, got))
+        })
+    }
+
+    /// Runs `request`; if our capability has run out, once more with a new
+    /// one. Permission was checked when the file was opened, and an open file
+    /// stays open.
+    fn renewing<R>(&self, mut request: impl FnMut(Cap) -> Result<R, Errno>) -> Result<R, Errno> {
+        let cap = *self.cap.lock();
+        match request(cap) {
+            Err(Errno::EKEYEXPIRED) => {
+                let (_, fresh) = self.client.open(&Cred::ROOT, self.ino, cap.access)?;
+                *self.cap.lock() = fresh;
+                request(fresh)
+            }
+            result => result,
+        }
+    }
+}
+
+fn roundtrip(
+    connection: &mut Connection,
+    call: &ObjectCall,
+    payload: &[u8],
+    into: &mut [u8],
+) -> Result<(ObjectResult, usize), FrameError> {
+    connection.send(Class::Object, 0, call, payload)?;
+    connection.receive(Class::Object, 0, into)
+}
+
+fn system(e: rustix::io::Errno) -> Errno {
+    Errno(e.raw_os_error())
+}
+
+fn read_fully(file: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < buf.len() {
+        match rustix::io::pread(file, &mut buf[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(system(e)),
+        }
+    }
+    Ok(done)
+}
+
+/// Writes until all is written or nothing more can be: then what was written
+/// counts, as in write(2).
+fn write_fully(file: &OwnedFd, data: &[u8], offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < data.len() {
+        match rustix::io::pwrite(file, &data[done..], offset + done as u64) {
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) if done == 0 => return Err(system(e)),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn append_locally(file: &OwnedFd, data: &[u8]) -> Result<usize, Errno> {
+    let iov = libc::iovec { iov_base: data.as_ptr() as *mut _, iov_len: data.len() };
+    // SAFETY: one iovec that covers `data`, which outlives the call and is only read.
+    let n = unsafe { libc::pwritev2(file.as_raw_fd(), &iov, 1, 0, libc::RWF_APPEND) };
+    if n < 0 {
+        return Err(std::io::Error::last_os_error().into());
+    }
+    Ok(n as usize)
+}
+
+fn allocate_flags(mode: AllocMode) -> FallocateFlags {
+    match mode {
+        AllocMode::Extend => FallocateFlags::empty(),
+        AllocMode::Keep => FallocateFlags::KEEP_SIZE,
+        AllocMode::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        AllocMode::Zero => FallocateFlags::ZERO_RANGE,
+        AllocMode::ZeroKeep => FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+    }
+}
+
+/// Size, storage and times of a backing file.
+///
+/// # Errors
+/// Those of fstat(2).
+pub fn stat_file(file: &OwnedFd) -> Result<ObjectState, Errno> {
+    let stat = rustix::fs::fstat(file).map_err(system)?;
+    Ok(ObjectState {
+        exists: true,
+        size: stat.st_size as u64,
+        blocks: stat.st_blocks as u64,
+        mtime: Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 },
+        changed: Timestamp { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
+    })
+}

@@ -1,0 +1,434 @@
+//! Checking a volume while it is in use: names against inodes, inodes against
+//! the objects on all nodes.
+//!
+//! Each shard verifies its own records in one step, so nothing can change
+//! between two looks there. Inodes and objects are then walked side by side,
+//! both in number order, in bounded memory. They are asked for one after the
+//! other, so what does not fit is only a suspicion: it is looked at again,
+//! one inode at a time, and dropped when somebody has the file open for
+//! writing, when its objects wait for removal, or when it fits now.
+
+mod walk;
+
+use crate::Client;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tatami_wire::admin::{AdminCall, AdminReply};
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::object::ObjectState;
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NodeId, Piece, SetAttr, SetTime, ShardId};
+use walk::{Inodes, Objects};
+
+/// Inodes that a shard verifies in one request.
+const CHECK_STEP: u32 = 16 * 1024;
+/// Most findings that are kept; more are only counted.
+pub const FINDINGS_MAX: usize = 100_000;
+
+/// What sort of thing is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wrong {
+    /// The records of a shard contradict each other: link counts, entries
+    /// without inodes, inodes without names.
+    Names,
+    /// An object whose inode does not exist.
+    NoInode,
+    /// An object on a node, or with a number, where its file has none.
+    Misplaced,
+    /// A file that has bytes, without the object that should hold them.
+    NoObject,
+    /// A file whose object has another size than the inode says.
+    Size,
+}
+
+/// One thing that is wrong, or was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// What sort.
+    pub wrong: Wrong,
+    /// The inode concerned.
+    pub ino: Ino,
+    /// The node whose disk is concerned; `None` for names.
+    pub node: Option<NodeId>,
+    /// What is wrong, in a sentence.
+    pub what: String,
+    /// It was mended.
+    pub repaired: bool,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Objects looked at.
+    pub objects: u64,
+    /// What is wrong, at most [`FINDINGS_MAX`].
+    pub findings: Vec<Finding>,
+    /// How much more is wrong.
+    pub more: u64,
+    /// Suspicions that a second look dispelled.
+    pub dispelled: u64,
+}
+
+/// Why a check could not be finished.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // the texts say it
+pub enum FsckError {
+    #[error("shard {} on node {node}: cannot {what}: {errno}", shard.0)]
+    Shard { shard: ShardId, node: NodeId, what: &'static str, errno: Errno },
+    #[error("node {node}: cannot {what}: {errno}")]
+    Node { node: NodeId, what: &'static str, errno: Errno },
+}
+
+impl FsckError {
+    /// The error number below.
+    pub fn errno(&self) -> Errno {
+        match self {
+            FsckError::Shard { errno, .. } | FsckError::Node { errno, .. } => *errno,
+        }
+    }
+}
+
+/// Checks the whole volume; with `repair`, mends what can be mended.
+/// `progress` is told the numbers of inodes and objects looked at so far.
+///
+/// Needs a trusted connection to every node: the superuser, or whoever runs
+/// the daemons, with the volume's key.
+///
+/// # Errors
+/// [`FsckError`] when a node cannot be asked: a check of a part would tell nothing.
+pub fn check(
+    client: &Arc<Client>,
+    repair: bool,
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<Report, FsckError> {
+    let mut fsck = Fsck { client, repair, report: Report::default(), progress };
+    for shard in 0..client.map().shards.len() {
+        // The map holds at most 2^16 shards.
+        fsck.names(ShardId(shard as u16))?;
+    }
+    fsck.bytes()?;
+    Ok(fsck.report)
+}
+
+struct Fsck<'a> {
+    client: &'a Arc<Client>,
+    repair: bool,
+    report: Report,
+    progress: &'a mut dyn FnMut(u64, u64),
+}
+
+impl Fsck<'_> {
+    fn ask(&self, shard: ShardId, what: &'static str, op: MetaOp) -> Result<MetaReply, FsckError> {
+        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        let node = node.unwrap_or(NodeId(0));
+        self.client.meta(&Cred::ROOT, op).map_err(|errno| FsckError::Shard {
+            shard,
+            node,
+            what,
+            errno,
+        })
+    }
+
+    fn admin(
+        &self,
+        node: NodeId,
+        what: &'static str,
+        call: AdminCall,
+    ) -> Result<AdminReply, FsckError> {
+        self.client.admin(node, call).map_err(|errno| FsckError::Node { node, what, errno })
+    }
+
+    fn found(&mut self, finding: Finding) {
+        if self.report.findings.len() < FINDINGS_MAX {
+            self.report.findings.push(finding);
+        } else {
+            self.report.more += 1;
+        }
+    }
+
+    /// Lets a shard verify its own records.
+    fn names(&mut self, shard: ShardId) -> Result<(), FsckError> {
+        const WHAT: &str = "verify its records";
+        let mut next = Some(Ino::new(shard, 0));
+        while let Some(after) = next {
+            let op = MetaOp::Check { after, limit: CHECK_STEP, repair: self.repair };
+            let MetaReply::Checked { findings, examined, next: following } =
+                self.ask(shard, WHAT, op)?
+            else {
+                return Err(self.nonsense(shard, WHAT));
+            };
+            self.report.inodes += examined;
+            for f in findings {
+                let (wrong, ino, what, repaired) = (Wrong::Names, f.ino, f.what, f.repaired);
+                self.found(Finding { wrong, ino, node: None, what, repaired });
+            }
+            (self.progress)(self.report.inodes, self.report.objects);
+            // A shard that did not go forward would be asked for ever.
+            next = following.filter(|n| *n > after);
+        }
+        Ok(())
+    }
+
+    fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {
+        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        FsckError::Shard { shard, node: node.unwrap_or(NodeId(0)), what, errno: Errno::EPROTO }
+    }
+
+    /// Walks inodes and objects side by side and examines what does not fit.
+    fn bytes(&mut self) -> Result<(), FsckError> {
+        let mut nodes: Vec<Objects> =
+            self.client.map().nodes.iter().map(|n| Objects::of(n.id)).collect();
+        let mut inodes = Inodes::default();
+        loop {
+            // The next inode number that anybody knows.
+            let mut next: Option<Ino> = inodes.peek(self)?.map(|attr| attr.ino);
+            for objects in &mut nodes {
+                let at = objects.peek(self)?.map(|o| o.0);
+                next = [next, at].into_iter().flatten().min();
+            }
+            let Some(ino) = next else { return Ok(()) };
+            let attr = inodes.take(ino);
+            let mut there = BTreeMap::new();
+            for objects in &mut nodes {
+                while let Some((found, piece, size)) = objects.peek(self)?
+                    && found == ino
+                {
+                    objects.skip();
+                    self.report.objects += 1;
+                    there.insert((objects.node, piece), size);
+                }
+            }
+            if !fits(attr.as_ref(), &there) {
+                self.examine(ino, &there)?;
+            }
+            if self.report.objects.is_multiple_of(1024) {
+                (self.progress)(self.report.inodes, self.report.objects);
+            }
+        }
+    }
+
+    /// A second look at one inode, with its objects as they are now.
+    fn examine(
+        &mut self,
+        ino: Ino,
+        seen: &BTreeMap<(NodeId, Piece), u64>,
+    ) -> Result<(), FsckError> {
+        let before = self.attr(ino)?;
+        let mut places: BTreeSet<(NodeId, Piece)> = seen.keys().copied().collect();
+        places
+            .extend(before.iter().filter(|a| a.kind == Kind::File).flat_map(|a| a.layout.pieces()));
+        let mut states = BTreeMap::new();
+        for (node, piece) in places {
+            // Before the object is looked at: what was garbage may be gone now.
+            if self.in_flux(node, ino)? {
+                self.report.dispelled += 1;
+                return Ok(());
+            }
+            let state = self.stat(node, ino, piece)?;
+            if state.exists {
+                states.insert((node, piece), state);
+            }
+        }
+        let after = self.attr(ino)?;
+        let sizes = states.iter().map(|(at, state)| (*at, state.size)).collect();
+        if before.as_ref().map(|a| a.version) != after.as_ref().map(|a| a.version)
+            || fits(after.as_ref(), &sizes)
+        {
+            self.report.dispelled += 1;
+            return Ok(());
+        }
+        match after {
+            None => self.no_inode(ino, &states),
+            Some(attr) => self.contradicts(&attr, &states),
+        }
+    }
+
+    fn attr(&self, ino: Ino) -> Result<Option<Attr>, FsckError> {
+        match self.client.getattr(&Cred::ROOT, ino) {
+            Ok(attr) => Ok(Some(attr)),
+            Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
+            // An object may bear the number of a shard that there never was.
+            Err(_) if usize::from(ino.shard().0) >= self.client.map().shards.len() => Ok(None),
+            Err(errno) => {
+                let shard = ino.shard();
+                let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+                let node = node.unwrap_or(NodeId(0));
+                Err(FsckError::Shard { shard, node, what: "read an inode", errno })
+            }
+        }
+    }
+
+    fn in_flux(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
+        const WHAT: &str = "tell what is changing";
+        if usize::from(ino.shard().0) >= self.client.map().shards.len() {
+            return Ok(false);
+        }
+        match self.ask(ino.shard(), WHAT, MetaOp::InFlux { node, inos: vec![ino] })? {
+            MetaReply::InFlux(inos) => Ok(inos.contains(&ino)),
+            _ => Err(self.nonsense(ino.shard(), WHAT)),
+        }
+    }
+
+    fn stat(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<ObjectState, FsckError> {
+        const WHAT: &str = "look at an object";
+        match self.admin(node, WHAT, AdminCall::StatObject { ino, piece })? {
+            AdminReply::Object(state) => Ok(state),
+            _ => Err(FsckError::Node { node, what: WHAT, errno: Errno::EPROTO }),
+        }
+    }
+
+    fn no_inode(
+        &mut self,
+        ino: Ino,
+        states: &BTreeMap<(NodeId, Piece), ObjectState>,
+    ) -> Result<(), FsckError> {
+        let nodes: BTreeSet<NodeId> = states.keys().map(|(node, _)| *node).collect();
+        for node in nodes {
+            let size: u64 = states.iter().filter(|(at, _)| at.0 == node).map(|(_, s)| s.size).sum();
+            let repaired = self.repair && self.remove(node, ino)?;
+            let what = format!("{size} bytes of an inode that does not exist");
+            self.found(Finding { wrong: Wrong::NoInode, ino, node: Some(node), what, repaired });
+        }
+        Ok(())
+    }
+
+    fn remove(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
+        self.admin(node, "remove an object", AdminCall::RemoveObjects { ino }).map(|_| true)
+    }
+
+    fn contradicts(
+        &mut self,
+        attr: &Attr,
+        states: &BTreeMap<(NodeId, Piece), ObjectState>,
+    ) -> Result<(), FsckError> {
+        let ino = attr.ino;
+        let right: BTreeSet<(NodeId, Piece)> = match attr.kind {
+            Kind::File => attr.layout.pieces().collect(),
+            _ => BTreeSet::new(),
+        };
+        let stray: BTreeSet<NodeId> =
+            states.keys().filter(|at| !right.contains(at)).map(|at| at.0).collect();
+        for node in stray {
+            // Objects are removed by inode: only where none of them is right.
+            let alone = right.iter().all(|at| at.0 != node);
+            let repaired = self.repair && alone && self.remove(node, ino)?;
+            let what = "an object where its file has none".to_owned();
+            self.found(Finding { wrong: Wrong::Misplaced, ino, node: Some(node), what, repaired });
+        }
+        if attr.kind != Kind::File {
+            return Ok(());
+        }
+        let state_of = |node, piece| states.get(&(node, piece)).copied().unwrap_or_default();
+        let size = attr.layout.file_size(|node, piece| state_of(node, piece).size);
+        if size == attr.size {
+            return Ok(());
+        }
+        let exists = right.iter().any(|(node, piece)| state_of(*node, *piece).exists);
+        let (wrong, what) = if exists {
+            let what = format!("the inode says {} bytes, the objects hold {size}", attr.size);
+            (Wrong::Size, what)
+        } else {
+            (Wrong::NoObject, format!("the {} bytes of the file are not there", attr.size))
+        };
+        let node = right.first().map(|at| at.0);
+        let repaired = self.repair && self.adopt(attr, size)?;
+        self.found(Finding { wrong, ino, node, what, repaired });
+        Ok(())
+    }
+
+    /// Makes the inode agree with its objects: the bytes are what they are.
+    /// Sizes agree again on all nodes, and the finding tells which file has
+    /// lost something. Done as any client cuts a file, so that whoever opens
+    /// it in this moment meets nothing unusual.
+    fn adopt(&self, attr: &Attr, size: u64) -> Result<bool, FsckError> {
+        let cut = || {
+            let (attr, cap) = self.client.open(&Cred::ROOT, attr.ino, Access::WRITE)?;
+            let cut = self.client.data(&attr, cap).and_then(|data| data.truncate(size));
+            let set = cut.and_then(|state| {
+                let set = SetAttr {
+                    size: Some(size),
+                    blocks: Some(state.blocks),
+                    changed: Some(state.changed),
+                    mtime: Some(SetTime::At(attr.mtime)),
+                    by_handle: true,
+                    ..SetAttr::default()
+                };
+                self.client.setattr(&Cred::ROOT, attr.ino, set)
+            });
+            let closed = self.client.commit(&Cred::ROOT, attr.ino, None, true);
+            set.and(closed)
+        };
+        let shard = attr.ino.shard();
+        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        let node = node.unwrap_or(NodeId(0));
+        cut().map(|_| true).map_err(|errno| FsckError::Shard {
+            shard,
+            node,
+            what: "correct a size",
+            errno,
+        })
+    }
+}
+
+/// Whether an inode and the sizes of its objects agree.
+fn fits(attr: Option<&Attr>, objects: &BTreeMap<(NodeId, Piece), u64>) -> bool {
+    match attr {
+        Some(attr) if attr.kind == Kind::File => {
+            let right: BTreeSet<_> = attr.layout.pieces().collect();
+            let size_of = |node, piece| objects.get(&(node, piece)).copied().unwrap_or(0);
+            objects.keys().all(|at| right.contains(at))
+                && attr.layout.file_size(size_of) == attr.size
+        }
+        _ => objects.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::{Layout, Timestamp};
+
+    fn file(size: u64) -> Attr {
+        let now = Timestamp::from_sec(1);
+        Attr {
+            ino: Ino(7),
+            kind: Kind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            blocks: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            version: 1,
+            layout: Layout::Whole { node: NodeId(1) },
+            has_acl: false,
+        }
+    }
+
+    #[test]
+    fn an_inode_fits_its_objects_or_not() {
+        let objects = |list: &[(u16, u32, u64)]| -> BTreeMap<(NodeId, Piece), u64> {
+            list.iter().map(|(n, p, s)| ((NodeId(*n), Piece(*p)), *s)).collect()
+        };
+        let good = file(10);
+        assert!(fits(Some(&good), &objects(&[(1, 0, 10)])));
+        assert!(fits(Some(&file(0)), &objects(&[])), "no byte, no object");
+        assert!(fits(Some(&file(0)), &objects(&[(1, 0, 0)])), "cut to nothing");
+        assert!(!fits(Some(&good), &objects(&[])), "lost");
+        assert!(!fits(Some(&good), &objects(&[(1, 0, 11)])), "longer");
+        assert!(!fits(Some(&good), &objects(&[(1, 0, 9)])), "shorter");
+        assert!(!fits(Some(&good), &objects(&[(1, 0, 10), (0, 0, 1)])), "on another node too");
+        assert!(!fits(Some(&good), &objects(&[(1, 0, 10), (1, 1, 1)])), "a piece too many");
+        assert!(fits(None, &objects(&[])));
+        assert!(!fits(None, &objects(&[(1, 0, 0)])), "nobody's");
+        let dir = Attr { kind: Kind::Dir, size: 3, ..file(0) };
+        assert!(fits(Some(&dir), &objects(&[])));
+        assert!(!fits(Some(&dir), &objects(&[(1, 0, 5)])));
+    }
+}

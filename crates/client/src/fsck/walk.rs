@@ -1,0 +1,94 @@
+//! Walking all inodes and all objects in number order, some at a time.
+
+use super::{Fsck, FsckError};
+use std::cmp::Ordering;
+use std::collections::VecDeque;
+use tatami_wire::admin::{AdminCall, AdminReply};
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::{Attr, Errno, Ino, NodeId, Piece, READDIR_MAX, ShardId};
+
+/// Objects asked for in one request.
+const OBJECTS_STEP: u32 = 8 * 1024;
+
+/// All inodes of the volume in number order, some at a time.
+#[derive(Default)]
+pub(super) struct Inodes {
+    queue: VecDeque<Attr>,
+    shard: usize,
+    /// The last one that was asked for, on this shard.
+    after: Option<Ino>,
+}
+
+impl Inodes {
+    pub(super) fn peek(&mut self, fsck: &Fsck) -> Result<Option<&Attr>, FsckError> {
+        const WHAT: &str = "list its inodes";
+        while self.queue.is_empty() && self.shard < fsck.client.map().shards.len() {
+            let shard = ShardId(self.shard as u16);
+            let after = self.after.unwrap_or(Ino::new(shard, 0));
+            let op = MetaOp::ScanInodes { after, limit: READDIR_MAX };
+            let MetaReply::Inodes { attrs, end } = fsck.ask(shard, WHAT, op)? else {
+                return Err(fsck.nonsense(shard, WHAT));
+            };
+            // Forward, or a broken shard would be asked for ever.
+            let forward = attrs.iter().map(|a| a.ino).is_sorted_by(|a, b| a < b)
+                && attrs.first().is_none_or(|a| a.ino > after);
+            if !forward || (attrs.is_empty() && !end) {
+                return Err(fsck.nonsense(shard, WHAT));
+            }
+            self.after = attrs.last().map(|a| a.ino);
+            self.queue.extend(attrs);
+            if end {
+                self.shard += 1;
+                self.after = None;
+            }
+        }
+        Ok(self.queue.front())
+    }
+
+    /// The next inode, if it has this number.
+    pub(super) fn take(&mut self, ino: Ino) -> Option<Attr> {
+        match self.queue.front()?.ino.cmp(&ino) {
+            Ordering::Equal => self.queue.pop_front(),
+            _ => None,
+        }
+    }
+}
+
+/// All objects of a node in number order, some at a time.
+pub(super) struct Objects {
+    pub(super) node: NodeId,
+    queue: VecDeque<(Ino, Piece, u64)>,
+    after: Option<(Ino, Piece)>,
+    end: bool,
+}
+
+impl Objects {
+    pub(super) fn of(node: NodeId) -> Objects {
+        Objects { node, queue: VecDeque::new(), after: None, end: false }
+    }
+
+    pub(super) fn peek(&mut self, fsck: &Fsck) -> Result<Option<(Ino, Piece, u64)>, FsckError> {
+        const WHAT: &str = "list its objects";
+        while self.queue.is_empty() && !self.end {
+            let call = AdminCall::ListObjects { after: self.after, limit: OBJECTS_STEP };
+            let AdminReply::Objects { objects, end } = fsck.admin(self.node, WHAT, call)? else {
+                return Err(FsckError::Node { node: self.node, what: WHAT, errno: Errno::EPROTO });
+            };
+            let mut keys = objects.iter().map(|o| (o.0, o.1));
+            let forward = keys.clone().is_sorted_by(|a, b| a < b)
+                && keys.clone().next().is_none_or(|first| Some(first) > self.after);
+            if !forward || (objects.is_empty() && !end) {
+                return Err(FsckError::Node { node: self.node, what: WHAT, errno: Errno::EPROTO });
+            }
+            self.after = keys.next_back().or(self.after);
+            self.queue.extend(objects.into_iter().map(|(ino, piece, size, _)| (ino, piece, size)));
+            self.end = end;
+        }
+        Ok(self.queue.front().copied())
+    }
+
+    /// Passes the next object.
+    pub(super) fn skip(&mut self) {
+        self.queue.pop_front();
+    }
+}

@@ -1,0 +1,26 @@
+//! How programs reach a volume: blocking calls that find the daemon
+//! responsible, survive its restart, and read and write bytes where they lie.
+//!
+//! The crate starts no thread, installs no signal handler and needs no
+//! runtime, so that it can live inside somebody else's program. One
+//! [`Client`] serves all threads of a process.
+//!
+//! - [`Client`] routes requests to nodes and repeats those whose answer was
+//!   lost, so that each takes effect once.
+//! - [`DataFile`] is the bytes of one open file: on this node straight from
+//!   the disk, elsewhere over TCP with write-behind.
+//! - [`tree`] offers paths and file handles to tools that work without a mount.
+
+mod client;
+pub mod connection;
+mod data;
+pub mod fsck;
+mod names;
+mod peer;
+mod remote;
+pub mod tree;
+
+pub use client::{Client, Error, Options};
+pub use connection::Endpoint;
+pub use data::{DataFile, stat_file};
+pub use names::{Created, Listing, Removed, VolumeSpace};

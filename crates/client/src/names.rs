@@ -1,0 +1,279 @@
+//! Operations on names and inodes, one method each, as requests to the shard.
+
+use crate::Client;
+use std::collections::HashSet;
+use tatami_wire::admin::{AdminCall, AdminReply};
+use tatami_wire::meta::{
+    Bytes, DataState, DirEntry, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
+};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Layout, NodeId, SetAttr};
+
+/// A new, or found, inode.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Created {
+    /// Its attributes.
+    pub attr: Attr,
+    /// Access to its bytes, if it was opened.
+    pub cap: Option<Cap>,
+    /// False where it was there already.
+    pub created: bool,
+}
+
+/// What a removal did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Removed {
+    /// The inode that lost a name, if there was one.
+    pub ino: Option<Ino>,
+    /// That was its last name.
+    pub last: bool,
+}
+
+/// Part of a directory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listing {
+    /// In cookie order.
+    pub entries: Vec<DirEntry>,
+    /// Nothing follows.
+    pub end: bool,
+    /// The directory's parent.
+    pub parent: Ino,
+}
+
+/// Space of a volume: the disks of all nodes that answer, each counted once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VolumeSpace {
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes free for the superuser.
+    pub free: u64,
+    /// Bytes free for users.
+    pub available: u64,
+    /// Inodes in use.
+    pub inodes: u64,
+}
+
+/// Takes the one variant that answers a request; any other means that the
+/// daemon is broken.
+macro_rules! expect {
+    ($reply:expr, $pattern:pat => $value:expr) => {
+        match $reply? {
+            $pattern => Ok($value),
+            _ => Err(Errno::EPROTO),
+        }
+    };
+}
+
+fn bytes(b: &[u8]) -> Bytes {
+    Bytes::from(b)
+}
+
+/// Each method sends one request. All fail with the error of the same system
+/// call (see the operation in [`MetaOp`]), with `EHOSTDOWN` when the daemon
+/// stays away, and with `EPROTO` when it makes no sense.
+#[allow(clippy::missing_errors_doc)] // said once, above
+impl Client {
+    /// The attributes of entry `name` of `parent`.
+    pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
+        let op = MetaOp::Lookup { parent, name: bytes(name) };
+        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+    }
+
+    /// The attributes of an inode.
+    pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
+        expect!(self.meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)
+    }
+
+    /// Changes attributes. A new size must have been given to the objects
+    /// before, by [`crate::DataFile::truncate`].
+    pub fn setattr(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
+        expect!(self.meta(cred, MetaOp::SetAttr { ino, set }), MetaReply::Attr(attr) => attr)
+    }
+
+    /// Makes an entry and its inode; see [`MetaOp::Create`].
+    #[allow(clippy::too_many_arguments)] // open(2) has as many
+    pub fn create(
+        &self,
+        cred: &Cred,
+        parent: Ino,
+        name: &[u8],
+        node: NewNode,
+        mode: u16,
+        umask: u16,
+        exclusive: bool,
+        open: Option<Access>,
+    ) -> Result<Created, Errno> {
+        let name = bytes(name);
+        let op = MetaOp::Create { parent, name, node, mode, umask, exclusive, open };
+        expect!(self.meta(cred, op),
+            MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
+    }
+
+    /// Makes a file without a name, open.
+    pub fn tmpfile(
+        &self,
+        cred: &Cred,
+        parent: Ino,
+        mode: u16,
+        umask: u16,
+        open: Access,
+    ) -> Result<Created, Errno> {
+        let op = MetaOp::Tmpfile { parent, layout: self.new_layout(), mode, umask, open };
+        expect!(self.meta(cred, op),
+            MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
+    }
+
+    /// Checks permission and opens.
+    pub fn open(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
+        let op = MetaOp::Open { ino, access };
+        expect!(self.meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
+    }
+
+    /// Tells what the bytes are now; with `close`, that no handle of ours can
+    /// change them any more.
+    pub fn commit(
+        &self,
+        cred: &Cred,
+        ino: Ino,
+        state: Option<DataState>,
+        close: bool,
+    ) -> Result<Attr, Errno> {
+        let op = MetaOp::Commit { ino, state, close };
+        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+    }
+
+    /// Makes everything acknowledged by the shard of `ino` survive a power cut.
+    pub fn sync(&self, ino: Ino) -> Result<(), Errno> {
+        debug_assert_eq!(ino.shard(), MetaOp::Sync.target().shard(), "one shard so far");
+        expect!(self.meta(&Cred::ROOT, MetaOp::Sync), MetaReply::Done => ())
+    }
+
+    /// Removes an entry that is not a directory.
+    pub fn unlink(
+        &self,
+        cred: &Cred,
+        parent: Ino,
+        name: &[u8],
+        keep: bool,
+    ) -> Result<Removed, Errno> {
+        let op = MetaOp::Unlink { parent, name: bytes(name), keep };
+        self.removal(cred, op)
+    }
+
+    /// Removes an empty directory.
+    pub fn rmdir(
+        &self,
+        cred: &Cred,
+        parent: Ino,
+        name: &[u8],
+        keep: bool,
+    ) -> Result<Removed, Errno> {
+        let op = MetaOp::Rmdir { parent, name: bytes(name), keep };
+        self.removal(cred, op)
+    }
+
+    fn removal(&self, cred: &Cred, op: MetaOp) -> Result<Removed, Errno> {
+        expect!(self.meta(cred, op), MetaReply::Removed { ino, last } => Removed { ino, last })
+    }
+
+    /// Moves an entry.
+    #[allow(clippy::too_many_arguments)] // renameat2(2) has as many
+    pub fn rename(
+        &self,
+        cred: &Cred,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        keep: bool,
+    ) -> Result<Removed, Errno> {
+        let (name, new_name) = (bytes(name), bytes(new_name));
+        let op = MetaOp::Rename { parent, name, new_parent, new_name, mode, keep };
+        self.removal(cred, op)
+    }
+
+    /// Gives an inode one more name.
+    pub fn link(&self, cred: &Cred, ino: Ino, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
+        let op = MetaOp::Link { ino, parent, name: bytes(name) };
+        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+    }
+
+    /// The target of a symbolic link.
+    pub fn readlink(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
+        expect!(self.meta(cred, MetaOp::Readlink { ino }), MetaReply::Bytes(b) => b.into_vec())
+    }
+
+    /// Entries of a directory, those with a cookie above `after`.
+    pub fn read_dir(
+        &self,
+        cred: &Cred,
+        dir: Ino,
+        after: u64,
+        limit: u32,
+        plus: bool,
+    ) -> Result<Listing, Errno> {
+        let op = MetaOp::ReadDir { dir, after, limit, plus };
+        expect!(self.meta(cred, op),
+            MetaReply::Entries { entries, end, parent } => Listing { entries, end, parent })
+    }
+
+    /// The value of an extended attribute.
+    pub fn get_xattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let op = MetaOp::GetXattr { ino, name: bytes(name) };
+        expect!(self.meta(cred, op), MetaReply::Bytes(b) => b.into_vec())
+    }
+
+    /// Sets an extended attribute.
+    pub fn set_xattr(
+        &self,
+        cred: &Cred,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+    ) -> Result<(), Errno> {
+        let op = MetaOp::SetXattr { ino, name: bytes(name), value: bytes(value), mode };
+        expect!(self.meta(cred, op), MetaReply::Done => ())
+    }
+
+    /// Names of all extended attributes, each followed by a zero byte.
+    pub fn list_xattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
+        expect!(self.meta(cred, MetaOp::ListXattr { ino }), MetaReply::Bytes(b) => b.into_vec())
+    }
+
+    /// Removes an extended attribute.
+    pub fn remove_xattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<(), Errno> {
+        let op = MetaOp::RemoveXattr { ino, name: bytes(name) };
+        expect!(self.meta(cred, op), MetaReply::Done => ())
+    }
+
+    /// We have no handle left on an inode that was kept for us.
+    pub fn release(&self, ino: Ino) -> Result<(), Errno> {
+        expect!(self.meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
+    }
+
+    /// Where the bytes of a new file go: whole, to the node we are on, or to
+    /// the first node when we are on none.
+    pub fn new_layout(&self) -> Layout {
+        Layout::Whole { node: self.home().unwrap_or(NodeId(0)) }
+    }
+
+    /// Space of the volume. Nodes that are down are left out.
+    pub fn statfs(&self) -> Result<VolumeSpace, Errno> {
+        let mut sum = VolumeSpace::default();
+        let mut seen = HashSet::new();
+        for node in &self.map().nodes {
+            let Ok(AdminReply::Space(space)) = self.admin(node.id, AdminCall::Space) else {
+                continue;
+            };
+            if seen.insert(space.disk) {
+                sum.total += space.total;
+                sum.free += space.free;
+                sum.available += space.available;
+            }
+        }
+        sum.inodes = expect!(self.meta(&Cred::ROOT, MetaOp::StatVolume),
+            MetaReply::Volume { inodes } => inodes)?;
+        Ok(sum)
+    }
+}

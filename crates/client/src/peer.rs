@@ -1,0 +1,234 @@
+//! One node, as a client reaches it: pools of connections, and patience while
+//! its daemon is away.
+
+use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use parking_lot::{Condvar, Mutex};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use std::time::{Duration, Instant};
+use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::handshake::{Role, SLOTS_MAX};
+use tatami_wire::{Errno, NodeId};
+
+/// First and longest pause between attempts to reach a daemon that is away.
+const PAUSE_FIRST: Duration = Duration::from_millis(2);
+const PAUSE_LONGEST: Duration = Duration::from_millis(250);
+/// Idle connections for bytes that are kept for the next use.
+const IDLE_DATA_MAX: usize = 64;
+
+/// A metadata connection with its place in the daemon's table of answers.
+struct Slot {
+    number: u32,
+    /// Sequence number of the next request.
+    next: u64,
+    connection: Option<Connection>,
+}
+
+#[derive(Default)]
+struct Slots {
+    idle: Vec<Slot>,
+    made: u32,
+}
+
+/// A node and the connections to it.
+pub(crate) struct Peer {
+    pub(crate) node: NodeId,
+    pub(crate) endpoint: Endpoint,
+    caller: Caller,
+    patience: Duration,
+    slots: Mutex<Slots>,
+    slot_freed: Condvar,
+    data: Mutex<Vec<Connection>>,
+    admin: Mutex<Vec<Connection>>,
+}
+
+/// Keeps trying until a deadline, with growing pauses.
+pub(crate) struct Retry {
+    deadline: Instant,
+    pause: Duration,
+}
+
+impl Retry {
+    pub(crate) fn new(patience: Duration) -> Retry {
+        Retry { deadline: Instant::now() + patience, pause: PAUSE_FIRST }
+    }
+
+    /// Waits a little; false when the time is over.
+    pub(crate) fn pause(&mut self) -> bool {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        #[allow(clippy::disallowed_methods)] // a daemon that is down sends no event
+        std::thread::sleep(self.pause.min(left));
+        self.pause = (self.pause * 2).min(PAUSE_LONGEST);
+        true
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(
+        node: NodeId,
+        endpoint: Endpoint,
+        caller: Caller,
+        patience: Duration,
+    ) -> Peer {
+        Peer {
+            node,
+            endpoint,
+            caller,
+            patience,
+            slots: Mutex::default(),
+            slot_freed: Condvar::new(),
+            data: Mutex::default(),
+            admin: Mutex::default(),
+        }
+    }
+
+    /// One metadata request, repeated under the same sequence number until it
+    /// is answered.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
+    pub(crate) fn meta<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, Errno> {
+        let mut slot = self.take_slot();
+        let seq = slot.next;
+        slot.next += 1;
+        let mut retry = Retry::new(self.patience);
+        let result = loop {
+            let connection = match slot.connection.take() {
+                Some(connection) => Ok(connection),
+                None => self.connect(Role::Meta, slot.number),
+            };
+            match connection {
+                Ok(mut connection) => match connection.call(Class::Meta, seq, request) {
+                    Ok(reply) => {
+                        slot.connection = Some(connection);
+                        break Ok(reply);
+                    }
+                    Err(e) => self.log_broken("metadata request", &e),
+                },
+                Err(e) if !e.may_pass() => break Err(self.refused(&e)),
+                Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
+            }
+            if !retry.pause() {
+                break Err(self.gave_up());
+            }
+        };
+        self.slots.lock().idle.push(slot);
+        self.slot_freed.notify_one();
+        result
+    }
+
+    /// One question to the node itself. Unlike all others it is asked once:
+    /// whoever asks for a node's health wants to hear that it is down.
+    pub(crate) fn admin<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, Errno> {
+        let idle = self.admin.lock().pop();
+        if let Some(mut connection) = idle {
+            // The daemon may have been restarted since: then try a fresh one.
+            if let Ok(reply) = connection.call(Class::Admin, 0, request) {
+                self.admin.lock().push(connection);
+                return Ok(reply);
+            }
+        }
+        let mut connection = self
+            .connect(Role::Admin, 0)
+            .map_err(|e| if e.may_pass() { Errno::EHOSTDOWN } else { self.refused(&e) })?;
+        match connection.call(Class::Admin, 0, request) {
+            Ok(reply) => {
+                self.admin.lock().push(connection);
+                Ok(reply)
+            }
+            Err(e) => {
+                self.log_broken("question", &e);
+                Err(Errno::EHOSTDOWN)
+            }
+        }
+    }
+
+    /// Runs `attempt` on a data connection until one attempt gets through.
+    /// Only for requests that may take effect twice.
+    ///
+    /// # Errors
+    /// What `attempt` returned, or `EHOSTDOWN`.
+    pub(crate) fn data<R>(
+        &self,
+        mut attempt: impl FnMut(&mut Connection) -> Result<R, FrameError>,
+    ) -> Result<R, Errno> {
+        let mut retry = Retry::new(self.patience);
+        loop {
+            match self.take_data() {
+                Ok(mut connection) => match attempt(&mut connection) {
+                    Ok(reply) => {
+                        self.return_data(connection);
+                        return Ok(reply);
+                    }
+                    Err(e) => self.log_broken("data request", &e),
+                },
+                Err(e) if !e.may_pass() => return Err(self.refused(&e)),
+                Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
+            }
+            if !retry.pause() {
+                return Err(self.gave_up());
+            }
+        }
+    }
+
+    /// A data connection for the caller alone.
+    pub(crate) fn take_data(&self) -> Result<Connection, ConnectError> {
+        match self.data.lock().pop() {
+            Some(connection) => Ok(connection),
+            None => self.connect(Role::Data, 0),
+        }
+    }
+
+    /// Gives back a connection on which nothing is under way.
+    pub(crate) fn return_data(&self, connection: Connection) {
+        let mut idle = self.data.lock();
+        if idle.len() < IDLE_DATA_MAX {
+            idle.push(connection);
+        }
+    }
+
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    pub(crate) fn gave_up(&self) -> Errno {
+        tracing::error!(
+            node = self.node.0,
+            endpoint = %self.endpoint,
+            seconds = self.patience.as_secs_f64(),
+            "the daemon did not come back; start it with `tatami up` or `tatami node start`"
+        );
+        Errno::EHOSTDOWN
+    }
+
+    fn refused(&self, e: &ConnectError) -> Errno {
+        tracing::error!(node = self.node.0, error = %e, "connection refused for good");
+        Errno::EPROTO
+    }
+
+    fn log_broken(&self, what: &str, e: &FrameError) {
+        tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
+    }
+
+    fn connect(&self, role: Role, slot: u32) -> Result<Connection, ConnectError> {
+        Connection::open(&self.endpoint, &self.caller, role, slot, self.patience)
+    }
+
+    fn take_slot(&self) -> Slot {
+        let mut slots = self.slots.lock();
+        loop {
+            if let Some(slot) = slots.idle.pop() {
+                return slot;
+            }
+            if slots.made < SLOTS_MAX {
+                let number = slots.made;
+                slots.made += 1;
+                return Slot { number, next: 1, connection: None };
+            }
+            self.slot_freed.wait(&mut slots);
+        }
+    }
+}

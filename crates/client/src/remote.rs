@@ -1,0 +1,236 @@
+//! Write-behind: writes to a file on another node are sent one after the other
+//! without waiting for the answers.
+//!
+//! There is one stream per inode, shared by all handles of this client, so
+//! that a handle never reads around what another handle wrote. A write stays
+//! in memory until the daemon has acknowledged it: when the daemon dies, the
+//! writes without an answer are sent again, in order, to its successor.
+//! Writing the same bytes twice does no harm. What the daemon could not write
+//! (a full disk) is told to every handle once, at its next write, flush or sync.
+
+use crate::connection::Connection;
+use crate::peer::{Peer, Retry};
+use parking_lot::{Mutex, MutexGuard};
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::object::{ObjectCall, ObjectResult};
+use tatami_wire::{Errno, Ino};
+
+/// Unacknowledged bytes per inode at most.
+const WINDOW_BYTES: usize = 8 << 20;
+/// Unacknowledged writes per inode at most. Their answers fit any socket
+/// buffer, so the daemon never waits for us while we wait for it.
+const WINDOW_WRITES: usize = 128;
+/// Buffers of acknowledged writes kept for the next ones.
+const SPARE_BUFFERS: usize = 8;
+
+/// All streams of a client.
+#[derive(Default)]
+pub(crate) struct Streams {
+    open: Mutex<HashMap<Ino, Weak<WriteStream>>>,
+}
+
+impl Streams {
+    /// The stream of `ino`, made if there is none.
+    pub(crate) fn of(&self, ino: Ino, peer: &Arc<Peer>) -> Arc<WriteStream> {
+        let mut open = self.open.lock();
+        if let Some(stream) = open.get(&ino).and_then(Weak::upgrade) {
+            return stream;
+        }
+        if open.len() >= 1024 && open.len().is_power_of_two() {
+            open.retain(|_, stream| stream.strong_count() > 0);
+        }
+        let stream = Arc::new(WriteStream { peer: peer.clone(), state: Mutex::default() });
+        open.insert(ino, Arc::downgrade(&stream));
+        stream
+    }
+}
+
+struct Pending {
+    seq: u64,
+    call: ObjectCall,
+    data: Vec<u8>,
+}
+
+#[derive(Default)]
+struct State {
+    /// There while something is under way.
+    connection: Option<Connection>,
+    next: u64,
+    pending: VecDeque<Pending>,
+    bytes: usize,
+    spare: Vec<Vec<u8>>,
+    /// Attempts since the last answer: there while the connection breaks again
+    /// and again.
+    retry: Option<Retry>,
+    failures: Failures,
+}
+
+/// Writes that failed after they were accepted.
+#[derive(Clone, Copy, Default)]
+struct Failures {
+    count: u64,
+    last: Option<Errno>,
+}
+
+/// How many failures a handle has been told of.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Told(u64);
+
+/// The writes under way to one inode.
+pub(crate) struct WriteStream {
+    peer: Arc<Peer>,
+    state: Mutex<State>,
+}
+
+impl WriteStream {
+    /// What a handle that is opened now has nothing to do with.
+    pub(crate) fn told(&self) -> Told {
+        Told(self.state.lock().failures.count)
+    }
+
+    /// Sends a write. Returns when it is on its way.
+    ///
+    /// # Errors
+    /// A failure of an earlier write that `told` does not know of.
+    pub(crate) fn write(
+        &self,
+        call: ObjectCall,
+        data: &[u8],
+        told: &mut Told,
+    ) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        while !state.pending.is_empty()
+            && (state.bytes + data.len() > WINDOW_BYTES || state.pending.len() >= WINDOW_WRITES)
+        {
+            self.settle_one(&mut state);
+        }
+        report(&state.failures, told)?;
+        let mut buffer = state.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(data);
+        state.next += 1;
+        let pending = Pending { seq: state.next, call, data: buffer };
+        let sent = match &mut state.connection {
+            Some(connection) => send(connection, &pending).is_ok(),
+            None => false,
+        };
+        state.bytes += pending.data.len();
+        state.pending.push_back(pending);
+        if !sent {
+            self.reconnect(&mut state);
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is under way.
+    ///
+    /// # Errors
+    /// A failure that `told` does not know of.
+    pub(crate) fn flush(&self, told: &mut Told) -> Result<(), Errno> {
+        let mut state = self.state.lock();
+        self.settle_all(&mut state);
+        report(&state.failures, told)
+    }
+
+    /// Waits until nothing is under way, for a reader: failures are left to
+    /// the writers.
+    pub(crate) fn settle(&self) {
+        let mut state = self.state.lock();
+        self.settle_all(&mut state);
+    }
+
+    fn settle_all(&self, state: &mut MutexGuard<'_, State>) {
+        while !state.pending.is_empty() {
+            self.settle_one(state);
+        }
+        if let Some(connection) = state.connection.take() {
+            self.peer.return_data(connection);
+        }
+    }
+
+    /// Receives the answer to the oldest write under way.
+    fn settle_one(&self, state: &mut MutexGuard<'_, State>) {
+        let State { connection, pending, .. } = &mut **state;
+        let (Some(connection), Some(oldest)) = (connection, pending.front()) else {
+            return;
+        };
+        match connection.receive::<ObjectResult>(Class::Object, oldest.seq, &mut []) {
+            Ok((result, _)) => {
+                state.retry = None;
+                let done = state.pending.pop_front().expect("it was there a line ago");
+                state.bytes -= done.data.len();
+                if state.spare.len() < SPARE_BUFFERS {
+                    state.spare.push(done.data);
+                }
+                if let Err(e) = result {
+                    tracing::warn!(ino = %done.call.cap.ino, node = self.peer.node.0, error = %e,
+                        "a write accepted before could not be done");
+                    state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
+                }
+            }
+            Err(e) => {
+                tracing::warn!(node = self.peer.node.0, error = %e,
+                    "writes broken off; sending them again");
+                self.reconnect(state);
+            }
+        }
+    }
+
+    /// Connects anew and sends again all that has no answer. When no answer
+    /// comes for as long as our patience lasts, all of it has failed.
+    fn reconnect(&self, state: &mut MutexGuard<'_, State>) {
+        let mut patient = match &mut state.retry {
+            Some(retry) => retry.pause(),
+            None => true,
+        };
+        let mut retry = state.retry.take().unwrap_or_else(|| Retry::new(self.peer.patience()));
+        state.connection = None;
+        while patient {
+            match self.peer.take_data() {
+                Ok(mut connection) => {
+                    if state.pending.iter().all(|p| send(&mut connection, p).is_ok()) {
+                        state.connection = Some(connection);
+                        state.retry = Some(retry);
+                        return;
+                    }
+                }
+                Err(e) if e.may_pass() => {
+                    tracing::debug!(node = self.peer.node.0, error = %e, "daemon away");
+                }
+                Err(e) => {
+                    tracing::error!(node = self.peer.node.0, error = %e, "refused for good");
+                    break;
+                }
+            }
+            patient = retry.pause();
+        }
+        let e = self.peer.gave_up();
+        state.pending.clear();
+        state.bytes = 0;
+        state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
+    }
+}
+
+impl Drop for WriteStream {
+    /// Whoever drops its last handle without a flush gives up the right to
+    /// hear of failures, not the bytes.
+    fn drop(&mut self) {
+        self.settle();
+    }
+}
+
+fn send(connection: &mut Connection, pending: &Pending) -> Result<(), FrameError> {
+    connection.send(Class::Object, pending.seq, &pending.call, &pending.data)
+}
+
+fn report(failures: &Failures, told: &mut Told) -> Result<(), Errno> {
+    match failures.last {
+        Some(e) if failures.count > told.0 => {
+            told.0 = failures.count;
+            Err(e)
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,403 @@
+//! Paths and file handles, for tools that work on a volume without a mount.
+//!
+//! Paths are absolute within the volume; a leading `/` may be left out.
+//! Symbolic links are followed as a kernel does, within the volume.
+
+use crate::{Client, DataFile};
+use std::io;
+use std::sync::Arc;
+use tatami_wire::meta::{DataState, DirEntry, NewNode, RenameMode};
+use tatami_wire::{
+    Access, Attr, Cred, Errno, Ino, Kind, Layout, NAME_MAX, NodeId, PATH_MAX, READDIR_MAX, SetAttr,
+};
+
+/// Symbolic links followed in one path before it counts as a loop, as in Linux.
+const LINKS_MAX: usize = 40;
+
+/// A volume as a tree of paths, seen by one user.
+#[derive(Clone)]
+pub struct Tree {
+    client: Arc<Client>,
+    cred: Cred,
+}
+
+/// An open file with a position. Its bytes count as written when
+/// [`FileHandle::close`] has returned well.
+pub struct FileHandle {
+    tree: Tree,
+    data: DataFile,
+    attr: Attr,
+    position: u64,
+    wrote: bool,
+    writable: bool,
+}
+
+/// A run of a file's bytes and the node on which it lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Whereabouts {
+    /// First byte in the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub len: u64,
+    /// The node.
+    pub node: NodeId,
+    /// Which object of the file.
+    pub piece: u32,
+}
+
+/// Each method fails with the error of the system call it resembles.
+#[allow(clippy::missing_errors_doc)] // said once, above
+impl Tree {
+    /// The volume of `client`, seen by `cred`.
+    pub fn new(client: Arc<Client>, cred: Cred) -> Tree {
+        Tree { client, cred }
+    }
+
+    /// The client below.
+    pub fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+
+    /// The attributes of a path; of a final link's target with `follow`.
+    pub fn stat(&self, path: &[u8], follow: bool) -> Result<Attr, Errno> {
+        self.resolve(path, follow)
+    }
+
+    /// All entries of a directory, sorted by name, without `.` and `..`, with
+    /// attributes if `plus`.
+    pub fn read_dir(&self, path: &[u8], plus: bool) -> Result<Vec<DirEntry>, Errno> {
+        let dir = self.resolve(path, true)?;
+        let mut all = Vec::new();
+        let mut after = 0;
+        loop {
+            let part = self.client.read_dir(&self.cred, dir.ino, after, READDIR_MAX, plus)?;
+            after = part.entries.last().map_or(after, |e| e.cookie);
+            all.extend(part.entries);
+            if part.end {
+                break;
+            }
+        }
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
+    }
+
+    /// The target of a link.
+    pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
+        let attr = self.resolve(path, false)?;
+        self.client.readlink(&self.cred, attr.ino)
+    }
+
+    /// Makes a directory.
+    pub fn mkdir(&self, path: &[u8], mode: u16, umask: u16) -> Result<Attr, Errno> {
+        self.make(path, NewNode::Dir, mode, umask)
+    }
+
+    /// Makes a symbolic link.
+    pub fn symlink(&self, path: &[u8], target: &[u8]) -> Result<Attr, Errno> {
+        self.make(path, NewNode::Symlink(target.to_vec().into()), 0o777, 0)
+    }
+
+    fn make(&self, path: &[u8], node: NewNode, mode: u16, umask: u16) -> Result<Attr, Errno> {
+        let (parent, name) = self.parent(path)?;
+        let made = self.client.create(&self.cred, parent, name, node, mode, umask, true, None)?;
+        Ok(made.attr)
+    }
+
+    /// Removes anything but a directory.
+    pub fn remove_file(&self, path: &[u8]) -> Result<(), Errno> {
+        let (parent, name) = self.parent(path)?;
+        self.client.unlink(&self.cred, parent, name, false).map(drop)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: &[u8]) -> Result<(), Errno> {
+        let (parent, name) = self.parent(path)?;
+        self.client.rmdir(&self.cred, parent, name, false).map(drop)
+    }
+
+    /// Removes a path and everything below it. Tells `each` before every removal.
+    pub fn remove_all(&self, path: &[u8], each: &mut dyn FnMut(&[u8])) -> Result<(), Errno> {
+        // A stack of our own: trees may be deeper than the thread's.
+        let mut todo = vec![(path.to_vec(), false)];
+        while let Some((path, emptied)) = todo.pop() {
+            if emptied {
+                each(&path);
+                self.remove_dir(&path)?;
+            } else if self.resolve(&path, false)?.kind == Kind::Dir {
+                let below = self.read_dir(&path, false)?;
+                todo.push((path.clone(), true));
+                todo.extend(below.iter().map(|e| (join(&path, &e.name), false)));
+            } else {
+                each(&path);
+                self.remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a path, replacing what is there.
+    pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
+        let (old, name) = self.parent(from)?;
+        let (new, new_name) = self.parent(to)?;
+        let mode = RenameMode::Replace;
+        self.client.rename(&self.cred, old, name, new, new_name, mode, false).map(drop)
+    }
+
+    /// Opens a file for reading.
+    pub fn open(&self, path: &[u8]) -> Result<FileHandle, Errno> {
+        let found = self.resolve(path, true)?;
+        if found.kind == Kind::Dir {
+            return Err(Errno::EISDIR);
+        }
+        let (attr, cap) = self.client.open(&self.cred, found.ino, Access::READ)?;
+        let data = self.client.data(&attr, cap)?;
+        Ok(self.handle(data, attr, false))
+    }
+
+    /// Opens a file for writing, making it or cutting it to nothing.
+    pub fn create(&self, path: &[u8], mode: u16, umask: u16) -> Result<FileHandle, Errno> {
+        let access = Access::WRITE;
+        // A link at the end leads to the file that is meant.
+        let made = match self.resolve(path, true) {
+            Ok(found) if found.kind == Kind::Dir => return Err(Errno::EISDIR),
+            Ok(found) => {
+                let (attr, cap) = self.client.open(&self.cred, found.ino, access)?;
+                (attr, Some(cap), false)
+            }
+            Err(Errno::ENOENT) => {
+                let (parent, name) = self.parent(path)?;
+                let node = NewNode::File(self.client.new_layout());
+                let open = Some(access);
+                let c =
+                    self.client.create(&self.cred, parent, name, node, mode, umask, false, open)?;
+                (c.attr, c.cap, c.created)
+            }
+            Err(e) => return Err(e),
+        };
+        let (attr, cap, created) = made;
+        let data = self.client.data(&attr, cap.ok_or(Errno::EPROTO)?)?;
+        let mut handle = self.handle(data, attr, true);
+        if !created {
+            handle.truncate(0)?;
+        }
+        Ok(handle)
+    }
+
+    /// Changes attributes of a path; its size not, see [`FileHandle::truncate`].
+    pub fn set(&self, path: &[u8], set: SetAttr) -> Result<Attr, Errno> {
+        let attr = self.resolve(path, true)?;
+        self.client.setattr(
+            &self.cred,
+            attr.ino,
+            SetAttr { size: None, blocks: None, changed: None, ..set },
+        )
+    }
+
+    /// On which nodes the bytes of a file lie.
+    pub fn where_is(&self, path: &[u8]) -> Result<Vec<Whereabouts>, Errno> {
+        let attr = self.resolve(path, true)?;
+        match attr.kind {
+            Kind::File => Ok(whereabouts(&attr)),
+            Kind::Dir => Err(Errno::EISDIR),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn handle(&self, data: DataFile, attr: Attr, writable: bool) -> FileHandle {
+        FileHandle { tree: self.clone(), data, attr, position: 0, wrote: false, writable }
+    }
+
+    /// The directory and the name that a path ends in.
+    fn parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
+        let end = path.iter().rposition(|b| *b != b'/').ok_or(Errno::EBUSY)? + 1;
+        let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
+        let dir = self.resolve(&path[..start], true)?;
+        Ok((dir.ino, &path[start..end]))
+    }
+
+    fn resolve(&self, path: &[u8], follow: bool) -> Result<Attr, Errno> {
+        if path.len() > PATH_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        // What is left to walk, last name first; and the way back up.
+        let mut todo = names(path);
+        let must_be_dir = path.ends_with(b"/");
+        let mut above = Vec::new();
+        let mut at = self.client.getattr(&self.cred, Ino::ROOT)?;
+        let mut links = 0;
+        while let Some(name) = todo.pop() {
+            if at.kind != Kind::Dir {
+                return Err(Errno::ENOTDIR);
+            }
+            if name == b"." {
+                continue;
+            }
+            if name == b".." {
+                at = above.pop().unwrap_or(at);
+                continue;
+            }
+            if name.len() > NAME_MAX {
+                return Err(Errno::ENAMETOOLONG);
+            }
+            let next = self.client.lookup(&self.cred, at.ino, &name)?;
+            if next.kind == Kind::Symlink && (follow || must_be_dir || !todo.is_empty()) {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(Errno::ELOOP);
+                }
+                let target = self.client.readlink(&self.cred, next.ino)?;
+                if target.starts_with(b"/") {
+                    above.clear();
+                    at = self.client.getattr(&self.cred, Ino::ROOT)?;
+                }
+                todo.extend(names(&target));
+                if todo.len() > PATH_MAX {
+                    return Err(Errno::ENAMETOOLONG);
+                }
+            } else {
+                above.push(std::mem::replace(&mut at, next));
+            }
+        }
+        if must_be_dir && at.kind != Kind::Dir {
+            return Err(Errno::ENOTDIR);
+        }
+        Ok(at)
+    }
+}
+
+/// The names of a path, last first.
+fn names(path: &[u8]) -> Vec<Vec<u8>> {
+    path.split(|b| *b == b'/').filter(|n| !n.is_empty()).rev().map(<[u8]>::to_vec).collect()
+}
+
+/// `name` below `path`.
+pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
+    let mut joined = path.to_vec();
+    if !joined.ends_with(b"/") {
+        joined.push(b'/');
+    }
+    joined.extend_from_slice(name);
+    joined
+}
+
+/// On which nodes the bytes of the file with these attributes lie.
+pub fn whereabouts(attr: &Attr) -> Vec<Whereabouts> {
+    let layout: Layout = attr.layout;
+    layout
+        .extents(0, attr.size)
+        .map(|e| Whereabouts { offset: e.file_offset, len: e.len, node: e.node, piece: e.piece.0 })
+        .collect()
+}
+
+/// Each method fails with the error of the system call it resembles.
+#[allow(clippy::missing_errors_doc)] // said once, above
+impl FileHandle {
+    /// The attributes at opening.
+    pub fn attr(&self) -> &Attr {
+        &self.attr
+    }
+
+    /// The bytes, by offset.
+    pub fn data(&self) -> &DataFile {
+        &self.data
+    }
+
+    /// Writes all of `data` at the position and moves it.
+    pub fn put(&mut self, data: &[u8]) -> Result<usize, Errno> {
+        let n = self.data.write_at(data, self.position)?;
+        self.wrote = true;
+        self.position += n as u64;
+        Ok(n)
+    }
+
+    /// Cuts or extends the file.
+    pub fn truncate(&mut self, size: u64) -> Result<(), Errno> {
+        let state = self.data.truncate(size)?;
+        let set = SetAttr {
+            size: Some(size),
+            blocks: Some(state.blocks),
+            changed: Some(state.changed),
+            by_handle: true,
+            ..SetAttr::default()
+        };
+        self.attr = self.tree.client.setattr(&self.tree.cred, self.attr.ino, set)?;
+        Ok(())
+    }
+
+    /// Ends the use of the file. What was written is then seen by everybody who opens it.
+    pub fn close(mut self) -> Result<Attr, Errno> {
+        self.finish()
+    }
+
+    fn finish(&mut self) -> Result<Attr, Errno> {
+        if !std::mem::take(&mut self.writable) {
+            return Ok(self.attr.clone());
+        }
+        let flushed = self.data.flush();
+        let state = if self.wrote {
+            let now = self.data.stat()?;
+            Some(DataState::from(now))
+        } else {
+            None
+        };
+        let attr = self.tree.client.commit(&self.tree.cred, self.attr.ino, state, true)?;
+        flushed.map(|()| attr)
+    }
+}
+
+impl Drop for FileHandle {
+    /// A handle that is dropped without [`FileHandle::close`] still tells the
+    /// size; only nobody hears if that fails.
+    fn drop(&mut self) {
+        if let Err(e) = self.finish() {
+            tracing::warn!(ino = %self.attr.ino, error = %e, "file not closed well");
+        }
+    }
+}
+
+fn io_error(e: Errno) -> io::Error {
+    io::Error::from_raw_os_error(e.0)
+}
+
+impl io::Read for FileHandle {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let n = self.data.read_at(buf, self.position).map_err(io_error)?;
+        self.position += n as u64;
+        Ok(n)
+    }
+}
+
+impl io::Write for FileHandle {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.put(data).map_err(io_error)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.data.flush().map_err(io_error)
+    }
+}
+
+impl io::Seek for FileHandle {
+    fn seek(&mut self, to: io::SeekFrom) -> io::Result<u64> {
+        let position = match to {
+            io::SeekFrom::Start(n) => Some(n),
+            io::SeekFrom::Current(n) => self.position.checked_add_signed(n),
+            io::SeekFrom::End(n) => self.data.stat().map_err(io_error)?.size.checked_add_signed(n),
+        };
+        self.position = position.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
+        Ok(self.position)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_walked_name_by_name() {
+        assert_eq!(names(b"/a//b/c/"), vec![b"c".to_vec(), b"b".to_vec(), b"a".to_vec()]);
+        assert!(names(b"///").is_empty());
+        assert_eq!(join(b"/", b"a"), b"/a");
+        assert_eq!(join(b"/a", b"b"), b"/a/b");
+    }
+}
