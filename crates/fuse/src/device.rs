@@ -1,0 +1,84 @@
+//! The device through which the kernel and we talk: `/dev/fuse`.
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+/// Path of the device.
+pub const PATH: &str = "/dev/fuse";
+
+/// `_IOR(229, 0, u32)`
+const CLONE: libc::c_ulong = 0x8004_e500;
+
+/// One open descriptor of the device, bound to a mounted file system. A
+/// request must be answered through the descriptor from which it was read.
+#[derive(Debug)]
+pub struct Device(OwnedFd);
+
+impl Device {
+    /// Opens the device. It is bound to a file system by mounting one.
+    ///
+    /// # Errors
+    /// Those of open(2): `ENOENT` without the kernel module, `EACCES`.
+    pub fn open() -> Result<Device, Errno> {
+        rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Device)
+    }
+
+    /// A descriptor that is bound already.
+    pub fn from_bound(fd: OwnedFd) -> Device {
+        Device(fd)
+    }
+
+    /// A further descriptor for the same file system, with a queue of its own
+    /// for requests under way, so that threads do not contend for one. Where
+    /// the kernel or permissions do not allow that, a mere duplicate.
+    ///
+    /// # Errors
+    /// `EMFILE` and the like.
+    pub fn another(&self) -> Result<Device, Errno> {
+        match Device::open() {
+            Ok(device) => {
+                let from = self.0.as_raw_fd() as u32;
+                // SAFETY: the ioctl reads one u32, which lives past the call.
+                match unsafe { libc::ioctl(device.0.as_raw_fd(), CLONE, &raw const from) } {
+                    0 => Ok(device),
+                    _ => self.duplicate(),
+                }
+            }
+            Err(_) => self.duplicate(),
+        }
+    }
+
+    fn duplicate(&self) -> Result<Device, Errno> {
+        rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Device)
+    }
+
+    /// Waits for a request and reads it into `buffer`.
+    ///
+    /// # Errors
+    /// `ENODEV` once the file system is unmounted. `EINTR`, `EAGAIN` and
+    /// `ENOENT` (the request was withdrawn) mean: again.
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
+        rustix::io::read(&self.0, buffer)
+    }
+
+    /// Writes one message, whole.
+    ///
+    /// # Errors
+    /// `ENOENT` where nobody waits for this reply any more; `EINVAL` for one
+    /// that does not fit its request.
+    pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
+        rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, parts)).map(|_| ())
+    }
+
+    pub(crate) fn raw(&self) -> i32 {
+        self.0.as_raw_fd()
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

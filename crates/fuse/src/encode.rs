@@ -1,0 +1,292 @@
+//! What replies are made of: attributes, entries, open files, directory
+//! contents, laid out as the kernel reads them.
+
+use std::time::Duration;
+
+/// A point in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// Seconds since 1970-01-01 UTC, negative before.
+    pub sec: i64,
+    /// Nanoseconds past `sec`, below 10^9.
+    pub nsec: u32,
+}
+
+/// Attributes of an inode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: u64,
+    /// Bytes; for the kernel at most `i64::MAX`.
+    pub size: u64,
+    /// Storage, in units of 512 bytes.
+    pub blocks: u64,
+    /// Last access.
+    pub atime: Time,
+    /// Last change of the contents.
+    pub mtime: Time,
+    /// Last change of the inode.
+    pub ctime: Time,
+    /// Creation; STATX alone tells it.
+    pub btime: Time,
+    /// Type and permission bits.
+    pub mode: u32,
+    /// Number of names.
+    pub nlink: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Device number as the kernel encodes it in 32 bits.
+    pub rdev: u32,
+    /// Preferred size of a transfer, a power of two; 0 for the kernel's own.
+    pub blksize: u32,
+}
+
+/// How long the kernel may believe what it is told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Validity {
+    /// That a name leads to an inode.
+    pub entry: Duration,
+    /// The attributes.
+    pub attr: Duration,
+}
+
+/// An open file or directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Comes back with every request on the open file.
+    pub handle: u64,
+    /// Flags of [`crate::abi::fopen`].
+    pub flags: u32,
+    /// The registered backing file, with `PASSTHROUGH`; else 0.
+    pub backing: i32,
+}
+
+/// What statfs(2) tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StatFs {
+    /// Blocks in all, of `block_size` bytes.
+    pub blocks: u64,
+    /// Blocks free for the superuser.
+    pub free: u64,
+    /// Blocks free for users.
+    pub available: u64,
+    /// Inodes in all.
+    pub files: u64,
+    /// Inodes that could still be made.
+    pub files_free: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Longest name in bytes.
+    pub name_max: u32,
+}
+
+/// A reply under construction, on the stack.
+pub(crate) struct Fixed<const N: usize> {
+    bytes: [u8; N],
+    len: usize,
+}
+
+impl<const N: usize> Fixed<N> {
+    pub(crate) fn new() -> Self {
+        Fixed { bytes: [0; N], len: 0 }
+    }
+
+    fn put(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..][..bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    pub(crate) fn u16(mut self, v: u16) -> Self {
+        self.put(&v.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn u32(mut self, v: u32) -> Self {
+        self.put(&v.to_ne_bytes());
+        self
+    }
+
+    pub(crate) fn u64(mut self, v: u64) -> Self {
+        self.put(&v.to_ne_bytes());
+        self
+    }
+
+    fn time(self, t: Time) -> Self {
+        self.u64(t.sec as u64).u32(t.nsec).u32(0)
+    }
+
+    pub(crate) fn attr(self, a: &Attr) -> Self {
+        self.u64(a.ino)
+            .u64(a.size)
+            .u64(a.blocks)
+            .u64(a.atime.sec as u64)
+            .u64(a.mtime.sec as u64)
+            .u64(a.ctime.sec as u64)
+            .u32(a.atime.nsec)
+            .u32(a.mtime.nsec)
+            .u32(a.ctime.nsec)
+            .u32(a.mode)
+            .u32(a.nlink)
+            .u32(a.uid)
+            .u32(a.gid)
+            .u32(a.rdev)
+            .u32(a.blksize)
+            .u32(0)
+    }
+
+    /// `fuse_entry_out`: 128 bytes.
+    pub(crate) fn entry(self, a: &Attr, v: &Validity) -> Self {
+        self.u64(a.ino)
+            .u64(0)
+            .u64(v.entry.as_secs())
+            .u64(v.attr.as_secs())
+            .u32(v.entry.subsec_nanos())
+            .u32(v.attr.subsec_nanos())
+            .attr(a)
+    }
+
+    /// `fuse_open_out`: 16 bytes.
+    pub(crate) fn opened(self, o: &Opened) -> Self {
+        self.u64(o.handle).u32(o.flags).u32(o.backing as u32)
+    }
+
+    /// `fuse_statx`: 256 bytes.
+    pub(crate) fn statx(self, a: &Attr) -> Self {
+        const BASIC_STATS_AND_BTIME: u32 = 0xfff;
+        let (major, minor) = (a.rdev >> 8 & 0xfff, a.rdev & 0xff | a.rdev >> 12 & 0xfff00);
+        self.u32(BASIC_STATS_AND_BTIME)
+            .u32(a.blksize)
+            .u64(0)
+            .u32(a.nlink)
+            .u32(a.uid)
+            .u32(a.gid)
+            .u16(a.mode as u16)
+            .u16(0)
+            .u64(a.ino)
+            .u64(a.size)
+            .u64(a.blocks)
+            .u64(0)
+            .time(a.atime)
+            .time(a.btime)
+            .time(a.ctime)
+            .time(a.mtime)
+            .u32(major)
+            .u32(minor)
+            .zeros(8 + 14 * 8)
+    }
+
+    pub(crate) fn zeros(mut self, n: usize) -> Self {
+        self.len += n;
+        assert!(self.len <= N, "replies have fixed lengths");
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// The contents of a READDIR or READDIRPLUS reply: filled entry by entry
+/// until the kernel's buffer is full.
+pub struct DirEntries<'a> {
+    out: &'a mut Vec<u8>,
+    room: usize,
+}
+
+const DIRENT_LEN: usize = 24;
+const ENTRY_LEN: usize = 128;
+
+impl<'a> DirEntries<'a> {
+    /// Entries of at most `room` bytes in all, into `out`, which is cleared.
+    pub fn new(out: &'a mut Vec<u8>, room: usize) -> DirEntries<'a> {
+        out.clear();
+        DirEntries { out, room }
+    }
+
+    /// Adds an entry, or returns false if it does not fit. `next` is the offset
+    /// at which the kernel continues after it; `kind` is an `S_IFMT` value of
+    /// which any bits of `st_mode` may be given.
+    pub fn push(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
+        self.reserve(DIRENT_LEN, name.len()).is_some_and(|()| {
+            self.dirent(ino, next, kind, name);
+            true
+        })
+    }
+
+    /// Adds an entry with its attributes, for READDIRPLUS. The kernel then
+    /// holds one more reference to the inode.
+    pub fn push_plus(&mut self, attr: &Attr, valid: &Validity, next: u64, name: &[u8]) -> bool {
+        self.reserve(ENTRY_LEN + DIRENT_LEN, name.len()).is_some_and(|()| {
+            self.out.extend_from_slice(Fixed::<ENTRY_LEN>::new().entry(attr, valid).bytes());
+            self.dirent(attr.ino, next, attr.mode, name);
+            true
+        })
+    }
+
+    /// Adds an entry to a READDIRPLUS reply of which only the number is known:
+    /// the kernel looks it up when it is used.
+    pub fn push_bare(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
+        self.reserve(ENTRY_LEN + DIRENT_LEN, name.len()).is_some_and(|()| {
+            self.out.extend_from_slice(&[0; ENTRY_LEN]);
+            self.dirent(ino, next, kind, name);
+            true
+        })
+    }
+
+    /// Bytes that are still free.
+    pub fn room(&self) -> usize {
+        self.room - self.out.len()
+    }
+
+    fn reserve(&self, head: usize, name: usize) -> Option<()> {
+        ((head + name).next_multiple_of(8) <= self.room()).then_some(())
+    }
+
+    fn dirent(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) {
+        let head = Fixed::<DIRENT_LEN>::new()
+            .u64(ino)
+            .u64(next)
+            .u32(name.len() as u32)
+            .u32((kind & libc::S_IFMT) >> 12);
+        self.out.extend_from_slice(head.bytes());
+        self.out.extend_from_slice(name);
+        self.out.resize(self.out.len().next_multiple_of(8), 0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_lengths_of_the_kernel() {
+        let (a, v) = (Attr::default(), Validity::default());
+        assert_eq!(Fixed::<512>::new().attr(&a).bytes().len(), 88);
+        assert_eq!(Fixed::<512>::new().entry(&a, &v).bytes().len(), 128);
+        assert_eq!(Fixed::<512>::new().opened(&Opened::default()).bytes().len(), 16);
+        assert_eq!(Fixed::<512>::new().statx(&a).bytes().len(), 256);
+    }
+
+    #[test]
+    fn a_directory_reply_is_filled_exactly_and_aligned() {
+        let mut out = Vec::new();
+        let mut dir = DirEntries::new(&mut out, 64);
+        assert!(dir.push(2, 1, libc::S_IFDIR, b"."));
+        assert!(dir.push(3, 2, libc::S_IFREG | 0o644, b"12345678"));
+        assert_eq!(dir.room(), 0);
+        assert!(!dir.push(4, 3, libc::S_IFREG, b"x"));
+        assert_eq!(out.len(), 64);
+        assert_eq!(out[20], (libc::S_IFDIR >> 12) as u8);
+        assert_eq!(&out[56..64], b"12345678");
+    }
+
+    #[test]
+    fn a_device_number_is_taken_apart_for_statx() {
+        let a = Attr { rdev: 8 << 8 | 1, ..Attr::default() };
+        let s = Fixed::<256>::new().statx(&a);
+        assert_eq!(&s.bytes()[128..132], &8u32.to_ne_bytes());
+        assert_eq!(&s.bytes()[132..136], &1u32.to_ne_bytes());
+    }
+}

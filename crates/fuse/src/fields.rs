@@ -1,0 +1,60 @@
+//! Reading the fields of a request one after the other, with every length
+//! checked.
+
+use crate::request::ParseError;
+
+/// The part of a request that has not been read yet.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], ParseError> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(ParseError::Short)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, ParseError> {
+        self.take().map(u16::from_ne_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, ParseError> {
+        self.take().map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, ParseError> {
+        self.take().map(u64::from_ne_bytes)
+    }
+
+    pub(crate) fn i64(&mut self) -> Result<i64, ParseError> {
+        self.take().map(i64::from_ne_bytes)
+    }
+
+    /// Passes over `n` bytes.
+    pub(crate) fn skip(&mut self, n: usize) -> Result<(), ParseError> {
+        self.bytes(n).map(|_| ())
+    }
+
+    /// The next `n` bytes.
+    pub(crate) fn bytes(&mut self, n: usize) -> Result<&'a [u8], ParseError> {
+        let (head, rest) = self.0.split_at_checked(n).ok_or(ParseError::Short)?;
+        self.0 = rest;
+        Ok(head)
+    }
+
+    /// Bytes up to a zero byte, which is passed over.
+    pub(crate) fn text(&mut self) -> Result<&'a [u8], ParseError> {
+        let end = self.0.iter().position(|b| *b == 0).ok_or(ParseError::Unterminated)?;
+        let (text, rest) = self.0.split_at(end);
+        self.0 = &rest[1..];
+        Ok(text)
+    }
+
+    /// The name of an entry or attribute: not empty.
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], ParseError> {
+        match self.text()? {
+            [] => Err(ParseError::EmptyName),
+            name => Ok(name),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! The agreement with the kernel at the start, as a value.
+
+use crate::abi::{self, init, op};
+use crate::device::Device;
+use crate::encode::Fixed;
+use crate::fields::Fields;
+use crate::request::{Header, ParseError};
+use rustix::io::Errno;
+use std::io::IoSlice;
+
+/// What we would like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Flags of [`crate::abi::init`]; those that the kernel does not offer are dropped.
+    pub flags: u64,
+    /// Longest WRITE and READ in bytes.
+    pub max_write: u32,
+    /// How far the kernel may read ahead, in bytes.
+    pub max_readahead: u32,
+    /// Most requests under way of those nobody waits for.
+    pub max_background: u16,
+    /// With `PASSTHROUGH`: how many file systems may lie under ours, 1 or 2. With 1,
+    /// backing files must lie on a plain disk, and an overlay can be put
+    /// on top of us; with 2, they may lie on an overlay, and none can.
+    pub max_stack_depth: u32,
+}
+
+impl Default for Wanted {
+    /// 1 MiB requests and what every file system can have.
+    fn default() -> Wanted {
+        Wanted {
+            flags: init::ASYNC_READ
+                | init::BIG_WRITES
+                | init::MAX_PAGES
+                | init::PARALLEL_DIROPS
+                | init::ASYNC_DIO
+                | init::NO_EXPORT_SUPPORT,
+            max_write: 1 << 20,
+            max_readahead: 1 << 20,
+            max_background: 64,
+            max_stack_depth: 1,
+        }
+    }
+}
+
+/// What was agreed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Negotiated {
+    /// Minor number of the protocol: the smaller of both sides'.
+    pub minor: u32,
+    /// Flags wanted and offered.
+    pub flags: u64,
+    /// Longest WRITE and READ in bytes.
+    pub max_write: u32,
+}
+
+impl Negotiated {
+    /// Whether all of `flags` were agreed.
+    pub fn has(&self, flags: u64) -> bool {
+        self.flags & flags == flags
+    }
+}
+
+/// Why there is no agreement.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum InitError {
+    #[error("/dev/fuse: {0}")]
+    Device(Errno),
+    #[error("the kernel's first request is none: {0}")]
+    Parse(#[from] ParseError),
+    #[error("the kernel's first request is number {0}, not INIT")]
+    NotInit(u32),
+    #[error(
+        "the kernel speaks FUSE protocol {0}.{1}, at least 7.31 is needed: \
+         use Linux 5.4 or newer (6.9 for passthrough)"
+    )]
+    TooOld(u32, u32),
+}
+
+/// What the kernel offers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Offer {
+    major: u32,
+    minor: u32,
+    max_readahead: u32,
+    flags: u64,
+}
+
+impl Offer {
+    fn parse(mut f: Fields<'_>) -> Result<Offer, ParseError> {
+        let (major, minor) = (f.u32()?, f.u32()?);
+        if major > abi::VERSION.0 {
+            return Ok(Offer { major, minor, max_readahead: 0, flags: 0 });
+        }
+        let (max_readahead, low) = (f.u32()?, u64::from(f.u32()?));
+        let high = if low & init::INIT_EXT != 0 { u64::from(f.u32()?) } else { 0 };
+        Ok(Offer { major, minor, max_readahead, flags: low | high << 32 })
+    }
+}
+
+fn agree(offer: &Offer, wanted: &Wanted) -> Negotiated {
+    let flags = offer.flags & (wanted.flags | init::INIT_EXT);
+    let pages = flags & init::MAX_PAGES != 0;
+    Negotiated {
+        minor: offer.minor.min(abi::VERSION.1),
+        flags,
+        // Without MAX_PAGES the kernel stops at 32 pages.
+        max_write: wanted.max_write.max(4096).min(if pages { 16 << 20 } else { 128 << 10 }),
+    }
+}
+
+fn answer(offer: &Offer, wanted: &Wanted, agreed: &Negotiated) -> Fixed<64> {
+    const PAGE: u32 = 4096;
+    let depth = if agreed.has(init::PASSTHROUGH) { wanted.max_stack_depth } else { 0 };
+    Fixed::new()
+        .u32(abi::VERSION.0)
+        .u32(agreed.minor)
+        .u32(wanted.max_readahead.min(offer.max_readahead))
+        .u32(agreed.flags as u32)
+        .u16(wanted.max_background)
+        .u16(wanted.max_background / 4 * 3)
+        .u32(agreed.max_write)
+        .u32(1) // nanoseconds in times
+        .u16(agreed.max_write.div_ceil(PAGE).min(u32::from(u16::MAX)) as u16)
+        .u16(0)
+        .u32((agreed.flags >> 32) as u32)
+        .u32(depth)
+        .zeros(24)
+}
+
+/// Reads the kernel's first request and answers it.
+///
+/// # Errors
+/// [`InitError`].
+pub fn negotiate(device: &Device, wanted: &Wanted) -> Result<Negotiated, InitError> {
+    let mut buffer = vec![0; wanted.max_write.max(1 << 20) as usize + abi::REQUEST_OVERHEAD];
+    loop {
+        let len = match device.read(&mut buffer) {
+            Ok(len) => len,
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+            Err(e) => return Err(InitError::Device(e)),
+        };
+        let header = Header::parse(&buffer[..len])?;
+        if header.opcode != op::INIT {
+            return Err(InitError::NotInit(header.opcode));
+        }
+        let offer = Offer::parse(Fields(&buffer[abi::IN_HEADER_LEN..len]))?;
+        if offer.major < abi::VERSION.0
+            || offer.major == abi::VERSION.0 && offer.minor < abi::OLDEST_MINOR
+        {
+            send(device, header.unique, -libc::EPROTO, &[])?;
+            return Err(InitError::TooOld(offer.major, offer.minor));
+        }
+        let agreed = agree(&offer, wanted);
+        send(device, header.unique, 0, answer(&offer, wanted, &agreed).bytes())?;
+        // A newer major number: the kernel reads ours and asks again with it.
+        if offer.major == abi::VERSION.0 {
+            return Ok(agreed);
+        }
+    }
+}
+
+fn send(device: &Device, unique: u64, error: i32, body: &[u8]) -> Result<(), InitError> {
+    let head = Fixed::<16>::new()
+        .u32((abi::OUT_HEADER_LEN + body.len()) as u32)
+        .u32(error as u32)
+        .u64(unique);
+    device.write(&[IoSlice::new(head.bytes()), IoSlice::new(body)]).map_err(InitError::Device)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(flags: u64) -> Offer {
+        Offer { major: 7, minor: 40, max_readahead: 128 << 10, flags }
+    }
+
+    #[test]
+    fn what_one_side_lacks_is_dropped() {
+        let wanted = Wanted { flags: init::PASSTHROUGH | init::POSIX_ACL, ..Wanted::default() };
+        let agreed = agree(&offer(init::POSIX_ACL | init::AUTO_INVAL_DATA), &wanted);
+        assert!(agreed.has(init::POSIX_ACL));
+        assert!(!agreed.has(init::PASSTHROUGH));
+        assert!(!agreed.has(init::AUTO_INVAL_DATA));
+        assert_eq!(agreed.minor, 40);
+        assert_eq!(agreed.max_write, 128 << 10);
+    }
+
+    #[test]
+    fn the_answer_has_its_fields_in_place() {
+        let wanted = Wanted { flags: init::PASSTHROUGH | init::MAX_PAGES, ..Wanted::default() };
+        let offer = offer(u64::MAX);
+        let agreed = agree(&offer, &wanted);
+        let answer = answer(&offer, &wanted, &agreed);
+        let word =
+            |i: usize| u32::from_ne_bytes(answer.bytes()[4 * i..][..4].try_into().expect("4"));
+        assert_eq!(answer.bytes().len(), 64);
+        assert_eq!((word(0), word(1)), (7, 40));
+        assert_eq!(word(5), 1 << 20);
+        assert_eq!(word(7) & 0xffff, 256);
+        assert_eq!(word(8), (init::PASSTHROUGH >> 32) as u32);
+        assert_eq!(word(9), 1);
+    }
+
+    #[test]
+    fn an_offer_is_read_with_and_without_its_second_half() {
+        let words = |w: &[u32]| w.iter().flat_map(|w| w.to_ne_bytes()).collect::<Vec<_>>();
+        let short = words(&[7, 31, 4096, 1]);
+        assert_eq!(Offer::parse(Fields(&short)).map(|o| o.flags), Ok(1));
+        let long = words(&[7, 40, 4096, init::INIT_EXT as u32, 32]);
+        let flags = init::INIT_EXT | init::PASSTHROUGH;
+        assert_eq!(Offer::parse(Fields(&long)).map(|o| o.flags), Ok(flags));
+        assert_eq!(Offer::parse(Fields(&long[..16])), Err(ParseError::Short));
+    }
+}

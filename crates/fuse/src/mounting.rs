@@ -1,0 +1,361 @@
+//! Mounting and unmounting: directly where we may, else through the
+//! `fusermount3` program, which is made for that.
+
+use crate::device::Device;
+use crate::init::{self, InitError, Negotiated, Wanted};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+};
+use std::ffi::CString;
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+const HELPER: &str = "fusermount3";
+
+/// How a file system is to be mounted.
+#[derive(Clone, Debug)]
+pub struct MountSettings {
+    /// What `mount` and `df` show as its source.
+    pub source: String,
+    /// What they show behind `fuse.` as its type.
+    pub subtype: String,
+    /// No writing.
+    pub read_only: bool,
+    /// All users may come in, not only the one who mounts.
+    pub allow_other: bool,
+    /// The kernel checks permission bits before it asks.
+    pub default_permissions: bool,
+}
+
+/// Why a file system could not be mounted.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum MountError {
+    #[error("{path}: {source}")]
+    Path { path: PathBuf, source: std::io::Error },
+    #[error(
+        "/dev/fuse: {0}: is the kernel module there (modprobe fuse), and may this user open it?"
+    )]
+    Device(Errno),
+    #[error("mounting on {path}: {errno}")]
+    Mount { path: PathBuf, errno: Errno },
+    #[error("{HELPER} does not run ({0}): install fuse3, or mount as root")]
+    Helper(std::io::Error),
+    #[error("{HELPER} could not mount on {path}: {said}")]
+    Refused { path: PathBuf, said: String },
+}
+
+/// Why a file system could not be unmounted.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum UnmountError {
+    #[error("{path} is busy: programs have files open or their working directory there")]
+    Busy { path: PathBuf },
+    #[error("nothing is mounted on {path}")]
+    NotMounted { path: PathBuf },
+    #[error("unmounting {path}: {said}")]
+    Failed { path: PathBuf, said: String },
+}
+
+/// A mounted file system: its device and its place. Dropped, it unmounts.
+#[derive(Debug)]
+pub struct Channel {
+    device: Arc<Device>,
+    path: PathBuf,
+}
+
+impl Channel {
+    /// Mounts a file system on `path`. Whoever enters it waits until requests
+    /// are answered.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn mount(path: &Path, settings: &MountSettings) -> Result<Channel, MountError> {
+        let path = path
+            .canonicalize()
+            .map_err(|source| MountError::Path { path: path.to_owned(), source })?;
+        match mount_directly(&path, settings) {
+            Err(MountError::Mount { errno: Errno::PERM, .. })
+            | Err(MountError::Device(Errno::ACCESS | Errno::PERM)) => {
+                mount_by_helper(&path, settings)
+            }
+            other => other,
+        }
+        .map(|device| Channel { device: Arc::new(device), path })
+    }
+
+    /// Answers the kernel's first request.
+    ///
+    /// # Errors
+    /// [`InitError`].
+    pub fn initialize(&self, wanted: &Wanted) -> Result<Negotiated, InitError> {
+        init::negotiate(&self.device, wanted)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether it still is. (The kernel flags the device once it is not.)
+    pub fn is_mounted(&self) -> bool {
+        let mut fds = [rustix::event::PollFd::new(&*self.device, rustix::event::PollFlags::IN)];
+        let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        match rustix::event::poll(&mut fds, Some(&now)) {
+            Ok(_) => !fds[0].revents().contains(rustix::event::PollFlags::ERR),
+            Err(_) => true,
+        }
+    }
+
+    /// Unmounts it; `lazily` as soon as nobody uses it any more.
+    ///
+    /// # Errors
+    /// [`UnmountError`].
+    pub fn unmount(&self, lazily: bool) -> Result<(), UnmountError> {
+        if !self.is_mounted() {
+            return Ok(());
+        }
+        unmount(&self.path, lazily)
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if let Err(error) = self.unmount(true) {
+            tracing::warn!(%error, "left mounted");
+        }
+    }
+}
+
+/// Unmounts what is mounted on `path`; `lazily` as soon as nobody uses it any more.
+///
+/// # Errors
+/// [`UnmountError`].
+pub fn unmount(path: &Path, lazily: bool) -> Result<(), UnmountError> {
+    let flags = if lazily { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(path, flags | UnmountFlags::NOFOLLOW) {
+        Ok(()) => Ok(()),
+        Err(Errno::BUSY) => Err(UnmountError::Busy { path: path.to_owned() }),
+        Err(Errno::INVAL | Errno::NOENT) => Err(UnmountError::NotMounted { path: path.to_owned() }),
+        Err(Errno::PERM) => unmount_by_helper(path, lazily),
+        Err(errno) => Err(UnmountError::Failed { path: path.to_owned(), said: errno.to_string() }),
+    }
+}
+
+/// Makes what is mounted on `path` read-only, or writable again.
+///
+/// # Errors
+/// Those of mount(2): `EBUSY` for read-only while files are open for writing,
+/// `EPERM` for anyone but root.
+pub fn remount(path: &Path, read_only: bool) -> Result<(), Errno> {
+    let mut flags = MountFlags::NOATIME;
+    flags.set(MountFlags::RDONLY, read_only);
+    rustix::mount::mount_remount(path, flags, "")
+}
+
+fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
+    let device = Device::open().map_err(MountError::Device)?;
+    let mut data = format!(
+        "fd={},rootmode=40000,user_id={},group_id={}",
+        device.raw(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+    );
+    for (wanted, option) in [
+        (settings.allow_other, ",allow_other"),
+        (settings.default_permissions, ",default_permissions"),
+    ] {
+        if wanted {
+            data.push_str(option);
+        }
+    }
+    let mut flags = MountFlags::NOATIME;
+    flags.set(MountFlags::RDONLY, settings.read_only);
+    let data = CString::new(data).expect("made of numbers and words");
+    let kind = format!("fuse.{}", settings.subtype);
+    rustix::mount::mount(settings.source.as_str(), path, kind.as_str(), flags, Some(&*data))
+        .map_err(|errno| MountError::Mount { path: path.to_owned(), errno })?;
+    Ok(device)
+}
+
+/// The helper mounts and sends the descriptor over a socket that it is told
+/// of in its environment.
+fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
+    let helper = |errno: Errno| MountError::Helper(errno.into());
+    // Its end is inherited by the helper, so it must not close on exec.
+    let (ours, theirs) = rustix::net::socketpair(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::empty(),
+        None,
+    )
+    .map_err(helper)?;
+    rustix::io::fcntl_setfd(&ours, rustix::io::FdFlags::CLOEXEC).map_err(helper)?;
+    let mut options = format!("fsname={},subtype={}", settings.source, settings.subtype);
+    for (wanted, option) in [
+        (settings.allow_other, ",allow_other"),
+        (settings.default_permissions, ",default_permissions"),
+        (settings.read_only, ",ro"),
+    ] {
+        if wanted {
+            options.push_str(option);
+        }
+    }
+    let child = Command::new(HELPER)
+        .args(["-o", &options, "--"])
+        .arg(path)
+        .env("_FUSE_COMMFD", theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(MountError::Helper)?;
+    drop(theirs);
+    let received = receive_descriptor(&ours);
+    let output = child.wait_with_output().map_err(MountError::Helper)?;
+    match received {
+        Some(fd) => Ok(Device::from_bound(fd)),
+        None => Err(MountError::Refused {
+            path: path.to_owned(),
+            said: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        }),
+    }
+}
+
+fn receive_descriptor(socket: &OwnedFd) -> Option<OwnedFd> {
+    let mut byte = [0; 1];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    rustix::io::retry_on_intr(|| {
+        rustix::net::recvmsg(
+            socket,
+            &mut [IoSliceMut::new(&mut byte)],
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        )
+    })
+    .ok()?;
+    ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+        _ => None,
+    })
+}
+
+fn unmount_by_helper(path: &Path, lazily: bool) -> Result<(), UnmountError> {
+    let failed = |said: String| UnmountError::Failed { path: path.to_owned(), said };
+    let output = Command::new(HELPER)
+        .args(if lazily { &["-u", "-z", "--"][..] } else { &["-u", "--"] })
+        .arg(path)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| failed(format!("{HELPER}: {e}")))?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    match output.status.success() {
+        true => Ok(()),
+        false if said.contains("busy") => Err(UnmountError::Busy { path: path.to_owned() }),
+        false if said.contains("not found") => {
+            Err(UnmountError::NotMounted { path: path.to_owned() })
+        }
+        false => Err(failed(said)),
+    }
+}
+
+/// What the kernel's table says of a mounted file system.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// Its type, such as `ext4` or `fuse.sshfs`.
+    pub kind: String,
+    /// Its device number, as `major:minor`.
+    pub device: String,
+}
+
+/// The file system mounted exactly on `path`, by the kernel's table; `None` if
+/// there is none. The file system itself is not asked.
+///
+/// # Errors
+/// Reading `/proc/self/mountinfo`.
+pub fn mounted(path: &Path) -> std::io::Result<Option<Mounted>> {
+    let table = std::fs::read("/proc/self/mountinfo")?;
+    Ok(find_mounted(&table, path.as_os_str().as_bytes()))
+}
+
+/// The last line of `table` for `path` wins: it lies on top.
+fn find_mounted(table: &[u8], path: &[u8]) -> Option<Mounted> {
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    table.split(|b| *b == b'\n').rev().find_map(|line| {
+        let mut fields = line.split(|b| *b == b' ');
+        let device = fields.nth(2)?;
+        let target = unescape(fields.nth(1)?);
+        let kind = fields.skip_while(|f| *f != b"-").nth(1)?;
+        (target == path).then(|| Mounted { kind: text(kind), device: text(device) })
+    })
+}
+
+/// Spaces and the like stand as `\040` in the kernel's table.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&b, tail)) = rest.split_first() {
+        let octal = |b: u8| (b'0'..=b'7').contains(&b).then(|| u32::from(b - b'0'));
+        match (b, tail) {
+            (b'\\', [x, y, z, after @ ..]) => match (octal(*x), octal(*y), octal(*z)) {
+                (Some(x), Some(y), Some(z)) => {
+                    out.push((x << 6 | y << 3 | z) as u8);
+                    rest = after;
+                }
+                _ => {
+                    out.push(b);
+                    rest = tail;
+                }
+            },
+            _ => {
+                out.push(b);
+                rest = tail;
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_is_found_by_its_exact_path() {
+        let table = b"29 1 254:0 / / rw - ext4 /dev/vda rw\n\
+            40 29 0:50 / /mnt/with\\040space rw shared:1 - fuse.tatami tatami rw\n\
+            41 29 0:51 / /mnt/two rw - tmpfs tmpfs rw\n\
+            42 41 0:52 / /mnt/two rw - fuse.tatami tatami rw\n";
+        let found = |path: &[u8]| find_mounted(table, path).map(|m| (m.kind, m.device));
+        let tatami = |device: &str| Some(("fuse.tatami".to_owned(), device.to_owned()));
+        assert_eq!(found(b"/mnt/with space"), tatami("0:50"));
+        assert_eq!(found(b"/mnt/two"), tatami("0:52"));
+        assert_eq!(find_mounted(table, b"/mnt"), None);
+        assert_eq!(find_mounted(b"", b"/mnt"), None);
+    }
+
+    #[test]
+    fn a_path_that_is_not_there_is_named() {
+        let settings = MountSettings {
+            source: "test".into(),
+            subtype: "test".into(),
+            read_only: false,
+            allow_other: false,
+            default_permissions: true,
+        };
+        let error = Channel::mount(Path::new("/does/not/exist"), &settings).expect_err("no path");
+        assert!(error.to_string().contains("/does/not/exist"), "{error}");
+    }
+}

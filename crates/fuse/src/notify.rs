@@ -1,0 +1,63 @@
+//! Notifications: what we tell the kernel without being asked.
+
+use crate::abi::{self, notify};
+use crate::device::Device;
+use crate::encode::Fixed;
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// Tells the kernel to forget what it has cached. Must not be used by the
+/// thread that handles a request on the same inode or directory: the kernel
+/// may wait for that request first.
+#[derive(Clone, Debug)]
+pub struct Notifier(Arc<Device>);
+
+impl Notifier {
+    /// Notifications through `device`.
+    pub fn new(device: Arc<Device>) -> Notifier {
+        Notifier(device)
+    }
+
+    /// Drops the attributes of an inode and its cached bytes from `offset`
+    /// on (`len` 0: to the end). A negative `offset` leaves the bytes.
+    ///
+    /// # Errors
+    /// `ENOENT` where the kernel does not know the inode: nothing to do.
+    pub fn inval_inode(&self, ino: u64, offset: i64, len: i64) -> Result<(), Errno> {
+        let body = Fixed::<24>::new().u64(ino).u64(offset as u64).u64(len as u64);
+        self.send(notify::INVAL_INODE, body.bytes(), &[])
+    }
+
+    /// Drops the entry `name` of `parent`.
+    ///
+    /// # Errors
+    /// `ENOENT` where the kernel does not know the entry: nothing to do.
+    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
+        let body = Fixed::<16>::new().u64(parent).u32(name.len() as u32).u32(0);
+        self.send(notify::INVAL_ENTRY, body.bytes(), name)
+    }
+
+    /// Tells that `name` of `parent`, which was `child`, has been removed.
+    ///
+    /// # Errors
+    /// `ENOENT` where the kernel does not know the entry, `EBUSY` or
+    /// `ENOTEMPTY` where it is in use.
+    pub fn deleted(&self, parent: u64, child: u64, name: &[u8]) -> Result<(), Errno> {
+        let body = Fixed::<24>::new().u64(parent).u64(child).u32(name.len() as u32).u32(0);
+        self.send(notify::DELETE, body.bytes(), name)
+    }
+
+    fn send(&self, code: i32, body: &[u8], name: &[u8]) -> Result<(), Errno> {
+        let tail: &[u8] = if name.is_empty() { &[] } else { &[0] };
+        let len = abi::OUT_HEADER_LEN + body.len() + name.len() + tail.len();
+        // A request number of 0 marks a notification, its code in place of the error.
+        let head = Fixed::<16>::new().u32(len as u32).u32(code as u32).u64(0);
+        self.0.write(&[
+            IoSlice::new(head.bytes()),
+            IoSlice::new(body),
+            IoSlice::new(name),
+            IoSlice::new(tail),
+        ])
+    }
+}

@@ -1,0 +1,188 @@
+//! Replies: each request is answered once, with one system call.
+
+use crate::abi;
+use crate::device::Device;
+use crate::encode::{Attr, DirEntries, Fixed, Opened, StatFs, Validity};
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::time::Duration;
+
+/// The duty to answer one request. Dropped without an answer, it answers
+/// `EIO`, so that nobody waits for ever.
+///
+/// The methods return whether the kernel took the answer. It does not when
+/// the caller was killed meanwhile: whatever the answer handed over (an open
+/// file) must then be taken back.
+pub struct Reply<'a> {
+    device: &'a Device,
+    scratch: &'a mut Vec<u8>,
+    unique: u64,
+    wanted: bool,
+}
+
+impl<'a> Reply<'a> {
+    /// The duty to answer request `unique`; `scratch` is room for long answers.
+    /// Where no reply is `wanted`, none will be sent.
+    pub fn new(
+        device: &'a Device,
+        scratch: &'a mut Vec<u8>,
+        unique: u64,
+        wanted: bool,
+    ) -> Reply<'a> {
+        Reply { device, scratch, unique, wanted }
+    }
+
+    fn send(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
+        transmit(self.device, &mut self.wanted, self.unique, error, parts)
+    }
+
+    /// It failed, with this (positive) error number.
+    pub fn error(self, errno: i32) -> bool {
+        let errno = if errno > 0 && errno < 512 { errno } else { libc::EIO };
+        self.send(-errno, [&[], &[]])
+    }
+
+    /// It is done.
+    pub fn done(self) -> bool {
+        self.send(0, [&[], &[]])
+    }
+
+    /// There is no reply to this request.
+    pub fn none(mut self) {
+        self.wanted = false;
+    }
+
+    /// LOOKUP, MKNOD, MKDIR, SYMLINK, LINK: the inode.
+    pub fn entry(self, attr: &Attr, valid: &Validity) -> bool {
+        let body = Fixed::<128>::new().entry(attr, valid);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// CREATE, TMPFILE: the inode and the open file.
+    pub fn created(self, attr: &Attr, valid: &Validity, opened: &Opened) -> bool {
+        let body = Fixed::<144>::new().entry(attr, valid).opened(opened);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// GETATTR, SETATTR.
+    pub fn attr(self, attr: &Attr, valid: Duration) -> bool {
+        let body =
+            Fixed::<104>::new().u64(valid.as_secs()).u32(valid.subsec_nanos()).u32(0).attr(attr);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// STATX.
+    pub fn statx(self, attr: &Attr, valid: Duration) -> bool {
+        let body = Fixed::<288>::new()
+            .u64(valid.as_secs())
+            .u32(valid.subsec_nanos())
+            .zeros(4 + 16)
+            .statx(attr);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// OPEN, OPENDIR.
+    pub fn opened(self, opened: &Opened) -> bool {
+        let body = Fixed::<16>::new().opened(opened);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// READ, READLINK, GETXATTR and LISTXATTR with a size: the bytes.
+    pub fn data(self, data: &[u8]) -> bool {
+        self.send(0, [data, &[]])
+    }
+
+    /// As [`Reply::data`], with the bytes that `fill` puts into a buffer of
+    /// `size` bytes that this thread keeps; it returns how many, or an error number.
+    pub fn fill(mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, i32>) -> bool {
+        // Its length only grows, so that it is cleared once.
+        if self.scratch.len() < size {
+            self.scratch.resize(size, 0);
+        }
+        match fill(&mut self.scratch[..size]) {
+            Ok(len) => {
+                let data = &self.scratch[..len.min(size)];
+                transmit(self.device, &mut self.wanted, self.unique, 0, [data, &[]])
+            }
+            Err(errno) => self.error(errno),
+        }
+    }
+
+    /// READDIR, READDIRPLUS: the entries that `fill` adds, at most `size` bytes.
+    pub fn directory(
+        mut self,
+        size: usize,
+        fill: impl FnOnce(&mut DirEntries<'_>) -> Result<(), i32>,
+    ) -> bool {
+        match fill(&mut DirEntries::new(self.scratch, size)) {
+            Ok(()) => {
+                let entries = self.scratch.as_slice();
+                transmit(self.device, &mut self.wanted, self.unique, 0, [entries, &[]])
+            }
+            Err(errno) => self.error(errno),
+        }
+    }
+
+    /// WRITE, COPY_FILE_RANGE: how many bytes.
+    pub fn written(self, len: u32) -> bool {
+        self.send(0, [Fixed::<8>::new().u32(len).u32(0).bytes(), &[]])
+    }
+
+    /// COPY_FILE_RANGE_64: how many bytes. LSEEK: the offset.
+    pub fn number(self, n: u64) -> bool {
+        self.send(0, [&n.to_ne_bytes(), &[]])
+    }
+
+    /// GETXATTR and LISTXATTR with size 0: the length.
+    pub fn xattr_len(self, len: u32) -> bool {
+        self.written(len)
+    }
+
+    /// STATFS.
+    pub fn statfs(self, s: &StatFs) -> bool {
+        let body = Fixed::<80>::new()
+            .u64(s.blocks)
+            .u64(s.free)
+            .u64(s.available)
+            .u64(s.files)
+            .u64(s.files_free)
+            .u32(s.block_size)
+            .u32(s.name_max)
+            .u32(s.block_size)
+            .zeros(4 + 24);
+        self.send(0, [body.bytes(), &[]])
+    }
+}
+
+fn transmit(
+    device: &Device,
+    wanted: &mut bool,
+    unique: u64,
+    error: i32,
+    parts: [&[u8]; 2],
+) -> bool {
+    if !std::mem::take(wanted) {
+        return false;
+    }
+    let len = abi::OUT_HEADER_LEN + parts[0].len() + parts[1].len();
+    let head = Fixed::<16>::new().u32(len as u32).u32(error as u32).u64(unique);
+    let slices = [IoSlice::new(head.bytes()), IoSlice::new(parts[0]), IoSlice::new(parts[1])];
+    let count = 3 - parts.iter().rev().take_while(|p| p.is_empty()).count();
+    match device.write(&slices[..count]) {
+        Ok(()) => true,
+        // The caller was killed, or the file system unmounted.
+        Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => false,
+        Err(errno) => {
+            tracing::error!(%errno, unique, len, "the kernel refused a reply");
+            false
+        }
+    }
+}
+
+impl Drop for Reply<'_> {
+    fn drop(&mut self) {
+        if self.wanted {
+            transmit(self.device, &mut self.wanted, self.unique, -libc::EIO, [&[], &[]]);
+        }
+    }
+}

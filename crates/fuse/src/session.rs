@@ -1,0 +1,215 @@
+//! Worker threads that read requests, have them handled and end with the file
+//! system.
+//!
+//! Their number follows the load: as long as all are busy, one more is
+//! started, up to a bound, so that requests that wait for a distant node do
+//! not hold up all others.
+
+use crate::abi;
+use crate::device::Device;
+use crate::init::Negotiated;
+use crate::mounting::Channel;
+use crate::notify::Notifier;
+use crate::reply::Reply;
+use crate::request::{Header, Op, Request};
+use parking_lot::{Condvar, Mutex};
+use rustix::io::Errno;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
+/// A file system: answers requests, from many threads at once.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers one request. FORGET, BATCH_FORGET and DESTROY have no reply;
+    /// INTERRUPT and unknown operations do not come here.
+    fn handle(&self, request: Request<'_>, reply: Reply<'_>);
+}
+
+/// How many threads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threads {
+    /// Threads that are kept.
+    pub base: usize,
+    /// Most threads: so many requests can be waiting for something at once.
+    pub max: usize,
+}
+
+const STACK_BYTES: usize = 1 << 20;
+
+struct Shared<H> {
+    handler: Arc<H>,
+    device: Arc<Device>,
+    threads: Threads,
+    buffer_len: usize,
+    idle: AtomicUsize,
+    total: AtomicUsize,
+    /// A kernel answers INTERRUPT's refusal by never sending it again.
+    refused_interrupt: AtomicBool,
+    ended: Mutex<bool>,
+    end: Condvar,
+}
+
+/// A mounted file system that is being served.
+pub struct Session {
+    channel: Channel,
+    waiting: Arc<dyn Waiting>,
+}
+
+trait Waiting: Send + Sync {
+    fn wait(&self, timeout: Option<Duration>) -> bool;
+    fn device(&self) -> &Arc<Device>;
+}
+
+impl<H: Handler> Waiting for Shared<H> {
+    fn wait(&self, timeout: Option<Duration>) -> bool {
+        let mut ended = self.ended.lock();
+        match timeout {
+            None => self.end.wait_while(&mut ended, |ended| !*ended),
+            Some(timeout) => {
+                self.end.wait_while_for(&mut ended, |ended| !*ended, timeout);
+            }
+        }
+        *ended
+    }
+
+    fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl Session {
+    /// Serves the file system from now on.
+    ///
+    /// # Errors
+    /// When no thread can be started; the file system is unmounted then.
+    pub fn start<H: Handler>(
+        channel: Channel,
+        agreed: &Negotiated,
+        handler: Arc<H>,
+        threads: Threads,
+    ) -> std::io::Result<Session> {
+        let base = threads.base.max(1);
+        let shared = Arc::new(Shared {
+            handler,
+            device: channel.device().clone(),
+            threads: Threads { base, max: threads.max.max(base) },
+            buffer_len: agreed.max_write as usize + abi::REQUEST_OVERHEAD,
+            idle: AtomicUsize::new(0),
+            total: AtomicUsize::new(0),
+            refused_interrupt: AtomicBool::new(false),
+            ended: Mutex::new(false),
+            end: Condvar::new(),
+        });
+        for _ in 0..base {
+            spawn(&shared)?;
+        }
+        Ok(Session { channel, waiting: shared })
+    }
+
+    /// Waits until the file system is unmounted and all requests are answered;
+    /// at most for `timeout`. Returns whether that is so.
+    pub fn wait(&self, timeout: Option<Duration>) -> bool {
+        self.waiting.wait(timeout)
+    }
+
+    /// Where it is mounted, and the means to unmount it.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// For telling the kernel something unasked.
+    pub fn notifier(&self) -> Notifier {
+        Notifier::new(self.waiting.device().clone())
+    }
+}
+
+fn spawn<H: Handler>(shared: &Arc<Shared<H>>) -> std::io::Result<()> {
+    let device = shared.device.another().map_err(std::io::Error::from)?;
+    let number = shared.total.fetch_add(1, SeqCst);
+    shared.idle.fetch_add(1, SeqCst);
+    let of_thread = shared.clone();
+    let spawned = std::thread::Builder::new()
+        .name(format!("fuse-{number}"))
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            let end = work(&of_thread, &device);
+            drop(device);
+            if of_thread.total.fetch_sub(1, SeqCst) == 1 && end == End::Unmounted {
+                *of_thread.ended.lock() = true;
+                of_thread.end.notify_all();
+            }
+        });
+    if spawned.is_err() {
+        shared.idle.fetch_sub(1, SeqCst);
+        shared.total.fetch_sub(1, SeqCst);
+    }
+    spawned.map(|_| ())
+}
+
+#[derive(PartialEq)]
+enum End {
+    Unmounted,
+    NotNeeded,
+}
+
+fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
+    let mut buffer = vec![0; shared.buffer_len];
+    let mut scratch = Vec::new();
+    loop {
+        let len = match device.read(&mut buffer) {
+            Ok(len) => len,
+            Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => continue,
+            Err(Errno::NODEV | Errno::CONNABORTED) => return End::Unmounted,
+            Err(errno) => {
+                tracing::error!(%errno, "reading requests of the kernel");
+                return End::Unmounted;
+            }
+        };
+        if shared.idle.fetch_sub(1, SeqCst) == 1
+            && shared.total.load(SeqCst) < shared.threads.max
+            && let Err(error) = spawn(shared)
+        {
+            tracing::warn!(%error, "no further thread for requests");
+        }
+        dispatch(shared, device, &buffer[..len], &mut scratch);
+        // Twice the base before threads end, lest they come and go all the time.
+        if shared.idle.fetch_add(1, SeqCst) >= 2 * shared.threads.base {
+            shared.idle.fetch_sub(1, SeqCst);
+            return End::NotNeeded;
+        }
+    }
+}
+
+fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], scratch: &mut Vec<u8>) {
+    let request = match Request::parse(bytes) {
+        Ok(request) => request,
+        Err(error) => {
+            tracing::error!(%error, "a request of the kernel cannot be read");
+            if let Ok(header) = Header::parse(bytes) {
+                Reply::new(device, scratch, header.unique, true).error(libc::EIO);
+            }
+            return;
+        }
+    };
+    let wanted = !matches!(request.op, Op::Forget { .. } | Op::BatchForget | Op::Destroy);
+    let reply = Reply::new(device, scratch, request.header.unique, wanted);
+    match request.op {
+        Op::Unknown => {
+            reply.error(libc::ENOSYS);
+        }
+        // Requests are not called off half-way: whoever was interrupted gets
+        // the answer that is coming. The refusal spares further ones.
+        Op::Interrupt { .. } if shared.refused_interrupt.swap(true, SeqCst) => reply.none(),
+        Op::Interrupt { .. } => {
+            reply.error(libc::ENOSYS);
+        }
+        _ => {
+            // The reply answers EIO when it is dropped; the thread lives on.
+            let handled = catch_unwind(AssertUnwindSafe(|| shared.handler.handle(request, reply)));
+            if handled.is_err() {
+                tracing::error!(op = request.header.opcode, "a request made its handler panic");
+            }
+        }
+    }
+}
