@@ -1,0 +1,91 @@
+//! Tells the node on this machine that we are mounted, for `tatami status`.
+//!
+//! The node remembers it as long as a connection lasts, so one is kept for it,
+//! and made again when the daemon has been restarted.
+
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tatami_client::connection::{Caller, Connection, Endpoint};
+use tatami_wire::admin::{AdminCall, AdminResult, MountInfo};
+use tatami_wire::frame::Class;
+use tatami_wire::handshake::Role;
+
+/// How often it is looked whether the daemon is still the same.
+const INTERVAL: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The announcement. Dropped, it ends.
+pub(crate) struct Announcer {
+    stop: Arc<(Mutex<bool>, Condvar)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Announcer {
+    /// Announces now, and again whenever it is needed. That the node cannot be
+    /// told is no reason not to mount.
+    pub(crate) fn start(endpoint: Endpoint, caller: Caller, info: MountInfo) -> Announcer {
+        let stop = Arc::new((Mutex::new(false), Condvar::new()));
+        let connection = announce(&endpoint, &caller, &info);
+        let thread = std::thread::Builder::new()
+            .name("announce".into())
+            .spawn({
+                let stop = stop.clone();
+                move || keep(connection, &endpoint, &caller, &info, &stop)
+            })
+            .map_err(|error| tracing::warn!(%error, "the mount will not show in `status`"))
+            .ok();
+        Announcer { stop, thread }
+    }
+}
+
+impl Drop for Announcer {
+    fn drop(&mut self) {
+        *self.stop.0.lock() = true;
+        self.stop.1.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and its result is nothing.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn keep(
+    mut connection: Option<Connection>,
+    endpoint: &Endpoint,
+    caller: &Caller,
+    info: &MountInfo,
+    stop: &(Mutex<bool>, Condvar),
+) {
+    let mut stopped = stop.0.lock();
+    while !*stopped {
+        stop.1.wait_for(&mut stopped, INTERVAL);
+        if *stopped {
+            return;
+        }
+        if connection.as_ref().is_none_or(Connection::is_stale) {
+            parking_lot::MutexGuard::unlocked(&mut stopped, || {
+                connection = announce(endpoint, caller, info);
+            });
+        }
+    }
+}
+
+fn announce(endpoint: &Endpoint, caller: &Caller, info: &MountInfo) -> Option<Connection> {
+    let mut connection = Connection::open(endpoint, caller, Role::Admin, 0, TIMEOUT)
+        .map_err(|error| tracing::debug!(%error, "not announced"))
+        .ok()?;
+    let call = AdminCall::Announce(info.clone());
+    match connection.call::<_, AdminResult>(Class::Admin, 0, &call) {
+        Ok(Ok(_)) => Some(connection),
+        Ok(Err(error)) => {
+            tracing::debug!(%error, "the node will not be told of the mount");
+            None
+        }
+        Err(error) => {
+            tracing::debug!(%error, "not announced");
+            None
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Attributes of the volume as the kernel wants them, and back.
+
+use tatami_fuse::request::{SetAttr as FuseSetAttr, SetTime as FuseSetTime};
+use tatami_fuse::{Attr as FuseAttr, Time};
+use tatami_wire::meta::RenameMode;
+use tatami_wire::{Attr, Errno, SetAttr, SetTime, Timestamp};
+
+/// The preferred size of a transfer, in bytes: the kernel's page.
+const BLOCK_SIZE: u32 = 4096;
+
+fn time(t: Timestamp) -> Time {
+    Time { sec: t.sec, nsec: t.nsec }
+}
+
+/// What the kernel is told of an inode.
+pub(crate) fn to_kernel(a: &Attr) -> FuseAttr {
+    FuseAttr {
+        ino: a.ino.0,
+        size: a.size.min(tatami_wire::FILE_SIZE_MAX),
+        blocks: a.blocks,
+        atime: time(a.atime),
+        mtime: time(a.mtime),
+        ctime: time(a.ctime),
+        btime: time(a.btime),
+        mode: a.st_mode(),
+        nlink: a.nlink,
+        uid: a.uid,
+        gid: a.gid,
+        // The kernel's 32-bit form has the same bits in the same places.
+        rdev: a.rdev as u32,
+        blksize: BLOCK_SIZE,
+    }
+}
+
+fn set_time(t: FuseSetTime) -> SetTime {
+    match t {
+        FuseSetTime::Now => SetTime::Now,
+        FuseSetTime::At(t) => SetTime::At(Timestamp { sec: t.sec, nsec: t.nsec }),
+    }
+}
+
+/// What the kernel wants changed, but for the size.
+pub(crate) fn changes(s: &FuseSetAttr) -> SetAttr {
+    SetAttr {
+        mode: s.mode.map(|m| (m & 0o7777) as u16),
+        uid: s.uid,
+        gid: s.gid,
+        atime: s.atime.map(set_time),
+        mtime: s.mtime.map(set_time),
+        ..SetAttr::default()
+    }
+}
+
+/// `mode` as a write by an ordinary user leaves it: without setuid, and
+/// without setgid if the group may execute. (Otherwise setgid means mandatory locking.)
+pub(crate) fn without_suid(mode: u16) -> u16 {
+    let sgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
+    mode & !(0o4000 | sgid)
+}
+
+/// The flags of renameat2(2).
+///
+/// # Errors
+/// `EINVAL` for whiteouts, which only overlays use, and for contradictions.
+pub(crate) fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
+    match flags {
+        0 => Ok(RenameMode::Replace),
+        libc::RENAME_NOREPLACE => Ok(RenameMode::NoReplace),
+        libc::RENAME_EXCHANGE => Ok(RenameMode::Exchange),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_takes_setuid_away_but_leaves_mandatory_locking() {
+        assert_eq!(without_suid(0o6755), 0o755);
+        assert_eq!(without_suid(0o2644), 0o2644);
+        assert_eq!(without_suid(0o4644), 0o644);
+        assert_eq!(without_suid(0o1755), 0o1755);
+    }
+
+    #[test]
+    fn rename_flags_exclude_each_other() {
+        assert_eq!(rename_mode(0), Ok(RenameMode::Replace));
+        assert_eq!(rename_mode(libc::RENAME_EXCHANGE), Ok(RenameMode::Exchange));
+        assert_eq!(rename_mode(libc::RENAME_WHITEOUT), Err(Errno::EINVAL));
+        assert_eq!(rename_mode(libc::RENAME_EXCHANGE | libc::RENAME_NOREPLACE), Err(Errno::EINVAL));
+    }
+}

@@ -1,0 +1,165 @@
+//! Directories: listing them.
+//!
+//! An entry's offset is its cookie plus 2; 1 and 2 stand behind "." and "..". The shard
+//! hands out many entries at a time; what the kernel has no room for yet is
+//! kept with the handle, up to one reply of the shard.
+
+use crate::filesystem::FileSystem;
+use crate::open::{OpenInode, Sort};
+use crate::{attr, caller};
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tatami_fuse::{DirEntries, Opened, Request};
+use tatami_wire::meta::DirEntry;
+use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
+
+/// Offsets behind "." and "..".
+const DOT: u64 = 1;
+const DOT_DOT: u64 = 2;
+
+/// An open directory.
+pub(crate) struct OpenDir {
+    inode: Arc<OpenInode>,
+    /// Who opened it, and with which thread.
+    pid: u32,
+    state: Mutex<Progress>,
+}
+
+struct Progress {
+    cred: Cred,
+    parent: Option<Ino>,
+    /// Entries behind offset `at`, in order.
+    ahead: VecDeque<DirEntry>,
+    at: u64,
+    /// Nothing follows `ahead`.
+    end: bool,
+    plus: bool,
+}
+
+fn offset_of(cookie: u64) -> u64 {
+    cookie.saturating_add(DOT_DOT).min(i64::MAX as u64)
+}
+
+impl FileSystem {
+    /// OPENDIR. The shard is asked when it is read.
+    pub(crate) fn open_dir(&self, request: &Request<'_>) -> Opened {
+        self.open.announce(Sort::Dir);
+        let inode = self.open.enter(Ino(request.header.node));
+        let state = Mutex::new(Progress {
+            cred: caller::plain(request),
+            parent: None,
+            ahead: VecDeque::new(),
+            at: u64::MAX,
+            end: false,
+            plus: false,
+        });
+        let dir = OpenDir { inode, pid: request.header.pid, state };
+        Opened { handle: self.dirs.insert(Arc::new(dir)), flags: 0, backing: 0 }
+    }
+
+    /// RELEASEDIR.
+    pub(crate) fn release_dir(&self, handle: u64) {
+        if let Some(dir) = self.dirs.remove(handle) {
+            self.close_dir(&dir);
+        }
+    }
+
+    /// Ends an open directory that is in no table any more.
+    pub(crate) fn close_dir(&self, dir: &OpenDir) {
+        if let Some(last) = self.open.leave(&dir.inode, Sort::Dir)
+            && last.kept
+            && let Err(error) = self.client.release(dir.inode.ino)
+        {
+            tracing::warn!(ino = %dir.inode.ino, %error, "the shard keeps a removed directory");
+        }
+    }
+
+    /// READDIR and READDIRPLUS: fills `out` with what follows `offset`.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn read_dir(
+        &self,
+        handle: u64,
+        offset: u64,
+        plus: bool,
+        out: &mut DirEntries<'_>,
+    ) -> Result<(), Errno> {
+        let dir = self.dirs.get(handle).ok_or(Errno::EBADF)?;
+        let ino = dir.inode.ino;
+        let mut p = dir.state.lock();
+        // From the start, or from where another reader was: what is ahead does not fit.
+        if offset == 0 || offset != p.at || p.plus != plus {
+            p.ahead.clear();
+            p.end = false;
+            p.plus = plus;
+            p.at = offset.max(DOT_DOT);
+            self.fetch(&dir, &mut p)?;
+        }
+        let dots = [(0, DOT, ino, &b"."[..]), (DOT, DOT_DOT, p.parent.unwrap_or(ino), b"..")];
+        for (after, next, ino, name) in dots {
+            if offset <= after && !push_bare(out, plus, ino.0, next, libc::S_IFDIR, name) {
+                p.at = after;
+                return Ok(());
+            }
+        }
+        loop {
+            while let Some(entry) = p.ahead.front() {
+                let next = offset_of(entry.cookie);
+                let pushed = match (&entry.attr, plus) {
+                    (Some(a), true) => {
+                        let amended = self.amended(&Cred::ROOT, a.clone());
+                        let a = attr::to_kernel(amended.as_ref().unwrap_or(a));
+                        out.push_plus(&a, &self.valid, next, &entry.name)
+                    }
+                    _ => {
+                        let kind = entry.kind.mode_bits();
+                        push_bare(out, plus, entry.ino.0, next, kind, &entry.name)
+                    }
+                };
+                if !pushed {
+                    return Ok(());
+                }
+                p.at = next;
+                p.ahead.pop_front();
+            }
+            if p.end {
+                return Ok(());
+            }
+            self.fetch(&dir, &mut p)?;
+        }
+    }
+
+    /// Fetches what follows `p.at`.
+    fn fetch(&self, dir: &OpenDir, p: &mut Progress) -> Result<(), Errno> {
+        let after = p.at.saturating_sub(DOT_DOT);
+        let plus = p.plus;
+        let listing = caller::run_as(&mut p.cred, dir.pid, |cred| {
+            self.client.read_dir(cred, dir.inode.ino, after, READDIR_MAX, plus)
+        });
+        let listing = match listing {
+            // Removed while it was open: there is nothing in it.
+            Err(Errno::ENOENT | Errno::ESTALE) => {
+                p.end = true;
+                return Ok(());
+            }
+            other => other?,
+        };
+        p.end = listing.end || listing.entries.is_empty();
+        p.parent = Some(listing.parent);
+        p.ahead = listing.entries.into();
+        Ok(())
+    }
+}
+
+fn push_bare(
+    out: &mut DirEntries<'_>,
+    plus: bool,
+    ino: u64,
+    next: u64,
+    kind: u32,
+    name: &[u8],
+) -> bool {
+    if plus { out.push_bare(ino, next, kind, name) } else { out.push(ino, next, kind, name) }
+}

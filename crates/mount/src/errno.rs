@@ -1,0 +1,48 @@
+//! Error numbers for the kernel, from those of the daemons.
+
+use tatami_wire::Errno;
+
+/// The error number that a program is to see.
+///
+/// `ENOSYS` must never come through: the kernel would take it to mean that
+/// the operation does not exist on this mount, and never ask again. Nor must
+/// `EINTR`, which would tell of a signal that nobody sent.
+pub(crate) fn to_kernel(errno: Errno) -> i32 {
+    match errno {
+        Errno::EKEYREJECTED | Errno::EKEYEXPIRED => libc::EACCES,
+        Errno::ENOSYS => libc::EOPNOTSUPP,
+        Errno::EINTR | Errno::EPROTO => libc::EIO,
+        Errno::ECONNREFUSED => libc::EHOSTDOWN,
+        // Ours, not the program's.
+        Errno(libc::EMFILE) => libc::ENFILE,
+        Errno(n) if (1..=133).contains(&n) => n,
+        Errno(_) => libc::EIO,
+    }
+}
+
+/// As [`to_kernel`], for an operation on an inode that the kernel knows: if it
+/// is gone, another mount removed it. On `ESTALE` the kernel looks the path up
+/// once more and then tells the program the right thing.
+pub(crate) fn of_inode(errno: Errno) -> i32 {
+    match errno {
+        Errno::ENOENT => libc::ESTALE,
+        other => to_kernel(other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_that_would_mislead_the_kernel_comes_through() {
+        assert_eq!(to_kernel(Errno::ENOSYS), libc::EOPNOTSUPP);
+        assert_eq!(to_kernel(Errno::EINTR), libc::EIO);
+        assert_eq!(to_kernel(Errno(0)), libc::EIO);
+        assert_eq!(to_kernel(Errno(-5)), libc::EIO);
+        assert_eq!(to_kernel(Errno(100_000)), libc::EIO);
+        assert_eq!(to_kernel(Errno::ENOENT), libc::ENOENT);
+        assert_eq!(of_inode(Errno::ENOENT), libc::ESTALE);
+        assert_eq!(to_kernel(Errno::EKEYREJECTED), libc::EACCES);
+    }
+}

@@ -1,0 +1,32 @@
+//! Why a volume could not be mounted, and what to do about it.
+
+use std::path::PathBuf;
+
+/// Why a volume could not be mounted.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum MountError {
+    #[error("mount point {path} does not exist: create it (mkdir -p {path})")]
+    NoMountpoint { path: PathBuf },
+    #[error("mount point {path} is not a directory")]
+    NotADirectory { path: PathBuf },
+    #[error("a volume is mounted on {path} already: `tatami umount {path}` ends that mount")]
+    AlreadyMounted { path: PathBuf },
+    #[error(
+        "{path} has a {kind} file system mounted on it: choose another directory, \
+         or unmount that first"
+    )]
+    Occupied { path: PathBuf, kind: String },
+    #[error("{path} holds a mount whose process is gone: `tatami umount {path}` clears it away")]
+    Dead { path: PathBuf },
+    #[error("mount point {path}: {source}")]
+    Mountpoint { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Mount(#[from] tatami_fuse::MountError),
+    #[error(transparent)]
+    Init(#[from] tatami_fuse::init::InitError),
+    #[error("serving {path}: {source}")]
+    Serve { path: PathBuf, source: std::io::Error },
+    #[error("the volume's root cannot be read: {0}")]
+    Root(tatami_wire::Errno),
+}

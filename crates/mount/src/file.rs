@@ -1,0 +1,447 @@
+//! Files: opening, the ways to their bytes, closing.
+
+use crate::filesystem::FileSystem;
+use crate::open::{Backing, OpenInode, Sort};
+use crate::size::{self, Occasion};
+use crate::{attr, caller};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use tatami_client::{DataFile, stat_file};
+use tatami_fuse::abi::fopen;
+use tatami_fuse::{Opened, Request};
+use tatami_wire::meta::NewNode;
+use tatami_wire::object::{AllocMode, SeekFor};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
+
+/// The kernel's mark, among open flags, that a file is opened to be executed.
+const FMODE_EXEC: i32 = 0x20;
+/// Most bytes that one COPY_FILE_RANGE copies; the caller goes on from there.
+const COPY_MAX: u64 = 64 << 20;
+
+/// An open file.
+pub(crate) struct OpenFile {
+    pub(crate) inode: Arc<OpenInode>,
+    pub(crate) data: Arc<DataFile>,
+    pub(crate) access: Access,
+    /// Size when it was opened, in bytes.
+    size: u64,
+}
+
+/// An inode on its way to being open: counted, so that it is not removed, until
+/// it becomes a file or is given up.
+pub(crate) struct Opening<'a> {
+    fs: &'a FileSystem,
+    inode: Option<Arc<OpenInode>>,
+    writes: bool,
+}
+
+impl Opening<'_> {
+    pub(crate) fn inode(&self) -> &Arc<OpenInode> {
+        self.inode.as_ref().expect("it is there until it is made a file")
+    }
+}
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        if let Some(inode) = self.inode.take() {
+            self.fs.leave(&inode, self.writes);
+        }
+    }
+}
+
+/// A WRITE request.
+pub(crate) struct Write<'a> {
+    pub(crate) handle: u64,
+    pub(crate) offset: u64,
+    pub(crate) data: &'a [u8],
+    /// At the end, wherever that is.
+    pub(crate) append: bool,
+    pub(crate) kill_suidgid: bool,
+}
+
+impl FileSystem {
+    /// Counts `ino` as open from before the daemon is asked.
+    pub(crate) fn opening(&self, ino: Ino, writes: bool) -> Opening<'_> {
+        self.open.announce(Sort::File);
+        self.announced(ino, writes)
+    }
+
+    fn announced(&self, ino: Ino, writes: bool) -> Opening<'_> {
+        let inode = self.open.enter(ino);
+        if writes {
+            inode.state.lock().writers += 1;
+        }
+        Opening { fs: self, inode: Some(inode), writes }
+    }
+
+    fn leave(&self, inode: &Arc<OpenInode>, writes: bool) {
+        if writes {
+            let mut state = inode.state.lock();
+            state.writers -= 1;
+            if state.writers == 0 {
+                state.writer = None;
+            }
+        }
+        let Some(last) = self.open.leave(inode, Sort::File) else {
+            return;
+        };
+        if let Some(backing) = last.backing
+            && let Err(errno) = self.device.close_backing(backing.id)
+        {
+            tracing::debug!(%errno, "a backing file was unregistered before");
+        }
+        if last.kept
+            && let Err(error) = self.client.release(inode.ino)
+        {
+            tracing::warn!(ino = %inode.ino, %error, "the shard keeps a removed file");
+        }
+    }
+
+    /// OPEN.
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node.
+    pub(crate) fn open(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
+        let ino = Ino(request.header.node);
+        let access = Access::from_open_flags(flags);
+        let opening = self.opening(ino, access.write);
+        let opened = {
+            let _order = access.write.then(|| opening.inode().order.lock());
+            let opened = caller::run(request, |cred| self.client.open(cred, ino, access));
+            if opened.is_ok() && access.write {
+                opening.inode().state.lock().noted = true;
+            }
+            opened
+        };
+        let (attr, cap) = match opened {
+            // To execute a file one need not be allowed to read it; the kernel has checked that.
+            Err(Errno::EACCES) if flags & FMODE_EXEC != 0 && !access.write => {
+                self.client.open(&Cred::ROOT, ino, access)?
+            }
+            other => other?,
+        };
+        self.known.learn(&attr);
+        self.attach(opening, &attr, cap, access)
+    }
+
+    /// CREATE.
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node.
+    pub(crate) fn create(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        flags: i32,
+        mode: u32,
+        umask: u32,
+    ) -> Result<(Attr, Opened), Errno> {
+        let parent = Ino(request.header.node);
+        let access = Access::from_open_flags(flags);
+        let exclusive = flags & libc::O_EXCL != 0;
+        let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
+        self.open.announce(Sort::File);
+        let result = self.creating(request, mode, |cred| {
+            let node = NewNode::File(self.client.new_layout());
+            self.client.create(cred, parent, name, node, mode, umask, exclusive, Some(access))
+        });
+        self.known.changed();
+        let mut made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
+        let cap = made.cap.ok_or(Errno::EPROTO);
+        let opening = self.announced(made.attr.ino, access.write);
+        {
+            let mut state = opening.inode().state.lock();
+            state.noted |= access.write;
+            state.no_capability |= made.created;
+        }
+        let cap = cap?;
+        if !made.created && flags & libc::O_TRUNC != 0 && access.write {
+            // The kernel believes that it is new, and will not cut it.
+            let now = self.client.data(&made.attr, cap)?.truncate(0)?;
+            let set = tatami_wire::SetAttr {
+                size: Some(0),
+                blocks: Some(now.blocks),
+                changed: Some(now.changed),
+                by_handle: true,
+                ..Default::default()
+            };
+            made.attr = self.client.setattr(&Cred::ROOT, made.attr.ino, set)?;
+        }
+        let opened = self.attach(opening, &made.attr, cap, access)?;
+        Ok((made.attr, opened))
+    }
+
+    /// TMPFILE.
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node.
+    pub(crate) fn tmpfile(
+        &self,
+        request: &Request<'_>,
+        flags: i32,
+        mode: u32,
+        umask: u32,
+    ) -> Result<(Attr, Opened), Errno> {
+        let parent = Ino(request.header.node);
+        let access = Access::from_open_flags(flags);
+        let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
+        self.open.announce(Sort::File);
+        let result = self
+            .creating(request, mode, |cred| self.client.tmpfile(cred, parent, mode, umask, access));
+        let made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
+        let opening = self.announced(made.attr.ino, access.write);
+        {
+            let mut state = opening.inode().state.lock();
+            state.noted |= access.write;
+            state.no_capability = true;
+        }
+        self.open.keep(made.attr.ino);
+        let opened = self.attach(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access)?;
+        Ok((made.attr, opened))
+    }
+
+    /// Makes an open file of an inode, and decides how the kernel is to treat it.
+    fn attach(
+        &self,
+        mut opening: Opening<'_>,
+        attr: &Attr,
+        cap: Cap,
+        access: Access,
+    ) -> Result<Opened, Errno> {
+        let data = Arc::new(self.client.data(attr, cap)?);
+        let inode = opening.inode().clone();
+        let (mut flags, backing) = self.way(&inode, attr, &data, access)?;
+        if access.write {
+            self.stamps.changed(attr.ino);
+        } else {
+            // Closing it has nothing to tell.
+            flags |= fopen::NOFLUSH;
+        }
+        {
+            let mut state = inode.state.lock();
+            state.mode = attr.mode;
+            if access.write {
+                state.writer = Some(data.clone());
+            }
+        }
+        opening.inode = None;
+        let handle = self.files.insert(Arc::new(OpenFile { inode, data, access, size: attr.size }));
+        Ok(Opened { handle, flags, backing })
+    }
+
+    /// The flags for the kernel, and the number of the backing file or 0.
+    fn way(
+        &self,
+        inode: &OpenInode,
+        attr: &Attr,
+        data: &DataFile,
+        access: Access,
+    ) -> Result<(u32, i32), Errno> {
+        const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        if !(self.passthrough && data.is_local()) {
+            if access.write {
+                return Ok((DIRECT, 0));
+            }
+            let keep = self.stamps.opened(attr, data)?;
+            return Ok((if keep { fopen::KEEP_CACHE } else { 0 }, 0));
+        }
+        let mut state = inode.state.lock();
+        if let Some(backing) = &state.backing {
+            return Ok((fopen::PASSTHROUGH, backing.id.0));
+        }
+        // Through us, the first write takes setuid away.
+        let suid = access.write && attr::without_suid(attr.mode) != attr.mode;
+        if suid {
+            return Ok((DIRECT, 0));
+        }
+        // A reader of what has no byte yet is served by us until a writer comes.
+        let Some(file) = data.local_file(access.write)? else {
+            return Ok((DIRECT, 0));
+        };
+        match self.device.open_backing(&file) {
+            Ok(id) => {
+                state.told = Some(size::mark(&stat_file(&file)?));
+                state.backing = Some(Backing { id, file });
+                Ok((fopen::PASSTHROUGH, id.0))
+            }
+            Err(errno) => {
+                tracing::warn!(ino = %attr.ino, %errno, "a file could not bypass us");
+                Ok((DIRECT, 0))
+            }
+        }
+    }
+
+    /// RELEASE. Nobody waits for it.
+    pub(crate) fn release(&self, handle: u64) {
+        if let Some(file) = self.files.remove(handle) {
+            self.close(&file);
+        }
+    }
+
+    /// Ends an open file that is in no table any more.
+    pub(crate) fn close(&self, file: &OpenFile) {
+        if file.access.write {
+            let flushed = file.data.flush();
+            // Counted out before the shard is told, and back in for `leave`.
+            file.inode.state.lock().writers -= 1;
+            let told = self.commit(&file.inode, &file.data, Occasion::Release);
+            file.inode.state.lock().writers += 1;
+            if let Err(error) = flushed.and(told) {
+                tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
+            }
+        }
+        self.leave(&file.inode, file.access.write);
+    }
+
+    fn file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
+        self.files.get(handle).ok_or(Errno::EBADF)
+    }
+
+    /// FLUSH: a descriptor is being closed.
+    ///
+    /// # Errors
+    /// What could not be written since it was accepted, and those of the shard.
+    pub(crate) fn flush(&self, handle: u64) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        if !file.access.write {
+            return Ok(());
+        }
+        let flushed = file.data.flush();
+        let told = self.commit(&file.inode, &file.data, Occasion::Flush);
+        flushed.and(told)
+    }
+
+    /// FSYNC.
+    ///
+    /// # Errors
+    /// What could not be written, and those of the shard.
+    pub(crate) fn fsync(&self, handle: u64, data_only: bool) -> Result<(), Errno> {
+        let file = self.file(handle)?;
+        file.data.sync(data_only)?;
+        if file.access.write {
+            self.commit(&file.inode, &file.data, Occasion::Sync)?;
+        }
+        self.client.sync(file.inode.ino)
+    }
+
+    /// READ.
+    ///
+    /// # Errors
+    /// Those of the object's node; `ESTALE` for a file that another mount has
+    /// removed along with its bytes.
+    pub(crate) fn read(&self, handle: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
+        let file = self.file(handle)?;
+        if file.access.read {
+            let got = file.data.read_at(buf, offset)?;
+            if got < buf.len() && offset.saturating_add(got as u64) < file.size {
+                // It was longer. Either it was cut, or it is gone, and then
+                // this is not its end.
+                self.client.getattr(&Cred::ROOT, file.inode.ino)?;
+            }
+            return Ok(got);
+        }
+        // A page that a mapping or a partial write needs, of a file open for writing only.
+        let (attr, cap) = self.client.open(&Cred::ROOT, file.inode.ino, Access::READ)?;
+        self.client.data(&attr, cap)?.read_at(buf, offset)
+    }
+
+    /// WRITE. Returns how many bytes were taken.
+    ///
+    /// # Errors
+    /// Those of the object's node, also for earlier writes.
+    pub(crate) fn write(&self, write: &Write<'_>) -> Result<usize, Errno> {
+        let file = self.file(write.handle)?;
+        let inode = &file.inode;
+        let mode = inode.state.lock().mode;
+        if write.kill_suidgid && attr::without_suid(mode) != mode {
+            let attr = self.client.getattr(&Cred::ROOT, inode.ino)?;
+            self.drop_suid(&attr);
+            inode.state.lock().mode = attr::without_suid(attr.mode);
+        }
+        let result = if write.append {
+            file.data.append(write.data)
+        } else {
+            file.data.write_at(write.data, write.offset)
+        };
+        inode.written.store(true, SeqCst);
+        result
+    }
+
+    /// FALLOCATE.
+    ///
+    /// # Errors
+    /// Those of the object's node; `EOPNOTSUPP` for kinds that Tatami has not.
+    pub(crate) fn allocate(
+        &self,
+        handle: u64,
+        mode: i32,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), Errno> {
+        const KEEP: i32 = libc::FALLOC_FL_KEEP_SIZE;
+        const PUNCH: i32 = libc::FALLOC_FL_PUNCH_HOLE | KEEP;
+        const ZERO: i32 = libc::FALLOC_FL_ZERO_RANGE;
+        const ZERO_KEEP: i32 = ZERO | KEEP;
+        let file = self.file(handle)?;
+        let mode = match mode {
+            0 => AllocMode::Extend,
+            KEEP => AllocMode::Keep,
+            PUNCH => AllocMode::Punch,
+            ZERO => AllocMode::Zero,
+            ZERO_KEEP => AllocMode::ZeroKeep,
+            _ => return Err(Errno::EOPNOTSUPP),
+        };
+        let result = file.data.allocate(mode, offset, len);
+        file.inode.written.store(true, SeqCst);
+        result.map(|_| ())
+    }
+
+    /// LSEEK for data or a hole.
+    ///
+    /// # Errors
+    /// `ENXIO` beyond the end; those of the object's node.
+    pub(crate) fn seek(&self, handle: u64, offset: i64, whence: i32) -> Result<u64, Errno> {
+        let what = match whence {
+            libc::SEEK_DATA => SeekFor::Data,
+            libc::SEEK_HOLE => SeekFor::Hole,
+            _ => return Err(Errno::EINVAL),
+        };
+        let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+        self.file(handle)?.data.seek(what, offset)
+    }
+
+    /// COPY_FILE_RANGE. Returns how many bytes were copied.
+    ///
+    /// # Errors
+    /// `EXDEV` or `EOPNOTSUPP` where the kernel must read and write instead.
+    pub(crate) fn copy(&self, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
+        let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+        let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
+        target.inode.written.store(true, SeqCst);
+        copied
+    }
+
+    /// Tells the volume what was written to files that stay open beyond the end
+    /// of the mount. That we may still change them is left noted: the kernel
+    /// may go on writing to local files, and whoever clears up after us then
+    /// looks at what they have become.
+    pub(crate) fn tell_all(&self) {
+        for file in self.files.all().iter().filter(|f| f.access.write) {
+            let told = file.data.flush();
+            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Sync));
+            if let Err(error) = told {
+                tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
+            }
+        }
+    }
+
+    /// Ends everything that is open, for the end of the mount.
+    pub(crate) fn close_all(&self) {
+        for file in self.files.drain() {
+            self.close(&file);
+        }
+        for dir in self.dirs.drain() {
+            self.close_dir(&dir);
+        }
+    }
+}

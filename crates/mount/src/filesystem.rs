@@ -1,0 +1,263 @@
+//! Requests of the kernel, each to what answers it.
+
+use crate::attr;
+use crate::caller;
+use crate::directory::OpenDir;
+use crate::errno::{of_inode, to_kernel};
+use crate::file::{OpenFile, Write};
+use crate::gone::Gone;
+use crate::handles::Handles;
+use crate::known::Known;
+use crate::open::{OpenInodes, Sort};
+use crate::stamps::Stamps;
+use crate::walks::Walks;
+use std::sync::Arc;
+use tatami_client::Client;
+use tatami_fuse::{Device, Handler, Op, Reply, Request, StatFs, Validity};
+use tatami_wire::meta::{Bytes, NewNode};
+use tatami_wire::{Attr, Errno, Ino, NAME_MAX};
+
+const STATFS_BLOCK: u64 = 4096;
+
+/// A mounted volume.
+pub(crate) struct FileSystem {
+    pub(crate) client: Arc<Client>,
+    pub(crate) device: Arc<Device>,
+    /// The kernel may read and write local files itself.
+    pub(crate) passthrough: bool,
+    pub(crate) valid: Validity,
+    pub(crate) open: OpenInodes,
+    pub(crate) files: Handles<OpenFile>,
+    pub(crate) dirs: Handles<OpenDir>,
+    pub(crate) known: Known,
+    pub(crate) walks: Walks,
+    pub(crate) gone: Gone,
+    pub(crate) stamps: Stamps,
+}
+
+impl FileSystem {
+    pub(crate) fn new(
+        client: Arc<Client>,
+        device: Arc<Device>,
+        passthrough: bool,
+        valid: Validity,
+    ) -> FileSystem {
+        FileSystem {
+            client,
+            device,
+            passthrough,
+            valid,
+            open: OpenInodes::new(),
+            files: Handles::new(),
+            dirs: Handles::new(),
+            known: Known::new(),
+            walks: Walks::new(),
+            gone: Gone::default(),
+            stamps: Stamps::default(),
+        }
+    }
+
+    fn statfs(&self) -> Result<StatFs, Errno> {
+        let space = self.client.statfs()?;
+        let free = space.available / STATFS_BLOCK;
+        Ok(StatFs {
+            blocks: space.total / STATFS_BLOCK,
+            free: space.free / STATFS_BLOCK,
+            available: free,
+            // Inodes take what space there is; a block each is a fair guess.
+            files: space.inodes + free,
+            files_free: free,
+            block_size: STATFS_BLOCK as u32,
+            name_max: NAME_MAX as u32,
+        })
+    }
+
+    fn entry(&self, reply: Reply<'_>, result: Result<Attr, Errno>) {
+        match result {
+            Ok(attr) => reply.entry(&attr::to_kernel(&attr), &self.valid),
+            Err(e) => reply.error(to_kernel(e)),
+        };
+    }
+}
+
+/// Answers with nothing but success or failure.
+fn done(reply: Reply<'_>, result: Result<(), i32>) {
+    match result {
+        Ok(()) => reply.done(),
+        Err(errno) => reply.error(errno),
+    };
+}
+
+/// Answers GETXATTR and LISTXATTR: with the length where `size` is 0.
+fn bytes(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
+    match result {
+        Ok(bytes) if size == 0 => reply.xattr_len(bytes.len() as u32),
+        Ok(bytes) if bytes.len() > size as usize => reply.error(libc::ERANGE),
+        Ok(bytes) => reply.data(&bytes),
+        Err(e) => reply.error(of_inode(e)),
+    };
+}
+
+impl Handler for FileSystem {
+    fn handle(&self, r: Request<'_>, reply: Reply<'_>) {
+        let node = Ino(r.header.node);
+        match r.op {
+            Op::Lookup { name } => self.entry(reply, self.lookup(&r, name)),
+            Op::GetAttr { .. } | Op::Statx { .. } => {
+                match self.attr_asked(&r) {
+                    Ok(attr) => {
+                        let attr = attr::to_kernel(&attr);
+                        match r.op {
+                            Op::Statx { .. } => reply.statx(&attr, self.valid.attr),
+                            _ => reply.attr(&attr, self.valid.attr),
+                        }
+                    }
+                    Err(e) => reply.error(of_inode(e)),
+                };
+            }
+            Op::SetAttr(set) => {
+                match self.set_attr(&r, &set) {
+                    Ok(attr) => reply.attr(&attr::to_kernel(&attr), self.valid.attr),
+                    Err(e) => reply.error(of_inode(e)),
+                };
+            }
+            Op::Readlink => {
+                match caller::run(&r, |cred| self.client.readlink(cred, node)) {
+                    Ok(target) => reply.data(&target),
+                    Err(e) => reply.error(of_inode(e)),
+                };
+            }
+            Op::Symlink { name, target } => {
+                let target = NewNode::Symlink(Bytes::from(target));
+                self.entry(reply, self.make(&r, name, target, 0o777, 0));
+            }
+            Op::Mknod { name, mode, umask, rdev } => {
+                let made = self
+                    .new_node(mode, rdev)
+                    .and_then(|kind| self.make(&r, name, kind, mode, umask));
+                self.entry(reply, made);
+            }
+            Op::Mkdir { name, mode, umask } => {
+                self.entry(reply, self.make(&r, name, NewNode::Dir, mode, umask));
+            }
+            Op::Unlink { name } => {
+                done(reply, self.remove(&r, name, Sort::File).map_err(to_kernel));
+            }
+            Op::Rmdir { name } => done(reply, self.remove(&r, name, Sort::Dir).map_err(to_kernel)),
+            Op::Rename { name, new_parent, new_name, flags } => {
+                let renamed = self.rename(&r, name, Ino(new_parent), new_name, flags);
+                done(reply, renamed.map_err(to_kernel));
+            }
+            Op::Link { ino, name } => self.entry(reply, self.link(&r, Ino(ino), name)),
+            Op::Open { flags, .. } => match self.open(&r, flags) {
+                Ok(opened) => {
+                    // Whoever wanted it is gone.
+                    if !reply.opened(&opened) {
+                        self.release(opened.handle);
+                    }
+                }
+                Err(e) => {
+                    reply.error(of_inode(e));
+                }
+            },
+            Op::Create { name, flags, mode, umask } => {
+                self.created(&r, reply, self.create(&r, name, flags, mode, umask));
+            }
+            Op::Tmpfile { flags, mode, umask } => {
+                self.created(&r, reply, self.tmpfile(&r, flags, mode, umask));
+            }
+            Op::Read { handle, offset, size, .. } => {
+                reply.fill(size as usize, |buf| self.read(handle, offset, buf).map_err(to_kernel));
+            }
+            Op::Write { handle, offset, data, flags, from_cache, kill_suidgid } => {
+                let append = flags & libc::O_APPEND != 0 && !from_cache;
+                let write = Write { handle, offset, data, append, kill_suidgid };
+                match self.write(&write) {
+                    Ok(len) => reply.written(len as u32),
+                    Err(e) => reply.error(to_kernel(e)),
+                };
+            }
+            Op::Flush { handle } => done(reply, self.flush(handle).map_err(to_kernel)),
+            Op::Release { handle, .. } => {
+                self.release(handle);
+                reply.done();
+            }
+            Op::Fsync { handle, data_only } => {
+                done(reply, self.fsync(handle, data_only).map_err(to_kernel));
+            }
+            Op::FsyncDir { .. } => done(reply, self.client.sync(node).map_err(to_kernel)),
+            Op::SyncFs => done(reply, self.client.sync(Ino::ROOT).map_err(to_kernel)),
+            Op::Statfs => {
+                match self.statfs() {
+                    Ok(space) => reply.statfs(&space),
+                    Err(e) => reply.error(to_kernel(e)),
+                };
+            }
+            Op::OpenDir { .. } => {
+                let opened = self.open_dir(&r);
+                if !reply.opened(&opened) {
+                    self.release_dir(opened.handle);
+                }
+            }
+            Op::ReadDir { handle, offset, size, plus } => {
+                reply.directory(size as usize, |out| {
+                    self.read_dir(handle, offset, plus, out).map_err(to_kernel)
+                });
+            }
+            Op::ReleaseDir { handle } => {
+                self.release_dir(handle);
+                reply.done();
+            }
+            Op::SetXattr { name, value, flags } => {
+                done(reply, self.set_xattr(&r, name, value, flags).map_err(of_inode));
+            }
+            Op::GetXattr { name, size } => bytes(reply, size, self.get_xattr(&r, name)),
+            Op::ListXattr { size } => bytes(reply, size, self.list_xattr(&r)),
+            Op::RemoveXattr { name } => {
+                done(reply, self.remove_xattr(&r, name).map_err(of_inode));
+            }
+            Op::Fallocate { handle, offset, len, mode } => {
+                done(reply, self.allocate(handle, mode, offset, len).map_err(to_kernel));
+            }
+            Op::Lseek { handle, offset, whence } => {
+                match self.seek(handle, offset, whence) {
+                    Ok(found) => reply.number(found),
+                    Err(e) => reply.error(to_kernel(e)),
+                };
+            }
+            Op::CopyFileRange { handle, offset, to_handle, to_offset, len, wide, .. } => {
+                match self.copy((handle, offset), (to_handle, to_offset), len) {
+                    Ok(copied) if wide => reply.number(copied),
+                    Ok(copied) => reply.written(copied as u32),
+                    Err(e) => reply.error(to_kernel(e)),
+                };
+            }
+            Op::Forget { .. } | Op::BatchForget | Op::Destroy => reply.none(),
+            // With `default_permissions` the kernel does not ask.
+            Op::Access { .. } | Op::Interrupt { .. } | Op::Unknown => {
+                reply.error(libc::ENOSYS);
+            }
+        }
+    }
+}
+
+impl FileSystem {
+    fn created(
+        &self,
+        r: &Request<'_>,
+        reply: Reply<'_>,
+        result: Result<(Attr, tatami_fuse::Opened), Errno>,
+    ) {
+        match result {
+            Ok((attr, opened)) => {
+                self.known.tell(&attr, r.header.pid);
+                if !reply.created(&attr::to_kernel(&attr), &self.valid, &opened) {
+                    self.release(opened.handle);
+                }
+            }
+            Err(e) => {
+                reply.error(to_kernel(e));
+            }
+        }
+    }
+}

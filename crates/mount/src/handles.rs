@@ -1,0 +1,49 @@
+//! Handles: the numbers by which the kernel refers to what is open.
+
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+const SHARDS: usize = 16;
+
+/// A table of open things. Numbers are not used twice.
+pub(crate) struct Handles<T> {
+    shards: Vec<RwLock<HashMap<u64, Arc<T>>>>,
+    next: AtomicU64,
+}
+
+impl<T> Handles<T> {
+    pub(crate) fn new() -> Handles<T> {
+        let shards = (0..SHARDS).map(|_| RwLock::new(HashMap::new())).collect();
+        Handles { shards, next: AtomicU64::new(1) }
+    }
+
+    fn shard(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<T>>> {
+        &self.shards[handle as usize % SHARDS]
+    }
+
+    pub(crate) fn insert(&self, value: Arc<T>) -> u64 {
+        let handle = self.next.fetch_add(1, Relaxed);
+        self.shard(handle).write().insert(handle, value);
+        handle
+    }
+
+    pub(crate) fn get(&self, handle: u64) -> Option<Arc<T>> {
+        self.shard(handle).read().get(&handle).cloned()
+    }
+
+    pub(crate) fn remove(&self, handle: u64) -> Option<Arc<T>> {
+        self.shard(handle).write().remove(&handle)
+    }
+
+    /// All that is open now.
+    pub(crate) fn all(&self) -> Vec<Arc<T>> {
+        self.shards.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
+    }
+
+    /// Removes all, for the end.
+    pub(crate) fn drain(&self) -> Vec<Arc<T>> {
+        self.shards.iter().flat_map(|s| std::mem::take(&mut *s.write()).into_values()).collect()
+    }
+}

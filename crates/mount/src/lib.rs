@@ -1,0 +1,44 @@
+//! A volume as a file system of the kernel: FUSE requests to client calls.
+//!
+//! [`Mount::start`] mounts and serves, [`Mount::run`] waits for the end. The
+//! rules of names live in the metadata service and those of bytes in the
+//! client; what is decided here is what the kernel may do by itself:
+//!
+//! - Names and attributes are asked for each time (unless timeouts are set),
+//!   so every mount sees a change at once.
+//! - Files whose bytes lie on this node are read, written and mapped by the
+//!   kernel straight on the disk (passthrough), where the system permits.
+//! - Bytes of other nodes are cached by the kernel for readers, from open to
+//!   open, and written through to the client by writers.
+//!
+//! [`null`] is a file system of names alone: the floor for what any request
+//! through a mount costs.
+
+mod announce;
+mod attr;
+mod caller;
+mod directory;
+mod errno;
+mod error;
+mod file;
+mod filesystem;
+mod gone;
+mod handles;
+mod known;
+mod mount;
+mod names;
+pub mod null;
+mod open;
+mod options;
+mod passthrough;
+mod place;
+mod signals;
+mod size;
+mod stamps;
+mod walks;
+mod xattr;
+
+pub use error::MountError;
+pub use mount::{Ended, Mount};
+pub use options::{MountOptions, Passthrough};
+pub use tatami_fuse::{UnmountError, remount, unmount};

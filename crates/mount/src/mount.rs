@@ -1,0 +1,191 @@
+//! A mount from its start to its end.
+
+use crate::announce::Announcer;
+use crate::error::MountError;
+use crate::filesystem::FileSystem;
+use crate::options::{MountOptions, Passthrough};
+use crate::signals::Event;
+use crate::{passthrough, place};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tatami_client::Client;
+use tatami_client::connection::{Caller, Endpoint};
+use tatami_fuse::abi::init;
+use tatami_fuse::{Channel, Session, Threads, UnmountError, Validity, Wanted};
+use tatami_wire::admin::MountInfo;
+use tatami_wire::{Cred, Ino};
+
+/// How long programs that still use files have when the mount is told to end.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// How far the kernel may read ahead, in units of 1024 bytes: two requests of
+/// full length, so that one travels while the other is consumed.
+const READ_AHEAD_KIB: u32 = 2048;
+
+/// Why a mount has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Somebody has unmounted it.
+    Unmounted,
+    /// SIGTERM or SIGINT; nothing was open any more.
+    Told,
+    /// SIGTERM or SIGINT, while files were open. What was written to them has
+    /// been told to the volume; programs that use them on get `ENOTCONN`.
+    ToldWhileBusy,
+}
+
+/// A mounted volume. Dropped, it is unmounted.
+pub struct Mount {
+    // In this order they end: first the news of it, then the requests.
+    announcer: Option<Announcer>,
+    session: Arc<Session>,
+    fs: Arc<FileSystem>,
+    info: MountInfo,
+}
+
+/// What we would like to agree with the kernel.
+///
+/// Locks are left to it, for the processes of this mount. It clears setuid
+/// itself only where writes come to us (`HANDLE_KILLPRIV_V2`), so that it need
+/// not ask for file capabilities before each write.
+pub(crate) fn wanted(max_write: u32, stack_depth: u32, plus: bool) -> Wanted {
+    let common = Wanted::default();
+    let passthrough = if stack_depth > 0 { init::PASSTHROUGH } else { 0 };
+    let plus = if plus { init::DO_READDIRPLUS | init::READDIRPLUS_AUTO } else { 0 };
+    Wanted {
+        flags: common.flags
+            | init::POSIX_ACL
+            | init::DONT_MASK
+            | init::HANDLE_KILLPRIV_V2
+            | init::CREATE_SUPP_GROUP
+            | init::DIRECT_IO_ALLOW_MMAP
+            | init::HAS_SYNCFS
+            | passthrough
+            | plus,
+        max_write,
+        max_stack_depth: stack_depth,
+        ..common
+    }
+}
+
+impl Mount {
+    /// Mounts the volume. When this returns, it is mounted and answers.
+    ///
+    /// # Errors
+    /// [`MountError`], with what to do.
+    pub fn start(client: Arc<Client>, options: &MountOptions) -> Result<Mount, MountError> {
+        let path = place::check(&options.mountpoint)?;
+        client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
+        raise_descriptor_limit();
+        let map = client.map();
+        let home = client.home().and_then(|id| map.nodes.iter().find(|n| n.id == id));
+        let data_dir = home.and_then(|n| Path::new(&n.socket).parent());
+        let depth = match options.passthrough {
+            Passthrough::Auto => passthrough::stack_depth(data_dir),
+            Passthrough::Off => 0,
+        };
+        let source = format!("tatami:{}", map.name);
+        let settings = place::settings(source, options.read_only, options.allow_other);
+        let channel = Channel::mount(&path, &settings)?;
+        let plus = !options.attr_timeout.is_zero();
+        let agreed = channel.initialize(&wanted(options.max_write, depth, plus))?;
+        place::read_ahead(&path, READ_AHEAD_KIB);
+        let why_not = match options.passthrough {
+            Passthrough::Off => Some("switched off".to_owned()),
+            Passthrough::Auto => passthrough::probe(channel.device(), &agreed, data_dir).err(),
+        };
+        let info = MountInfo {
+            path: path.display().to_string(),
+            pid: std::process::id(),
+            passthrough: why_not.is_none(),
+            why_not,
+        };
+        let valid = Validity { entry: options.entry_timeout, attr: options.attr_timeout };
+        let device = channel.device().clone();
+        let fs = Arc::new(FileSystem::new(client.clone(), device, info.passthrough, valid));
+        let threads = Threads { base: options.threads, max: options.threads_max };
+        let session = Session::start(channel, &agreed, fs.clone(), threads)
+            .map_err(|source| MountError::Serve { path, source })?;
+        let announcer = home.map(|node| {
+            let caller = Caller { client: client.id(), volume: Some(client.volume()), key: None };
+            let endpoint = Endpoint::Unix(PathBuf::from(&node.socket));
+            Announcer::start(endpoint, caller, info.clone())
+        });
+        Ok(Mount { announcer, session: Arc::new(session), fs, info })
+    }
+
+    /// Where it is mounted, and whether local files bypass us.
+    pub fn info(&self) -> &MountInfo {
+        &self.info
+    }
+
+    /// Unmounts it, and returns when all is told to the volume.
+    ///
+    /// # Errors
+    /// [`UnmountError::Busy`] while somebody uses it; it goes on then.
+    pub fn stop(&self) -> Result<(), UnmountError> {
+        self.session.channel().unmount(false)?;
+        self.session.wait(None);
+        self.fs.close_all();
+        Ok(())
+    }
+
+    /// Serves until somebody unmounts it or the process is told to end
+    /// (SIGTERM, SIGINT).
+    ///
+    /// # Errors
+    /// When the system is short of descriptors.
+    pub fn run(self) -> std::io::Result<Ended> {
+        let event = Event::of_signals()?;
+        let (session, waiter) = (self.session.clone(), event.clone());
+        // Not waited for: it ends with the session, or with the process.
+        std::thread::Builder::new().name("unmounted".into()).spawn(move || {
+            session.wait(None);
+            waiter.raise();
+        })?;
+        event.wait();
+        let session = &self.session;
+        if session.wait(Some(Duration::ZERO)) {
+            self.fs.close_all();
+            return Ok(Ended::Unmounted);
+        }
+        if let Err(error) = session.channel().unmount(false) {
+            tracing::warn!(%error, "unmounting as soon as nobody uses it");
+            if let Err(error) = session.channel().unmount(true) {
+                tracing::error!(%error, "left mounted");
+            }
+        }
+        let all_closed = self.session.wait(Some(GRACE));
+        self.finish();
+        Ok(if all_closed { Ended::Told } else { Ended::ToldWhileBusy })
+    }
+}
+
+impl Mount {
+    /// Tells the volume all that it does not know yet.
+    fn finish(&self) {
+        if self.session.wait(Some(Duration::ZERO)) {
+            self.fs.close_all();
+        } else {
+            self.fs.tell_all();
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.announcer = None;
+        self.finish();
+    }
+}
+
+/// Each file that bypasses us takes a descriptor here.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(errno) = setrlimit(Resource::Nofile, limit) {
+        tracing::debug!(%errno, "the limit of open descriptors stays");
+    }
+}

@@ -1,0 +1,164 @@
+//! Names: looking up, making, moving, removing.
+
+use crate::filesystem::FileSystem;
+use crate::open::Sort;
+use crate::{attr, caller};
+use tatami_client::Removed;
+use tatami_fuse::Request;
+use tatami_wire::meta::NewNode;
+use tatami_wire::{Attr, Cred, Errno, Ino, Kind};
+
+impl FileSystem {
+    /// LOOKUP.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn lookup(&self, request: &Request<'_>, name: &[u8]) -> Result<Attr, Errno> {
+        let parent = Ino(request.header.node);
+        let walk = self.walks.follow(request.header.pid, parent);
+        let found = caller::run(request, |cred| self.client.lookup(cred, parent, name));
+        if let Some(walk) = walk {
+            self.walks.resume(walk);
+        }
+        let attr = found?;
+        let attr = match attr.kind {
+            Kind::File => self.amended(&Cred::ROOT, attr)?,
+            _ => attr,
+        };
+        self.known.tell(&attr, request.header.pid);
+        Ok(attr)
+    }
+
+    /// Runs `make` for the caller. Whether a new file may have setgid depends
+    /// on the caller's groups, without a refusal.
+    ///
+    /// # Errors
+    /// Those of `make`.
+    pub(crate) fn creating<R>(
+        &self,
+        request: &Request<'_>,
+        mode: u16,
+        mut make: impl FnMut(&Cred) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
+        if mode & 0o2000 != 0 {
+            return make(&caller::with_groups(request));
+        }
+        caller::run(request, make)
+    }
+
+    /// MKNOD, MKDIR, SYMLINK.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn make(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        node: NewNode,
+        mode: u32,
+        umask: u32,
+    ) -> Result<Attr, Errno> {
+        let parent = Ino(request.header.node);
+        let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
+        let made = self.creating(request, mode, |cred| {
+            self.client.create(cred, parent, name, node.clone(), mode, umask, true, None)
+        });
+        self.known.changed();
+        let made = made?;
+        self.known.learn(&made.attr);
+        Ok(made.attr)
+    }
+
+    /// The kind of inode that MKNOD asks for.
+    ///
+    /// # Errors
+    /// `EINVAL` for one that mknod(2) does not make.
+    pub(crate) fn new_node(&self, mode: u32, rdev: u32) -> Result<NewNode, Errno> {
+        match Kind::from_mode(mode) {
+            Some(Kind::File) => Ok(NewNode::File(self.client.new_layout())),
+            Some(Kind::Fifo) => Ok(NewNode::Fifo),
+            Some(Kind::Socket) => Ok(NewNode::Socket),
+            Some(Kind::CharDev) => Ok(NewNode::CharDev(rdev.into())),
+            Some(Kind::BlockDev) => Ok(NewNode::BlockDev(rdev.into())),
+            Some(Kind::Dir | Kind::Symlink) | None => Err(Errno::EINVAL),
+        }
+    }
+
+    /// LINK.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn link(&self, request: &Request<'_>, ino: Ino, name: &[u8]) -> Result<Attr, Errno> {
+        let parent = Ino(request.header.node);
+        let linked = caller::run(request, |cred| self.client.link(cred, ino, parent, name));
+        self.known.changed();
+        let attr = linked?;
+        self.amended(&Cred::ROOT, attr)
+    }
+
+    /// UNLINK and RMDIR.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn remove(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        sort: Sort,
+    ) -> Result<(), Errno> {
+        let parent = Ino(request.header.node);
+        let removal = self.open.removal(&[sort]);
+        let keep = removal.keep();
+        let removed = caller::run(request, |cred| match sort {
+            Sort::File => self.client.unlink(cred, parent, name, keep),
+            Sort::Dir => self.client.rmdir(cred, parent, name, keep),
+        });
+        self.known.changed();
+        let removed = removed?;
+        self.after_removal(removed, keep);
+        Ok(())
+    }
+
+    /// RENAME.
+    ///
+    /// # Errors
+    /// Those of the shard; `EINVAL` for flags that Tatami has not.
+    pub(crate) fn rename(
+        &self,
+        request: &Request<'_>,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<(), Errno> {
+        let parent = Ino(request.header.node);
+        let mode = attr::rename_mode(flags)?;
+        let removal = self.open.removal(&[Sort::File, Sort::Dir]);
+        let keep = removal.keep();
+        let removed = caller::run(request, |cred| {
+            self.client.rename(cred, parent, name, new_parent, new_name, mode, keep)
+        });
+        self.known.changed();
+        let removed = removed?;
+        self.after_removal(removed, keep);
+        Ok(())
+    }
+
+    /// Something open may have been what was removed, so it was kept. If it
+    /// was not that, it can go.
+    fn after_removal(&self, removed: Removed, keep: bool) {
+        let known = removed.ino.and_then(|ino| self.known.forget(ino));
+        if let Some(attr) = known.filter(|attr| removed.last && attr.kind == Kind::Dir) {
+            self.gone.note(attr);
+        }
+        let Removed { ino: Some(ino), last: true } = removed else {
+            return;
+        };
+        if keep
+            && !self.open.keep(ino)
+            && let Err(error) = self.client.release(ino)
+        {
+            tracing::warn!(%ino, %error, "the shard keeps a removed inode");
+        }
+    }
+}

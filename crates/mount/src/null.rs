@@ -1,0 +1,266 @@
+//! A file system of names alone, in memory: no daemon, no bytes, no checks.
+//!
+//! It is mounted with the same agreement with the kernel as a volume, gets the
+//! same requests, and answers each as fast as can be. What an operation costs
+//! on it is the floor for any file system that lives in a process.
+
+use crate::error::MountError;
+use crate::place;
+use parking_lot::RwLock;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tatami_fuse::abi::{ROOT_ID, fopen};
+use tatami_fuse::{
+    Attr, Channel, Handler, Negotiated, Op, Opened, Reply, Request, Session, StatFs, Threads, Time,
+    UnmountError, Validity,
+};
+
+/// The empty file system, mounted. Dropped, it is unmounted.
+pub struct NullMount(Session);
+
+impl NullMount {
+    /// Mounts it on `path`, served by `threads` threads.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn start(path: &Path, threads: usize) -> Result<NullMount, MountError> {
+        let path = place::check(path)?;
+        let settings = place::settings("null".into(), false, true);
+        let channel = Channel::mount(&path, &settings)?;
+        let agreed: Negotiated = channel.initialize(&crate::mount::wanted(1 << 20, 0, false))?;
+        let threads = Threads { base: threads, max: threads };
+        let session = Session::start(channel, &agreed, Arc::new(Null::new()), threads)
+            .map_err(|source| MountError::Serve { path, source })?;
+        Ok(NullMount(session))
+    }
+
+    /// Unmounts it.
+    ///
+    /// # Errors
+    /// [`UnmountError::Busy`] while somebody uses it.
+    pub fn stop(self) -> Result<(), UnmountError> {
+        self.0.channel().unmount(false)?;
+        self.0.wait(None);
+        Ok(())
+    }
+}
+
+struct Inode {
+    attr: Attr,
+    parent: u64,
+    entries: BTreeMap<Vec<u8>, u64>,
+}
+
+struct Tree {
+    inodes: HashMap<u64, Inode>,
+    next: u64,
+}
+
+struct Null {
+    tree: RwLock<Tree>,
+    valid: Validity,
+}
+
+fn now() -> Time {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Time { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
+}
+
+impl Null {
+    fn new() -> Null {
+        let root = Inode {
+            attr: Attr { ino: ROOT_ID, mode: libc::S_IFDIR | 0o777, nlink: 2, ..Attr::default() },
+            parent: ROOT_ID,
+            entries: BTreeMap::new(),
+        };
+        let tree = Tree { inodes: HashMap::from([(ROOT_ID, root)]), next: ROOT_ID + 1 };
+        Null { tree: RwLock::new(tree), valid: Validity::default() }
+    }
+}
+
+impl Tree {
+    fn attr(&self, ino: u64) -> Result<Attr, i32> {
+        self.inodes.get(&ino).map(|i| i.attr).ok_or(libc::ENOENT)
+    }
+
+    fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attr, i32> {
+        let parent = self.inodes.get(&parent).ok_or(libc::ENOENT)?;
+        self.attr(*parent.entries.get(name).ok_or(libc::ENOENT)?)
+    }
+
+    fn make(&mut self, request: &Request<'_>, name: &[u8], mode: u32) -> Result<Attr, i32> {
+        let parent = request.header.node;
+        let ino = self.next;
+        let dir = self.inodes.get_mut(&parent).ok_or(libc::ENOENT)?;
+        if dir.entries.contains_key(name) {
+            return Err(libc::EEXIST);
+        }
+        dir.entries.insert(name.to_vec(), ino);
+        let (uid, gid, now) = (request.header.uid, request.header.gid, now());
+        let nlink = if mode & libc::S_IFMT == libc::S_IFDIR { 2 } else { 1 };
+        let attr = Attr {
+            ino,
+            mode,
+            nlink,
+            uid,
+            gid,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            ..Attr::default()
+        };
+        self.next += 1;
+        self.inodes.insert(ino, Inode { attr, parent, entries: BTreeMap::new() });
+        Ok(attr)
+    }
+
+    fn remove(&mut self, parent: u64, name: &[u8]) -> Result<(), i32> {
+        let ino = self.lookup(parent, name)?.ino;
+        if self.inodes.get(&ino).is_some_and(|i| !i.entries.is_empty()) {
+            return Err(libc::ENOTEMPTY);
+        }
+        if let Some(dir) = self.inodes.get_mut(&parent) {
+            dir.entries.remove(name);
+        }
+        self.inodes.remove(&ino);
+        Ok(())
+    }
+
+    fn rename(&mut self, from: u64, name: &[u8], to: u64, new_name: &[u8]) -> Result<(), i32> {
+        let ino = self.lookup(from, name)?.ino;
+        if self.lookup(to, new_name).is_ok_and(|there| there.ino != ino) {
+            self.remove(to, new_name)?;
+        }
+        self.inodes.get_mut(&from).ok_or(libc::ENOENT)?.entries.remove(name);
+        let dir = self.inodes.get_mut(&to).ok_or(libc::ENOENT)?;
+        dir.entries.insert(new_name.to_vec(), ino);
+        if let Some(inode) = self.inodes.get_mut(&ino) {
+            inode.parent = to;
+        }
+        Ok(())
+    }
+}
+
+impl Handler for Null {
+    fn handle(&self, request: Request<'_>, reply: Reply<'_>) {
+        let node = request.header.node;
+        let entry = |reply: Reply<'_>, attr: Result<Attr, i32>| match attr {
+            Ok(attr) => reply.entry(&attr, &self.valid),
+            Err(errno) => reply.error(errno),
+        };
+        let done = |reply: Reply<'_>, result: Result<(), i32>| match result {
+            Ok(()) => reply.done(),
+            Err(errno) => reply.error(errno),
+        };
+        match request.op {
+            Op::Lookup { name } => {
+                let attr = self.tree.read().lookup(node, name);
+                entry(reply, attr)
+            }
+            Op::GetAttr { .. } => {
+                let attr = self.tree.read().attr(node);
+                match attr {
+                    Ok(attr) => reply.attr(&attr, self.valid.attr),
+                    Err(errno) => reply.error(errno),
+                }
+            }
+            Op::SetAttr(set) => {
+                let attr = match self.tree.write().inodes.get_mut(&node) {
+                    None => Err(libc::ENOENT),
+                    Some(inode) => {
+                        let attr = &mut inode.attr;
+                        attr.size = set.size.unwrap_or(attr.size);
+                        let kind = attr.mode & libc::S_IFMT;
+                        attr.mode = set.mode.map_or(attr.mode, |m| kind | m & 0o7777);
+                        Ok(*attr)
+                    }
+                };
+                match attr {
+                    Ok(attr) => reply.attr(&attr, self.valid.attr),
+                    Err(errno) => reply.error(errno),
+                }
+            }
+            Op::Create { name, mode, umask, .. } => {
+                let made = self.tree.write().make(&request, name, mode & !umask);
+                match made {
+                    Ok(attr) => {
+                        let opened = Opened { handle: 0, flags: fopen::DIRECT_IO, backing: 0 };
+                        reply.created(&attr, &self.valid, &opened)
+                    }
+                    Err(errno) => reply.error(errno),
+                }
+            }
+            Op::Mknod { name, mode, umask, .. } => {
+                let made = self.tree.write().make(&request, name, mode & !umask);
+                entry(reply, made)
+            }
+            Op::Mkdir { name, mode, umask } => {
+                let mode = libc::S_IFDIR | mode & !umask;
+                let made = self.tree.write().make(&request, name, mode);
+                entry(reply, made)
+            }
+            Op::Unlink { name } | Op::Rmdir { name } => {
+                let removed = self.tree.write().remove(node, name);
+                done(reply, removed)
+            }
+            Op::Rename { name, new_parent, new_name, flags: 0 } => {
+                let renamed = self.tree.write().rename(node, name, new_parent, new_name);
+                done(reply, renamed)
+            }
+            Op::Open { .. } | Op::OpenDir { .. } => {
+                reply.opened(&Opened { handle: 0, flags: fopen::DIRECT_IO, backing: 0 })
+            }
+            Op::ReadDir { offset, size, .. } => {
+                let tree = self.tree.read();
+                reply.directory(size as usize, |out| tree.list(node, offset, out))
+            }
+            Op::Write { data, .. } => reply.written(data.len() as u32),
+            Op::Read { .. } => reply.data(&[]),
+            Op::Statfs => {
+                reply.statfs(&StatFs { block_size: 4096, name_max: 255, ..StatFs::default() })
+            }
+            Op::GetXattr { .. } => reply.error(libc::ENODATA),
+            Op::Release { .. }
+            | Op::ReleaseDir { .. }
+            | Op::Flush { .. }
+            | Op::Fsync { .. }
+            | Op::FsyncDir { .. } => reply.done(),
+            Op::Forget { .. } | Op::BatchForget | Op::Destroy => {
+                reply.none();
+                false
+            }
+            _ => reply.error(libc::ENOSYS),
+        };
+    }
+}
+
+impl Tree {
+    /// Offsets are inode numbers: names keep the order in which they were made.
+    fn list(
+        &self,
+        dir: u64,
+        offset: u64,
+        out: &mut tatami_fuse::DirEntries<'_>,
+    ) -> Result<(), i32> {
+        let inode = self.inodes.get(&dir).ok_or(libc::ENOENT)?;
+        let mut listed: Vec<(u64, &[u8])> =
+            inode.entries.iter().map(|(name, ino)| (*ino + 2, name.as_slice())).collect();
+        listed.sort_unstable();
+        if offset < 1 && !out.push(dir, 1, libc::S_IFDIR, b".") {
+            return Ok(());
+        }
+        if offset < 2 && !out.push(inode.parent, 2, libc::S_IFDIR, b"..") {
+            return Ok(());
+        }
+        let from = listed.partition_point(|(next, _)| *next <= offset);
+        for (next, name) in &listed[from..] {
+            let mode = self.attr(next - 2)?.mode;
+            if !out.push(next - 2, *next, mode, name) {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,269 @@
+//! What is open in this mount, by inode.
+//!
+//! All handles of an inode share one [`OpenInode`]: the kernel accepts one
+//! backing file an inode at a time, and what the shard has been told of the
+//! bytes concerns all writers together.
+
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use tatami_client::DataFile;
+use tatami_fuse::BackingId;
+use tatami_wire::{Ino, Timestamp};
+
+const SHARDS: usize = 16;
+
+/// An inode that is open.
+pub(crate) struct OpenInode {
+    pub(crate) ino: Ino,
+    /// Held while daemons are told things whose order matters: opens for
+    /// writing, the state of the bytes, cuts, the end of writing.
+    pub(crate) order: Mutex<()>,
+    pub(crate) state: Mutex<State>,
+    /// Goes up whenever the shard has been told something of the bytes.
+    pub(crate) generation: AtomicU64,
+    /// Bytes were changed through us, and the shard has not been told.
+    pub(crate) written: AtomicBool,
+}
+
+/// What is known of an open inode.
+#[derive(Default)]
+pub(crate) struct State {
+    /// Handles that may write.
+    pub(crate) writers: u32,
+    /// The shard has a note that we may change the bytes.
+    pub(crate) noted: bool,
+    /// The local file, when the kernel uses it.
+    pub(crate) backing: Option<Backing>,
+    /// Of the backing file: what the shard knows already.
+    pub(crate) told: Option<Told>,
+    /// Access to the bytes of one of the writers.
+    pub(crate) writer: Option<Arc<DataFile>>,
+    /// Permission bits when it was last looked at.
+    pub(crate) mode: u16,
+    /// We made it and gave it no file capabilities: before a write, the kernel
+    /// need not hear from the shard that there are none.
+    pub(crate) no_capability: bool,
+}
+
+/// A local file that the kernel reads and writes itself.
+#[derive(Clone)]
+pub(crate) struct Backing {
+    pub(crate) id: BackingId,
+    pub(crate) file: Arc<OwnedFd>,
+}
+
+/// By which it is recognised that a backing file has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Told {
+    pub(crate) size: u64,
+    pub(crate) mtime: Timestamp,
+}
+
+/// What kind of inode is opened. Directories and files are removed by
+/// different calls, so that they are counted separately.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Sort {
+    File,
+    Dir,
+}
+
+struct Entry {
+    inode: Arc<OpenInode>,
+    users: u32,
+    /// Its last name is gone; the shard keeps it for us.
+    kept: bool,
+}
+
+/// All that is open.
+pub(crate) struct OpenInodes {
+    shards: Vec<Mutex<HashMap<Ino, Entry>>>,
+    files: Gate,
+    dirs: Gate,
+}
+
+/// What must be done after the last handle of an inode.
+pub(crate) struct Last {
+    /// Tell the shard that it need not be kept.
+    pub(crate) kept: bool,
+    /// Take the registration back.
+    pub(crate) backing: Option<Backing>,
+}
+
+impl OpenInodes {
+    pub(crate) fn new() -> OpenInodes {
+        OpenInodes {
+            shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+            files: Gate::default(),
+            dirs: Gate::default(),
+        }
+    }
+
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry>> {
+        &self.shards[ino.0 as usize % SHARDS]
+    }
+
+    fn gate(&self, sort: Sort) -> &Gate {
+        match sort {
+            Sort::File => &self.files,
+            Sort::Dir => &self.dirs,
+        }
+    }
+
+    /// Announces that something is about to be opened, before the daemon is
+    /// asked: from now on removals keep the inode.
+    pub(crate) fn announce(&self, sort: Sort) {
+        self.gate(sort).enter();
+    }
+
+    /// Takes an announcement back.
+    pub(crate) fn withdraw(&self, sort: Sort) {
+        self.gate(sort).leave();
+    }
+
+    /// One more user of `ino`, after [`OpenInodes::announce`].
+    pub(crate) fn enter(&self, ino: Ino) -> Arc<OpenInode> {
+        let mut shard = self.shard(ino).lock();
+        let entry = shard.entry(ino).or_insert_with(|| Entry {
+            inode: Arc::new(OpenInode {
+                ino,
+                order: Mutex::new(()),
+                state: Mutex::default(),
+                generation: AtomicU64::new(0),
+                written: AtomicBool::new(false),
+            }),
+            users: 0,
+            kept: false,
+        });
+        entry.users += 1;
+        entry.inode.clone()
+    }
+
+    /// The inode, if it is open.
+    pub(crate) fn find(&self, ino: Ino) -> Option<Arc<OpenInode>> {
+        self.shard(ino).lock().get(&ino).map(|e| e.inode.clone())
+    }
+
+    /// One user less. `Some` after the last one.
+    pub(crate) fn leave(&self, inode: &OpenInode, sort: Sort) -> Option<Last> {
+        let last = {
+            let mut shard = self.shard(inode.ino).lock();
+            let entry = shard.get_mut(&inode.ino).expect("every user has entered");
+            entry.users -= 1;
+            if entry.users == 0 {
+                let kept = entry.kept;
+                shard.remove(&inode.ino);
+                Some(Last { kept, backing: inode.state.lock().backing.take() })
+            } else {
+                None
+            }
+        };
+        self.gate(sort).leave();
+        last
+    }
+
+    /// Notes that the shard keeps `ino` for us. False if it is not open (any
+    /// more), and the shard must be told so.
+    pub(crate) fn keep(&self, ino: Ino) -> bool {
+        match self.shard(ino).lock().get_mut(&ino) {
+            Some(entry) => {
+                entry.kept = true;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// To be held during the removal of an entry that leads to any of `sorts`.
+    pub(crate) fn removal(&self, sorts: &[Sort]) -> Removal<'_> {
+        let guards: Option<Vec<_>> = sorts.iter().map(|s| self.gate(*s).none_open()).collect();
+        Removal { none_open: guards }
+    }
+}
+
+/// A removal under way.
+pub(crate) struct Removal<'a> {
+    none_open: Option<Vec<RwLockReadGuard<'a, ()>>>,
+}
+
+impl Removal<'_> {
+    /// Whether the shard must keep the inode until we say otherwise: when
+    /// something is open here, it may be this very inode.
+    pub(crate) fn keep(&self) -> bool {
+        self.none_open.is_none()
+    }
+}
+
+/// Counts what is open. While nothing is, removals hold the lock shared, and
+/// the first open waits for those under way; so no inode is opened between the
+/// question whether any is and the removal.
+#[derive(Default)]
+struct Gate {
+    open: AtomicU64,
+    lock: RwLock<()>,
+}
+
+impl Gate {
+    fn enter(&self) {
+        let more = |n| if n == 0 { None } else { Some(n + 1) };
+        if self.open.fetch_update(SeqCst, SeqCst, more).is_err() {
+            let _no_removals = self.lock.write();
+            self.open.fetch_add(1, SeqCst);
+        }
+    }
+
+    fn leave(&self) {
+        self.open.fetch_sub(1, SeqCst);
+    }
+
+    fn none_open(&self) -> Option<RwLockReadGuard<'_, ()>> {
+        if self.open.load(SeqCst) > 0 {
+            return None;
+        }
+        let guard = self.lock.read();
+        (self.open.load(SeqCst) == 0).then_some(guard)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inode_is_kept_exactly_while_something_is_open() {
+        let open = OpenInodes::new();
+        assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+        open.announce(Sort::File);
+        let inode = open.enter(Ino(5));
+        assert!(open.removal(&[Sort::File]).keep());
+        assert!(open.removal(&[Sort::File, Sort::Dir]).keep());
+        assert!(!open.removal(&[Sort::Dir]).keep());
+        assert!(open.keep(Ino(5)));
+        assert!(!open.keep(Ino(6)));
+        open.announce(Sort::File);
+        let again = open.enter(Ino(5));
+        assert!(Arc::ptr_eq(&inode, &again));
+        assert!(open.leave(&inode, Sort::File).is_none());
+        let last = open.leave(&inode, Sort::File).expect("the last handle");
+        assert!(last.kept);
+        assert!(open.find(Ino(5)).is_none());
+        assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+    }
+
+    #[test]
+    fn the_first_open_waits_for_removals_under_way() {
+        let open = Arc::new(OpenInodes::new());
+        let removal = open.removal(&[Sort::File]);
+        assert!(!removal.keep());
+        let opener = std::thread::spawn({
+            let open = open.clone();
+            move || open.announce(Sort::File)
+        });
+        assert_eq!(open.files.open.load(SeqCst), 0);
+        drop(removal);
+        opener.join().expect("it does not panic");
+        assert!(open.removal(&[Sort::File]).keep());
+    }
+}

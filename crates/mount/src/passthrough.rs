@@ -1,0 +1,53 @@
+//! Whether local files can bypass us here.
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::path::Path;
+use tatami_fuse::abi::init;
+use tatami_fuse::{Device, Negotiated};
+
+const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
+
+/// How many file systems may lie under ours. A plain disk under us needs 1; an
+/// overlay, as in containers, 2, but then no overlay can be put on top of us.
+pub(crate) fn stack_depth(data_dir: Option<&Path>) -> u32 {
+    match data_dir.map(rustix::fs::statfs) {
+        Some(Ok(s)) if s.f_type == OVERLAYFS_MAGIC => 2,
+        _ => 1,
+    }
+}
+
+/// Tries to register a file that lies where the node keeps its objects.
+///
+/// # Errors
+/// Why it can't be done, in words for the user.
+pub(crate) fn probe(
+    device: &Device,
+    agreed: &Negotiated,
+    data_dir: Option<&Path>,
+) -> Result<(), String> {
+    let Some(dir) = data_dir else {
+        return Err("no node of the volume runs on this machine".into());
+    };
+    if !agreed.has(init::PASSTHROUGH) {
+        return Err("the kernel has no FUSE passthrough (Linux 6.9 and newer have it)".into());
+    }
+    let mode = Mode::RUSR | Mode::WUSR;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    let file = rustix::fs::open(dir, flags, mode)
+        .or_else(|_| rustix::fs::memfd_create("probe", rustix::fs::MemfdFlags::CLOEXEC))
+        .map_err(|e| format!("no file to try it with in {}: {e}", dir.display()))?;
+    match device.open_backing(&file) {
+        Ok(id) => {
+            // It was only a trial; what is left of it goes with the mount.
+            let _ = device.close_backing(id);
+            Ok(())
+        }
+        Err(Errno::PERM) => Err("it takes root (CAP_SYS_ADMIN)".into()),
+        Err(Errno::LOOP) => Err(format!(
+            "{} lies on a stacked file system (overlay), too deep for the kernel",
+            dir.display()
+        )),
+        Err(e) => Err(format!("the kernel refused a file of {}: {e}", dir.display())),
+    }
+}

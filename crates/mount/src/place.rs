@@ -1,0 +1,77 @@
+//! The directory to mount on: looked at before the kernel is asked, so that
+//! a refusal says what is wrong.
+
+use crate::error::MountError;
+use std::path::{Path, PathBuf};
+use tatami_fuse::MountSettings;
+use tatami_fuse::mounting::mounted;
+
+/// What `mount` and `df` show behind `fuse.`.
+pub(crate) const SUBTYPE: &str = "tatami";
+
+/// The directory, if one can mount there.
+///
+/// # Errors
+/// [`MountError`], with what to do.
+pub(crate) fn check(path: &Path) -> Result<PathBuf, MountError> {
+    let failed = |source: std::io::Error| {
+        let path = path.to_owned();
+        match source.raw_os_error() {
+            Some(libc::ENOENT) => MountError::NoMountpoint { path },
+            Some(libc::ENOTCONN | libc::ECONNABORTED) => MountError::Dead { path },
+            _ => MountError::Mountpoint { path, source },
+        }
+    };
+    let meta = std::fs::metadata(path).map_err(failed)?;
+    if !meta.is_dir() {
+        return Err(MountError::NotADirectory { path: path.to_owned() });
+    }
+    let path = path.canonicalize().map_err(failed)?;
+    match mounted(&path).map_err(failed)?.map(|m| m.kind) {
+        None => Ok(path),
+        Some(kind) if kind == format!("fuse.{SUBTYPE}") => Err(MountError::AlreadyMounted { path }),
+        Some(kind) => Err(MountError::Occupied { path, kind }),
+    }
+}
+
+/// Lets the kernel read further ahead than its default of 128 KiB, for files of
+/// other nodes. Only root may say so; without, they are read in smaller pieces.
+pub(crate) fn read_ahead(path: &Path, kib: u32) {
+    let device = match mounted(path) {
+        Ok(Some(mounted)) => mounted.device,
+        Ok(None) | Err(_) => return,
+    };
+    let knob = format!("/sys/class/bdi/{device}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&knob, kib.to_string()) {
+        tracing::debug!(%knob, %error, "the kernel's own read-ahead stays");
+    }
+}
+
+/// How it is mounted there.
+pub(crate) fn settings(source: String, read_only: bool, allow_other: bool) -> MountSettings {
+    MountSettings {
+        source,
+        subtype: SUBTYPE.into(),
+        read_only,
+        allow_other,
+        default_permissions: true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_place_is_refused_with_what_to_do() {
+        let dir = tempfile::tempdir().expect("a directory for the test");
+        let missing = dir.path().join("missing");
+        let text = check(&missing).expect_err("not there").to_string();
+        assert!(text.contains("mkdir -p"), "{text}");
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"x").expect("a file for the test");
+        assert!(matches!(check(&file), Err(MountError::NotADirectory { .. })));
+        assert!(matches!(check(Path::new("/proc")), Err(MountError::Occupied { .. })));
+        assert_eq!(check(dir.path()).ok(), dir.path().canonicalize().ok());
+    }
+}

@@ -1,0 +1,372 @@
+//! Sizes and times of files that are open: what the shard knows, what we know
+//! better, and telling it.
+
+use crate::filesystem::FileSystem;
+use crate::open::{OpenInode, Told};
+use crate::{attr, caller};
+use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+use tatami_client::{DataFile, stat_file as stat};
+use tatami_fuse::Request;
+use tatami_fuse::request::SetAttr as FuseSetAttr;
+use tatami_wire::meta::DataState;
+use tatami_wire::object::ObjectState;
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
+
+/// How often attributes are fetched again because the shard was told of the
+/// bytes meanwhile.
+const ATTEMPTS: usize = 4;
+
+/// Who wants the shard to be told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Occasion {
+    /// A descriptor of a handle is closed. Others may refer to it.
+    Flush,
+    /// A handle is gone; it is not counted any more.
+    Release,
+    /// The bytes are to survive a power cut, or times are about to be set.
+    Sync,
+}
+
+impl FileSystem {
+    /// GETATTR and STATX.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn attr_asked(&self, request: &Request<'_>) -> Result<Attr, Errno> {
+        let (ino, pid) = (Ino(request.header.node), request.header.pid);
+        let changes = self.known.changes();
+        if let Some(attr) = self.walks.again(pid, ino, changes) {
+            return Ok(attr);
+        }
+        let attr = match self.known.just_told(ino, pid) {
+            Some(mut attr) => {
+                if let Some(inode) = self.open.find(ino) {
+                    self.amend(&inode, &mut attr);
+                }
+                attr
+            }
+            None => match self.attr_of(&caller::plain(request), ino) {
+                Ok(attr) => {
+                    self.known.learn(&attr);
+                    attr
+                }
+                Err(e @ (Errno::ENOENT | Errno::ESTALE)) => {
+                    return self.gone.attr(ino).ok_or(e);
+                }
+                Err(e) => return Err(e),
+            },
+        };
+        if attr.kind == Kind::Dir {
+            self.walks.start(pid, &attr, changes);
+        }
+        Ok(attr)
+    }
+
+    /// The attributes of an inode, with what we know better.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn attr_of(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
+        let Some(inode) = self.open.find(ino) else {
+            return self.client.getattr(cred, ino);
+        };
+        let mut attempt = 0;
+        loop {
+            let generation = inode.generation.load(SeqCst);
+            let mut attr = self.client.getattr(cred, ino)?;
+            attempt += 1;
+            let known_better = self.amend(&inode, &mut attr);
+            // Attributes from before the shard was told may be too old.
+            if known_better || inode.generation.load(SeqCst) == generation || attempt == ATTEMPTS {
+                return Ok(attr);
+            }
+        }
+    }
+
+    /// The attributes that came with the answer to another question.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(crate) fn amended(&self, cred: &Cred, attr: Attr) -> Result<Attr, Errno> {
+        match self.open.find(attr.ino) {
+            // Its answer may be from before we told it of the bytes.
+            Some(inode) if inode.state.lock().writers > 0 || self.is_changed(&inode) => {
+                self.attr_of(cred, attr.ino)
+            }
+            _ => Ok(attr),
+        }
+    }
+
+    fn is_changed(&self, inode: &OpenInode) -> bool {
+        inode.written.load(SeqCst) || inode.generation.load(SeqCst) > 0
+    }
+
+    /// Puts into `attr` what the shard does not know yet. Returns whether there is any.
+    fn amend(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
+        let (backing, told, writer) = {
+            let state = inode.state.lock();
+            (state.backing.clone(), state.told, state.writer.clone())
+        };
+        let written = inode.written.load(SeqCst);
+        let now = match (backing, writer) {
+            (Some(backing), _) => match stat(&backing.file) {
+                Ok(now) if written || told != Some(mark(&now)) => Some(now),
+                _ => None,
+            },
+            (None, Some(writer)) if written => writer.stat().ok(),
+            _ => None,
+        };
+        match now {
+            Some(now) if now.exists => {
+                // As the shard will do when it is told.
+                if (attr.size, attr.mtime) != (now.size, now.mtime) {
+                    attr.ctime = attr.ctime.moved_to(now.mtime);
+                }
+                attr.size = now.size;
+                attr.blocks = now.blocks;
+                attr.mtime = now.mtime;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Tells the shard what the bytes of `inode` are, if they have changed since
+    /// it was told, and when writing has come to an end, that.
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node. Then it is tried again on
+    /// the next occasion.
+    pub(crate) fn commit(
+        &self,
+        inode: &OpenInode,
+        data: &DataFile,
+        occasion: Occasion,
+    ) -> Result<(), Errno> {
+        let _order = inode.order.lock();
+        self.commit_in_order(inode, data, occasion)
+    }
+
+    /// As [`FileSystem::commit`], by one who holds `inode.order`.
+    fn commit_in_order(
+        &self,
+        inode: &OpenInode,
+        data: &DataFile,
+        occasion: Occasion,
+    ) -> Result<(), Errno> {
+        let (last, noted) = {
+            let state = inode.state.lock();
+            let last = match occasion {
+                Occasion::Flush => state.writers == 1,
+                Occasion::Release => state.writers == 0,
+                Occasion::Sync => false,
+            };
+            (last, state.noted)
+        };
+        let now = self.unsaid(inode, data)?;
+        let end = last && noted && occasion == Occasion::Release;
+        if now.is_none() && !end {
+            return Ok(());
+        }
+        let told = now.map(DataState::from);
+        match self.client.commit(&Cred::ROOT, inode.ino, told, last) {
+            Ok(attr) => {
+                let mut state = inode.state.lock();
+                if let Some(now) = now {
+                    state.told = Some(mark(&now));
+                }
+                state.noted &= !last;
+                let passed = state.backing.is_some();
+                drop(state);
+                inode.generation.fetch_add(1, SeqCst);
+                // Writes that bypass us cannot take setuid away themselves.
+                if now.is_some() && passed {
+                    self.drop_suid(&attr);
+                }
+                Ok(())
+            }
+            Err(e) => {
+                if now.is_some() {
+                    inode.written.store(true, SeqCst);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// What the bytes are, if the shard does not know.
+    fn unsaid(&self, inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
+        let (backing, told) = {
+            let state = inode.state.lock();
+            (state.backing.clone(), state.told)
+        };
+        // Before the look at the bytes, so that a write after it counts again.
+        let written = inode.written.swap(false, SeqCst);
+        let now = match backing {
+            Some(backing) => stat(&backing.file)
+                .map(|now| Some(now).filter(|now| written || told != Some(mark(now)))),
+            None if written => data.stat().map(Some),
+            None => Ok(None),
+        };
+        if now.is_err() && written {
+            inode.written.store(true, SeqCst);
+        }
+        now.map(|now| now.filter(|now| now.exists))
+    }
+
+    /// Takes setuid and setgid away, as a write by an ordinary user does.
+    pub(crate) fn drop_suid(&self, attr: &Attr) {
+        let mode = attr::without_suid(attr.mode);
+        if mode != attr.mode {
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            if let Err(error) = self.client.setattr(&Cred::ROOT, attr.ino, set) {
+                tracing::warn!(ino = %attr.ino, %error, "setuid could not be taken away");
+            }
+        }
+    }
+
+    /// SETATTR.
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node.
+    pub(crate) fn set_attr(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
+        let changed = self.setting(request, set);
+        self.known.changed();
+        if let Ok(attr) = &changed {
+            self.known.learn(attr);
+        }
+        changed
+    }
+
+    fn setting(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
+        let ino = Ino(request.header.node);
+        let mut change = attr::changes(set);
+        self.known.forget(ino);
+        if set.size.is_some() {
+            return self.set_size(request, set, change);
+        }
+        let inode = self.open.find(ino);
+        let _order = inode.as_ref().map(|i| i.order.lock());
+        if let Some(inode) = &inode {
+            self.tell_before(inode, &change)?;
+        }
+        let mut attr = self.change(request, &mut change, ino)?;
+        if set.kill_suidgid {
+            self.drop_suid(&attr);
+            attr.mode = attr::without_suid(attr.mode);
+        }
+        if let Some(inode) = &inode {
+            inode.state.lock().mode = attr.mode;
+            if change.mtime.is_some() {
+                self.date_backing(inode, attr.mtime)?;
+            }
+            self.amend(inode, &mut attr);
+        }
+        Ok(attr)
+    }
+
+    /// Tells the shard what was written so far, where `change` must come after it:
+    /// a time set now is not to be overtaken by that of an earlier write, and
+    /// setuid set now not to be taken away because of one.
+    fn tell_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
+        let (writer, passed) = {
+            let state = inode.state.lock();
+            (state.writer.clone(), state.backing.is_some())
+        };
+        let Some(writer) = writer else {
+            return Ok(());
+        };
+        let suid = change.mode.is_some_and(|m| attr::without_suid(m) != m);
+        if passed && suid || !passed && change.mtime.is_some() {
+            writer.flush()?;
+            self.commit_in_order(inode, &writer, Occasion::Sync)?;
+        }
+        Ok(())
+    }
+
+    fn change(&self, request: &Request<'_>, change: &mut SetAttr, ino: Ino) -> Result<Attr, Errno> {
+        // Whether setgid stays depends on the caller's groups, without a refusal.
+        if change.mode.is_some_and(|m| m & 0o2000 != 0) {
+            let cred = caller::with_groups(request);
+            return self.client.setattr(&cred, ino, change.clone());
+        }
+        caller::run(request, |cred| self.client.setattr(cred, ino, change.clone()))
+    }
+
+    fn set_size(
+        &self,
+        request: &Request<'_>,
+        set: &FuseSetAttr,
+        mut change: SetAttr,
+    ) -> Result<Attr, Errno> {
+        let ino = Ino(request.header.node);
+        let size = set.size.unwrap_or(0);
+        let file = set.handle.and_then(|h| self.files.get(h)).filter(|f| f.access.write);
+        change.by_handle = file.is_some();
+        let cut = self.opening(ino, true);
+        let inode = cut.inode();
+        let _order = inode.order.lock();
+        let writer = file.map(|f| f.data.clone()).or_else(|| inode.state.lock().writer.clone());
+        let (data, ours) = match writer {
+            Some(data) => (data, false),
+            None => {
+                let (attr, cap) =
+                    caller::run(request, |cred| self.client.open(cred, ino, Access::WRITE))?;
+                (Arc::new(self.client.data(&attr, cap)?), true)
+            }
+        };
+        let now = data.truncate(size);
+        let result = now.and_then(|now| {
+            change.size = Some(size);
+            change.blocks = Some(now.blocks);
+            change.changed = Some(now.changed);
+            let mut attr = self.change(request, &mut change, ino)?;
+            inode.state.lock().told = Some(mark(&now));
+            inode.generation.fetch_add(1, SeqCst);
+            if let Some(mtime) = change.mtime.map(|_| attr.mtime) {
+                self.date_backing(inode, mtime)?;
+            }
+            if set.kill_suidgid {
+                self.drop_suid(&attr);
+                attr.mode = attr::without_suid(attr.mode);
+            }
+            Ok(attr)
+        });
+        self.stamps.changed(ino);
+        if ours && let Err(error) = self.client.commit(&Cred::ROOT, ino, None, true) {
+            tracing::debug!(%ino, %error, "the end of a cut was not told");
+        }
+        result
+    }
+
+    /// Gives the backing file the time that the shard has, so that both agree
+    /// from now on.
+    fn date_backing(&self, inode: &OpenInode, mtime: Timestamp) -> Result<(), Errno> {
+        let mut state = inode.state.lock();
+        let Some(backing) = state.backing.clone() else {
+            return Ok(());
+        };
+        let before = stat(&backing.file)?;
+        let times = Timestamps {
+            last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+            last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: mtime.nsec.into() },
+        };
+        rustix::fs::futimens(&*backing.file, &times).map_err(system)?;
+        if state.told == Some(mark(&before)) {
+            state.told = Some(mark(&stat(&backing.file)?));
+        }
+        Ok(())
+    }
+}
+
+/// By which a change of `state` is recognised. Storage is not part of it: disks
+/// assign it late.
+pub(crate) fn mark(state: &ObjectState) -> Told {
+    Told { size: state.size, mtime: state.mtime }
+}
+
+fn system(e: rustix::io::Errno) -> Errno {
+    Errno(e.raw_os_error())
+}

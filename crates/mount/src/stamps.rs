@@ -1,0 +1,91 @@
+//! Which state of a file the kernel's page cache may hold.
+//!
+//! The kernel may keep what it has read of a file of another node from one
+//! open to the next if the bytes have not changed in between. Whether they
+//! have is asked of the node that keeps them, since its disk knows of every
+//! write at once, also of those through a mapping, of which the shard is not told.
+//!
+//! A mapping's stores show in the times of the file only when the disk's own
+//! kernel has written the page back before. So a state counts only once it is
+//! older than any page waits for that.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tatami_client::DataFile;
+use tatami_wire::object::ObjectState;
+use tatami_wire::{Attr, Errno, Ino, Timestamp};
+
+/// Files remembered at most; beyond, all are forgotten.
+const FILES_MAX: usize = 64 * 1024;
+/// Seconds after which no page of that time is waiting any more to be written
+/// back (usually 35), with much room for clocks that differ.
+const SETTLED_SEC: i64 = 180;
+
+/// The states in which files were last opened for cached reading.
+#[derive(Default)]
+pub(crate) struct Stamps(Mutex<HashMap<Ino, Option<ObjectState>>>);
+
+impl Stamps {
+    /// Notes that a file is being opened. Returns whether the kernel may keep
+    /// the bytes that it holds.
+    ///
+    /// # Errors
+    /// Those of the object's node.
+    pub(crate) fn opened(&self, attr: &Attr, data: &DataFile) -> Result<bool, Errno> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = Timestamp::from_sec(now.as_secs() as i64);
+        let known = self.0.lock().contains_key(&attr.ino);
+        // Asked only where the answer may be yes.
+        let state = match known && settled(attr.mtime, now) {
+            true => Some(data.stat()?).filter(|state| settled(state.changed, now)),
+            false => None,
+        };
+        Ok(self.note(attr.ino, state))
+    }
+
+    fn note(&self, ino: Ino, state: Option<ObjectState>) -> bool {
+        let mut stamps = self.0.lock();
+        if stamps.len() >= FILES_MAX && !stamps.contains_key(&ino) {
+            stamps.clear();
+        }
+        let before = stamps.insert(ino, state).flatten();
+        before.is_some() && before == state
+    }
+
+    /// The bytes are being changed through this mount.
+    pub(crate) fn changed(&self, ino: Ino) {
+        self.0.lock().remove(&ino);
+    }
+}
+
+fn settled(time: Timestamp, now: Timestamp) -> bool {
+    time.plus_sec(SETTLED_SEC) < now
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_keeps_what_is_of_the_same_state() {
+        let stamps = Stamps::default();
+        let state = ObjectState { exists: true, size: 5, ..ObjectState::default() };
+        let other = ObjectState { changed: Timestamp::from_sec(9), ..state };
+        assert!(!stamps.note(Ino(5), None));
+        assert!(!stamps.note(Ino(5), None));
+        assert!(!stamps.note(Ino(5), Some(state)));
+        assert!(stamps.note(Ino(5), Some(state)));
+        assert!(!stamps.note(Ino(5), Some(other)));
+        stamps.changed(Ino(5));
+        assert!(!stamps.note(Ino(5), Some(other)));
+    }
+
+    #[test]
+    fn a_fresh_state_does_not_count() {
+        let now = Timestamp::from_sec(1000);
+        assert!(!settled(Timestamp::from_sec(999), now));
+        assert!(!settled(Timestamp::from_sec(1000 - SETTLED_SEC), now));
+        assert!(settled(Timestamp::from_sec(999 - SETTLED_SEC), now));
+    }
+}
