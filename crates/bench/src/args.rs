@@ -1,0 +1,47 @@
+//! The command line of `tatami bench`.
+
+use crate::gang::PROCS_MAX;
+use crate::ior::IorArgs;
+use crate::mdtest::MdtestArgs;
+use crate::suite::SuiteArgs;
+use crate::wire::WireArgs;
+use std::path::PathBuf;
+
+/// Measure this or any other file system.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchArgs {
+    #[command(subcommand)]
+    pub(crate) workload: WorkloadArgs,
+}
+
+#[derive(Clone, Debug, clap::Subcommand)]
+pub(crate) enum WorkloadArgs {
+    /// Create, stat and remove directories and files
+    Mdtest(MdtestArgs),
+    /// Write, read and verify large files
+    Ior(IorArgs),
+    /// The bare rate of requests that do nothing
+    Wire(WireArgs),
+    /// All figures, next to the local disk; makes its own volume
+    Suite(SuiteArgs),
+    /// One process of a workload
+    #[command(hide = true)]
+    Worker,
+    /// An empty FUSE file system, until the end of the standard input
+    #[command(hide = true)]
+    NullMount {
+        /// Where
+        path: PathBuf,
+    },
+}
+
+/// Number of processes on the command line.
+///
+/// # Errors
+/// A sentence with the bounds.
+pub(crate) fn procs(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=PROCS_MAX).contains(&n) => Ok(n),
+        _ => Err(format!("a workload has 1 to {PROCS_MAX} processes")),
+    }
+}

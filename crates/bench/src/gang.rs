@@ -1,0 +1,266 @@
+//! The processes of a workload, and the barrier between its phases.
+//!
+//! Every process is this same program, started anew with a hidden subcommand;
+//! it learns its part over its standard input and reports over its standard
+//! output, a JSON line each. Before a phase, all prepare and say so; when the
+//! last one has, all are let go. Nobody sleeps or polls, and no clock decides
+//! anything. All processes read the same monotonic clock, so a phase lasts from
+//! the first start to the last end, as in mdtest and IOR.
+
+use crate::error::{BenchError, doing};
+use crate::worker::{Order, Report, Say, Task};
+use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Most processes of one workload.
+pub const PROCS_MAX: usize = 1024;
+
+/// How this program is started once more as a process of a workload.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The program.
+    pub program: PathBuf,
+    /// The arguments that make it call [`crate::worker::main`].
+    pub args: Vec<String>,
+}
+
+impl Launcher {
+    /// The running program with `bench worker`.
+    ///
+    /// # Errors
+    /// When the system does not tell which program is running.
+    pub fn this_program() -> Result<Launcher, BenchError> {
+        let program = std::env::current_exe().map_err(doing("finding the running program"))?;
+        Ok(Launcher { program, args: vec!["bench".into(), "worker".into()] })
+    }
+}
+
+struct Process {
+    child: Child,
+    orders: Option<ChildStdin>,
+    says: BufReader<ChildStdout>,
+    rank: usize,
+}
+
+/// What a phase was, over all processes.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Seconds from the first start to the last end.
+    pub seconds: f64,
+    /// Operations of all processes.
+    pub ops: u64,
+    /// Bytes of all processes.
+    pub bytes: u64,
+    /// Nanoseconds of CPU time (user and system) of all processes.
+    pub cpu_ns: u64,
+}
+
+impl Outcome {
+    /// From the reports of all processes, of which there is at least one.
+    pub fn of(reports: &[Report]) -> Outcome {
+        let start = reports.iter().map(|r| r.start_ns).min().unwrap_or(0);
+        let end = reports.iter().map(|r| r.end_ns).max().unwrap_or(0);
+        Outcome {
+            seconds: (end.saturating_sub(start)) as f64 / 1e9,
+            ops: reports.iter().map(|r| r.ops).sum(),
+            bytes: reports.iter().map(|r| r.bytes).sum(),
+            cpu_ns: reports.iter().map(|r| r.cpu_ns).sum(),
+        }
+    }
+
+    /// Operations per second.
+    pub fn rate(&self) -> f64 {
+        crate::stats::ratio(self.ops as f64, self.seconds)
+    }
+
+    /// MiB per second.
+    pub fn mib_per_sec(&self) -> f64 {
+        crate::stats::ratio(self.bytes as f64 / (1 << 20) as f64, self.seconds)
+    }
+
+    /// Microseconds of CPU time per operation.
+    pub fn cpu_us_per_op(&self) -> f64 {
+        crate::stats::ratio(self.cpu_ns as f64 / 1e3, self.ops as f64)
+    }
+}
+
+/// Running processes of one workload. Dropping it ends them.
+pub struct Gang {
+    processes: Vec<Process>,
+}
+
+impl Gang {
+    /// Starts one process for each task and waits until all have taken theirs.
+    ///
+    /// # Errors
+    /// Too many or no tasks, a process that does not start, or one that
+    /// refuses its task.
+    pub fn start(launcher: &Launcher, tasks: Vec<Task>) -> Result<Gang, BenchError> {
+        if tasks.is_empty() || tasks.len() > PROCS_MAX {
+            return Err(BenchError::Usage(format!(
+                "a workload has 1 to {PROCS_MAX} processes, not {}",
+                tasks.len()
+            )));
+        }
+        let mut gang = Gang { processes: Vec::with_capacity(tasks.len()) };
+        for (rank, task) in tasks.into_iter().enumerate() {
+            let mut child = Command::new(&launcher.program)
+                .args(&launcher.args)
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .map_err(crate::error::at("starting", &launcher.program))?;
+            let orders = child.stdin.take();
+            let says = BufReader::new(child.stdout.take().expect("its output was asked for"));
+            gang.processes.push(Process { child, orders, says, rank });
+            gang.processes[rank].send(&Order::Take(Box::new(task)))?;
+        }
+        gang.await_ready()?;
+        Ok(gang)
+    }
+
+    /// Process numbers, by rank.
+    pub fn pids(&self) -> Vec<u32> {
+        self.processes.iter().map(|p| p.child.id()).collect()
+    }
+
+    /// All prepare `phase`, together. Returns what each has to tell, by rank.
+    ///
+    /// # Errors
+    /// The first process that fails.
+    pub fn prepare(&mut self, phase: &str) -> Result<Vec<String>, BenchError> {
+        for process in &mut self.processes {
+            process.send(&Order::Prepare(phase.to_owned()))?;
+        }
+        self.await_ready()
+    }
+
+    /// Lets all run what they have prepared.
+    ///
+    /// # Errors
+    /// A process that is gone.
+    pub fn go(&mut self) -> Result<(), BenchError> {
+        self.processes.iter_mut().try_for_each(|p| p.send(&Order::Go))
+    }
+
+    /// Waits for the reports of all, by rank.
+    ///
+    /// # Errors
+    /// The first process that fails.
+    pub fn collect(&mut self) -> Result<Vec<Report>, BenchError> {
+        let mut reports = Vec::with_capacity(self.processes.len());
+        for process in &mut self.processes {
+            match process.hear()? {
+                Say::Report(report) => reports.push(report),
+                other => return Err(process.unexpected(&other)),
+            }
+        }
+        Ok(reports)
+    }
+
+    /// Prepares a phase, lets all go at once, and waits for the last.
+    ///
+    /// # Errors
+    /// The first process that fails.
+    pub fn phase(&mut self, phase: &str) -> Result<Outcome, BenchError> {
+        self.prepare(phase)?;
+        self.go()?;
+        Ok(Outcome::of(&self.collect()?))
+    }
+
+    fn await_ready(&mut self) -> Result<Vec<String>, BenchError> {
+        let mut told = Vec::with_capacity(self.processes.len());
+        for process in &mut self.processes {
+            match process.hear()? {
+                Say::Ready(text) => told.push(text),
+                other => return Err(process.unexpected(&other)),
+            }
+        }
+        Ok(told)
+    }
+}
+
+impl Process {
+    fn send(&mut self, order: &Order) -> Result<(), BenchError> {
+        let mut line = serde_json::to_vec(order).expect("orders are plain data");
+        line.push(b'\n');
+        let sent = match &mut self.orders {
+            Some(pipe) => pipe.write_all(&line),
+            None => Err(std::io::ErrorKind::BrokenPipe.into()),
+        };
+        // A process that failed has said why before it closed its end.
+        sent.or_else(|_| match self.hear()? {
+            Say::Failed(message) => Err(BenchError::Worker { rank: self.rank, message }),
+            other => Err(self.unexpected(&other)),
+        })
+    }
+
+    fn hear(&mut self) -> Result<Say, BenchError> {
+        let failed = |rank, message: String| Err(BenchError::Worker { rank, message });
+        let mut line = String::new();
+        match self.says.read_line(&mut line) {
+            Err(e) => return failed(self.rank, format!("its report cannot be read: {e}")),
+            Ok(0) => {
+                self.orders = None;
+                let end = match self.child.wait() {
+                    Ok(status) => status.to_string(),
+                    Err(e) => e.to_string(),
+                };
+                return failed(self.rank, format!("it ended without a report ({end})"));
+            }
+            Ok(_) => {}
+        }
+        match serde_json::from_str(&line) {
+            Ok(Say::Failed(message)) => failed(self.rank, message),
+            Ok(say) => Ok(say),
+            Err(e) => failed(self.rank, format!("it said '{}': {e}", line.trim_end())),
+        }
+    }
+
+    fn unexpected(&self, say: &Say) -> BenchError {
+        BenchError::Worker { rank: self.rank, message: format!("out of turn it said {say:?}") }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // The end of its orders ends a process that is well; one that hangs in
+        // a phase after another has failed must not outlive us.
+        self.orders = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_phase_lasts_from_the_first_start_to_the_last_end() {
+        let report =
+            |start_ns, end_ns| Report { start_ns, end_ns, cpu_ns: 500, ops: 10, bytes: 1 << 20 };
+        let outcome = Outcome::of(&[
+            report(1_000_000_000, 2_000_000_000),
+            report(1_500_000_000, 3_000_000_000),
+        ]);
+        assert_eq!(outcome.seconds, 2.0);
+        assert_eq!(outcome.rate(), 10.0);
+        assert_eq!(outcome.mib_per_sec(), 1.0);
+        assert_eq!(outcome.cpu_us_per_op(), 0.05);
+    }
+
+    #[test]
+    fn a_process_that_says_nothing_is_an_error_that_tells_how_it_ended() {
+        let launcher = Launcher { program: "/bin/false".into(), args: Vec::new() };
+        let task = Task::Echo(crate::echo::EchoPart::Server {
+            clients: 1,
+            socket: None,
+            depth: crate::echo::Depth::Bytes,
+        });
+        let error = Gang::start(&launcher, vec![task]).err().expect("false says nothing");
+        assert!(error.to_string().contains("process 0"), "{error}");
+        assert!(Gang::start(&launcher, Vec::new()).is_err());
+    }
+}

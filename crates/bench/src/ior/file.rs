@@ -1,0 +1,322 @@
+//! The open test file of one process: by system calls, through a mapping, or
+//! through the client library.
+
+use crate::error::{BenchError, at, on};
+use crate::reach::Reach;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tatami_client::{Client, DataFile};
+use tatami_wire::meta::{DataState, NewNode};
+use tatami_wire::{Access, Cred, Ino};
+
+/// How system calls reach the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Method {
+    /// pread and pwrite.
+    Buffered,
+    /// pread and pwrite with `O_DIRECT`.
+    Direct,
+    /// A shared mapping of the whole file.
+    Mapped,
+}
+
+/// Where the test file is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum FilePlace {
+    /// By path.
+    Path(PathBuf, Method),
+    /// In the volume, by a path from its root.
+    Library(Reach, String),
+}
+
+/// An open test file.
+pub enum TestFile {
+    /// pread and pwrite.
+    Path(File, PathBuf),
+    /// A mapping.
+    Mapped(Map, File, PathBuf),
+    /// Library calls.
+    Library {
+        /// The session.
+        client: Arc<Client>,
+        /// The bytes.
+        data: DataFile,
+        /// The inode.
+        ino: Ino,
+        /// Its path.
+        path: String,
+    },
+}
+
+/// Who makes requests through the library.
+fn cred() -> Cred {
+    crate::mdtest::own_cred()
+}
+
+/// The directory and the last name of a path from the volume's root.
+fn resolve(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
+    let mut names: Vec<&str> = path.split('/').filter(|n| !n.is_empty()).collect();
+    let last = names.pop().ok_or_else(|| BenchError::Usage(format!("'{path}' names no file")))?;
+    let mut dir = Ino::ROOT;
+    for name in names {
+        dir = client
+            .lookup(&cred(), dir, name.as_bytes())
+            .map_err(on("looking up", name.as_bytes()))?
+            .ino;
+    }
+    Ok((dir, last.as_bytes().to_vec()))
+}
+
+/// Removes the test file, if it is there.
+///
+/// # Errors
+/// When it is there and stays.
+pub fn remove(place: &FilePlace) -> Result<(), BenchError> {
+    match place {
+        FilePlace::Path(path, _) => match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(at("removing", path)(e)),
+            _ => Ok(()),
+        },
+        FilePlace::Library(reach, path) => {
+            let client = reach.client()?;
+            let (dir, name) = resolve(&client, path)?;
+            match client.unlink(&cred(), dir, &name, false) {
+                Err(e) if e != tatami_wire::Errno::ENOENT => Err(on("removing", &name)(e)),
+                _ => Ok(()),
+            }
+        }
+    }
+}
+
+/// Cuts the test file to nothing, making it if need be.
+///
+/// # Errors
+/// Those of open(2) and ftruncate(2), or of the library's calls.
+pub fn cut(place: &FilePlace) -> Result<(), BenchError> {
+    match place {
+        FilePlace::Path(path, _) => {
+            std::fs::File::create(path).map(drop).map_err(at("cutting", path))
+        }
+        FilePlace::Library(reach, path) => {
+            let tree = tatami_client::tree::Tree::new(Arc::new(reach.client()?), cred());
+            let done = tree.create(path.as_bytes(), 0o664, 0o022).and_then(|f| f.close());
+            done.map(drop).map_err(on("cutting", path.as_bytes()))
+        }
+    }
+}
+
+impl TestFile {
+    /// Opens the file: for writing, made if need be and (for a mapping) `size` long; or for reading.
+    ///
+    /// # Errors
+    /// Those of open(2), ftruncate(2), mmap(2), or of the library's calls.
+    pub fn open(place: &FilePlace, write: bool, size: u64) -> Result<TestFile, BenchError> {
+        let (path, method) = match place {
+            FilePlace::Path(path, method) => (path, *method),
+            FilePlace::Library(reach, path) => return Self::open_library(reach, path, write),
+        };
+        let flags = if method == Method::Direct { libc::O_DIRECT } else { 0 };
+        let mut options = OpenOptions::new();
+        options.read(true).write(write).create(write).custom_flags(flags);
+        let file = options.open(path).map_err(at("opening", path))?;
+        if method != Method::Mapped {
+            return Ok(TestFile::Path(file, path.clone()));
+        }
+        if write {
+            file.set_len(size).map_err(at("setting the size of", path))?;
+        }
+        let there = file.metadata().map_err(at("looking at", path))?.len();
+        if there < size {
+            return Err(short(path.display(), there, size as usize, 0));
+        }
+        let map = Map::new(&file, size as usize, write).map_err(at("mapping", path))?;
+        Ok(TestFile::Mapped(map, file, path.clone()))
+    }
+
+    fn open_library(reach: &Reach, path: &str, write: bool) -> Result<TestFile, BenchError> {
+        let client = Arc::new(reach.client()?);
+        let (dir, name) = resolve(&client, path)?;
+        let (attr, cap) = if write {
+            let node = NewNode::File(client.new_layout());
+            let made =
+                client.create(&cred(), dir, &name, node, 0o664, 0o022, false, Some(Access::BOTH));
+            let made = made.map_err(on("creating", &name))?;
+            (made.attr, made.cap)
+        } else {
+            let attr = client.lookup(&cred(), dir, &name).map_err(on("looking up", &name))?;
+            let (attr, cap) =
+                client.open(&cred(), attr.ino, Access::READ).map_err(on("opening", &name))?;
+            (attr, Some(cap))
+        };
+        let cap = cap.ok_or(tatami_wire::Errno::EPROTO).map_err(on("opening", &name))?;
+        let data = client.data(&attr, cap).map_err(on("opening", &name))?;
+        Ok(TestFile::Library { client, data, ino: attr.ino, path: path.into() })
+    }
+
+    fn name(&self) -> String {
+        match self {
+            TestFile::Path(_, path) | TestFile::Mapped(_, _, path) => path.display().to_string(),
+            TestFile::Library { path, .. } => path.clone(),
+        }
+    }
+
+    /// Writes all of `data` at `offset`.
+    ///
+    /// # Errors
+    /// Those of the write.
+    pub fn write(&mut self, mut data: &[u8], mut offset: u64) -> Result<(), BenchError> {
+        match self {
+            TestFile::Path(file, path) => {
+                file.write_all_at(data, offset).map_err(at("writing", path))
+            }
+            TestFile::Mapped(map, _, _) => {
+                map.write(data, offset as usize);
+                Ok(())
+            }
+            TestFile::Library { data: file, path, .. } => {
+                while !data.is_empty() {
+                    let n = file.write_at(data, offset).map_err(on("writing", path.as_bytes()))?;
+                    if n == 0 {
+                        return Err(short(path, offset, data.len(), 0));
+                    }
+                    data = &data[n..];
+                    offset += n as u64;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads as many bytes as `buffer` has.
+    ///
+    /// # Errors
+    /// Those of the read, and a file that ends before.
+    pub fn read(&mut self, buffer: &mut [u8], offset: u64) -> Result<(), BenchError> {
+        let mut got = 0;
+        while got < buffer.len() {
+            let n = match self {
+                TestFile::Path(file, path) => {
+                    match file.read_at(&mut buffer[got..], offset + got as u64) {
+                        Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                        n => n.map_err(at("reading", path))?,
+                    }
+                }
+                TestFile::Mapped(map, _, _) => map.read(&mut buffer[got..], offset as usize + got),
+                TestFile::Library { data, path, .. } => data
+                    .read_at(&mut buffer[got..], offset + got as u64)
+                    .map_err(on("reading", path.as_bytes()))?,
+            };
+            if n == 0 {
+                return Err(short(self.name(), offset, buffer.len(), got));
+            }
+            got += n;
+        }
+        Ok(())
+    }
+
+    /// Ends the use of the file; with `sync`, what was written is on the disk first.
+    ///
+    /// # Errors
+    /// Those of fsync(2), msync(2) and close(2).
+    pub fn close(self, written: bool, sync: bool) -> Result<(), BenchError> {
+        match self {
+            TestFile::Path(file, path) => {
+                if sync {
+                    file.sync_all().map_err(at("syncing", &path))?;
+                }
+                close(file, &path)
+            }
+            TestFile::Mapped(map, file, path) => {
+                if sync {
+                    map.sync().map_err(at("syncing", &path))?;
+                    file.sync_all().map_err(at("syncing", &path))?;
+                }
+                drop(map);
+                close(file, &path)
+            }
+            TestFile::Library { client, data, ino, path } => {
+                if !written {
+                    return Ok(());
+                }
+                let state = if sync { data.sync(false) } else { data.stat() };
+                let state = state.map_err(on("syncing", path.as_bytes()))?;
+                client
+                    .commit(&cred(), ino, Some(DataState::from(state)), true)
+                    .map(drop)
+                    .map_err(on("closing", path.as_bytes()))
+            }
+        }
+    }
+}
+
+/// close(2) with its error, which `drop` would hide: on a network file system
+/// it is where failed writes are told.
+fn close(file: File, path: &Path) -> Result<(), BenchError> {
+    use std::os::fd::IntoRawFd;
+    let fd = file.into_raw_fd();
+    // SAFETY: the descriptor was owned by `file`, which has just given it up,
+    // and nobody uses it afterwards.
+    match unsafe { libc::close(fd) } {
+        0 => Ok(()),
+        _ => Err(at("closing", path)(std::io::Error::last_os_error())),
+    }
+}
+
+fn short(path: impl ToString, offset: u64, wanted: usize, got: usize) -> BenchError {
+    BenchError::Short { path: path.to_string(), offset, wanted, got }
+}
+
+/// A shared mapping of a file.
+pub struct Map {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    fn new(file: &File, len: usize, write: bool) -> std::io::Result<Map> {
+        let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at an address that the kernel chooses touches no
+        // existing memory.
+        let start = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, file, 0)?
+        };
+        Ok(Map { start: start.cast(), len })
+    }
+
+    fn write(&mut self, data: &[u8], offset: usize) {
+        assert!(
+            offset.checked_add(data.len()).is_some_and(|end| end <= self.len),
+            "within the mapping"
+        );
+        // SAFETY: the range was checked to lie in the mapping, which was made
+        // writable by `TestFile::open(write = true)`, the only way to a
+        // `write`; the caller's memory is not part of it.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.start.add(offset), data.len()) }
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: usize) -> usize {
+        let n = buffer.len().min(self.len.saturating_sub(offset));
+        // SAFETY: the range lies in the mapping; bytes that others change
+        // meanwhile may be read old or new, and are plain bytes either way.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), buffer.as_mut_ptr(), n) }
+        n
+    }
+
+    fn sync(&self) -> std::io::Result<()> {
+        // SAFETY: the range is exactly the mapping.
+        unsafe { rustix::mm::msync(self.start.cast(), self.len, MsyncFlags::SYNC) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly the mapping, and no reference into it is
+        // ever given out. An error would mean that it is not mapped: nothing to do.
+        let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
+    }
+}

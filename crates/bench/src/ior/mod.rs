@@ -1,0 +1,257 @@
+//! The classic bandwidth benchmark: N processes write and read one shared file
+//! or a file each, in transfers, blocks and segments as IOR has them. Needs no MPI.
+
+mod file;
+mod rank;
+mod shape;
+
+pub use file::{FilePlace, Method};
+pub use rank::{Before, IorPart, IorRank};
+pub use shape::Shape;
+
+use crate::clock::Steal;
+use crate::error::BenchError;
+use crate::gang::{Gang, Launcher, Outcome};
+use crate::reach::Reach;
+use crate::size;
+use crate::stats::Spread;
+use crate::table::{Table, number, percent};
+use crate::worker::Task;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use tatami_client::Options;
+
+/// Options of `tatami bench ior`. Letters are IOR's where it has one.
+#[derive(Clone, Debug, clap::Args)]
+pub struct IorArgs {
+    /// Test file: on any file system, or with --library a path from the volume's root
+    pub file: PathBuf,
+    /// Number of processes
+    #[arg(short = 'p', long, default_value_t = 1, value_parser = crate::args::procs)]
+    pub procs: usize,
+    /// Bytes of one read or write (k, m, g)
+    #[arg(short = 't', long, default_value = "1m", value_parser = size::parse)]
+    pub transfer: u64,
+    /// Bytes of one process in a segment (k, m, g)
+    #[arg(short = 'b', long, default_value = "64m", value_parser = size::parse)]
+    pub block: u64,
+    /// Number of segments
+    #[arg(short = 's', long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub segments: u64,
+    /// A file for each process (default: one shared file)
+    #[arg(short = 'F', long)]
+    pub file_per_process: bool,
+    /// Each process reads what the next one has written
+    #[arg(short = 'C', long)]
+    pub reorder: bool,
+    /// Sync before close, in the time of the write
+    #[arg(short = 'e', long)]
+    pub fsync: bool,
+    /// Transfers in random order
+    #[arg(short = 'z', long)]
+    pub random: bool,
+    /// With O_DIRECT
+    #[arg(long, conflicts_with = "mmap")]
+    pub direct: bool,
+    /// Through a shared mapping
+    #[arg(long)]
+    pub mmap: bool,
+    /// Stamp every byte with its place, and check all in a phase of its own
+    #[arg(long)]
+    pub verify: bool,
+    /// Write only
+    #[arg(short = 'w', long)]
+    pub write_only: bool,
+    /// Read only, what an earlier run with --keep has written
+    #[arg(short = 'r', long, conflicts_with = "write_only")]
+    pub read_only: bool,
+    /// Write over the existing file (default: remove it first)
+    #[arg(short = 'E', long)]
+    pub existing: bool,
+    /// Leave the files
+    #[arg(short = 'k', long)]
+    pub keep: bool,
+    /// How often everything is repeated
+    #[arg(short = 'i', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+    /// Distinguishes the bytes of one run from those of another
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Through the client library instead of system calls
+    #[arg(long, conflicts_with_all = ["direct", "mmap"])]
+    pub library: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl IorArgs {
+    fn shape(&self) -> Shape {
+        Shape {
+            transfer: self.transfer,
+            block: self.block,
+            segments: self.segments,
+            procs: self.procs,
+            file_per_process: self.file_per_process,
+            random: self.random,
+        }
+    }
+
+    fn phases(&self) -> Vec<&'static str> {
+        let mut phases = Vec::new();
+        if !self.read_only {
+            phases.push("write");
+        }
+        if !self.write_only {
+            phases.push("read");
+        }
+        if self.verify {
+            phases.push("verify");
+        }
+        phases
+    }
+}
+
+/// One phase over all iterations.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PhaseResult {
+    /// `write`, `read` or `verify`
+    pub phase: String,
+    /// MiB per second of all processes together, with open, sync and close.
+    pub mib_per_sec: Spread,
+    /// Transfers per second of all processes together. Median.
+    pub ops_per_sec: f64,
+    /// CPU time (user and system) of the processes for one transfer, in microseconds. Median.
+    pub cpu_us_per_op: f64,
+    /// Bytes of one iteration.
+    pub bytes: u64,
+    /// Share of CPU time that the host gave to others, 0 to 1. Largest.
+    pub stolen: f64,
+}
+
+/// What IOR found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct IorReport {
+    /// `ior`
+    pub workload: String,
+    /// The test file.
+    pub file: String,
+    /// `posix`, `direct`, `mmap` or `library`
+    pub through: String,
+    /// The geometry.
+    pub shape: Shape,
+    /// Number of iterations.
+    pub iterations: u32,
+    /// The phases, in order.
+    pub phases: Vec<PhaseResult>,
+}
+
+/// Runs the benchmark and removes what it made, unless told to keep it.
+///
+/// # Errors
+/// The first operation that fails, and bytes that are not what they should be.
+pub fn run(
+    args: &IorArgs,
+    launcher: &Launcher,
+    options: impl FnOnce() -> Result<Options, BenchError>,
+) -> Result<IorReport, BenchError> {
+    let shape = args.shape();
+    shape.check().map_err(BenchError::Usage)?;
+    let (place, through) = place(args, options)?;
+    let part = |rank| IorPart {
+        place: place.clone(),
+        shape,
+        rank,
+        reorder: args.reorder,
+        fsync: args.fsync,
+        before: if args.existing { Before::Keep } else { Before::Remove },
+        stamp: args.verify,
+        seed: args.seed,
+    };
+    let mut gang = Gang::start(launcher, (0..args.procs).map(|r| Task::Ior(part(r))).collect())?;
+    let phases = args.phases();
+    let mut runs: Vec<Vec<(Outcome, f64)>> = vec![Vec::new(); phases.len()];
+    for _ in 0..args.iterations {
+        for (phase, runs) in phases.iter().zip(&mut runs) {
+            let steal = Steal::now();
+            let outcome = gang.phase(phase)?;
+            runs.push((outcome, steal.share()));
+        }
+    }
+    if !args.keep && !args.read_only {
+        gang.phase("remove")?;
+    }
+    let phases = phases.iter().zip(&runs).map(|(phase, runs)| summarize(phase, runs)).collect();
+    Ok(IorReport {
+        workload: "ior".into(),
+        file: args.file.display().to_string(),
+        through: through.into(),
+        shape,
+        iterations: args.iterations,
+        phases,
+    })
+}
+
+fn place(
+    args: &IorArgs,
+    options: impl FnOnce() -> Result<Options, BenchError>,
+) -> Result<(FilePlace, &'static str), BenchError> {
+    if args.library {
+        let path = args.file.to_str().filter(|f| f.starts_with('/')).ok_or_else(|| {
+            BenchError::Usage(
+                "with --library, FILE is a path from the volume's root, such as /data".into(),
+            )
+        })?;
+        return Ok((FilePlace::Library(Reach::from(&options()?), path.into()), "library"));
+    }
+    let (method, through) = match (args.direct, args.mmap) {
+        (true, _) => (Method::Direct, "direct"),
+        (_, true) => (Method::Mapped, "mmap"),
+        _ => (Method::Buffered, "posix"),
+    };
+    Ok((FilePlace::Path(args.file.clone(), method), through))
+}
+
+fn summarize(phase: &str, runs: &[(Outcome, f64)]) -> PhaseResult {
+    let all = |f: &dyn Fn(&Outcome) -> f64| {
+        Spread::of(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
+    };
+    PhaseResult {
+        phase: phase.into(),
+        mib_per_sec: all(&|o| o.mib_per_sec()),
+        ops_per_sec: all(&|o| o.rate()).median,
+        cpu_us_per_op: all(&|o| o.cpu_us_per_op()).median,
+        bytes: runs.first().map_or(0, |(o, _)| o.bytes),
+        stolen: runs.iter().map(|(_, stolen)| *stolen).fold(0.0, f64::max),
+    }
+}
+
+impl IorReport {
+    /// For people.
+    pub fn render(&self) -> String {
+        let mut table = Table::new(&["phase", "min MiB/s", "median", "max", "CPU µs/op", "stolen"]);
+        for p in &self.phases {
+            table.row(vec![
+                p.phase.clone(),
+                number(p.mib_per_sec.min),
+                number(p.mib_per_sec.median),
+                number(p.mib_per_sec.max),
+                number(p.cpu_us_per_op),
+                percent(p.stolen),
+            ]);
+        }
+        format!(
+            "ior on {} ({}): {} processes, {}, transfer {}, block {}, {} segments{}, {} iterations\n{}",
+            self.file,
+            self.through,
+            self.shape.procs,
+            if self.shape.file_per_process { "a file each" } else { "one shared file" },
+            size::print(self.shape.transfer),
+            size::print(self.shape.block),
+            self.shape.segments,
+            if self.shape.random { ", random order" } else { "" },
+            self.iterations,
+            table.render()
+        )
+    }
+}

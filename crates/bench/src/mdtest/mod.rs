@@ -1,0 +1,254 @@
+//! The classic metadata benchmark: N processes create, stat and remove
+//! directories and files, each in its own directory or all in one.
+//!
+//! The phases and their meaning follow mdtest (of the IOR distribution),
+//! without MPI and without the tree: what counts is one directory.
+
+mod names;
+mod rank;
+
+pub use names::{Names, Op, Place, own_cred};
+pub use rank::{MdtestPart, MdtestRank};
+
+use crate::clock::Steal;
+use crate::error::{BenchError, at, on};
+use crate::gang::{Gang, Launcher};
+use crate::reach::Reach;
+use crate::stats::Spread;
+use crate::table::{Table, number, percent};
+use crate::worker::Task;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::sync::Arc;
+use tatami_client::Options;
+use tatami_client::tree::Tree;
+
+/// Options of `tatami bench mdtest`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MdtestArgs {
+    /// Directory to work in: on any file system, or with --library a path from the volume's root
+    pub dir: PathBuf,
+    /// Files, and directories, that each process makes
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    pub items: u64,
+    /// Number of processes
+    #[arg(short = 'p', long, default_value_t = 1, value_parser = crate::args::procs)]
+    pub procs: usize,
+    /// How often everything is repeated
+    #[arg(short = 'i', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub iterations: u32,
+    /// All processes in one directory (default: each in its own)
+    #[arg(long)]
+    pub shared: bool,
+    /// Each process stats what the process this many numbers further has made
+    #[arg(long, default_value_t = 0)]
+    pub shift: usize,
+    /// Open the directory once and resolve names from there (default: whole paths)
+    #[arg(long)]
+    pub relative: bool,
+    /// Through the client library instead of system calls
+    #[arg(long)]
+    pub library: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// One phase over all iterations.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PhaseResult {
+    /// Its name.
+    pub phase: String,
+    /// Operations per second of all processes together.
+    pub ops_per_sec: Spread,
+    /// CPU time (user and system) that the processes spent on one operation, in
+    /// microseconds; that of daemons and mounts is not in it. Median.
+    pub cpu_us_per_op: f64,
+    /// Operations of one iteration.
+    pub ops: u64,
+    /// Share of CPU time that the host gave to others, 0 to 1. Largest.
+    pub stolen: f64,
+}
+
+/// What mdtest found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MdtestReport {
+    /// `mdtest`
+    pub workload: String,
+    /// Where.
+    pub dir: String,
+    /// `posix` or `library`
+    pub through: String,
+    /// Number of processes.
+    pub procs: usize,
+    /// Files, and directories, of each.
+    pub items: u64,
+    /// Whether all worked in one directory.
+    pub shared: bool,
+    /// Number of iterations.
+    pub iterations: u32,
+    /// The phases, in order.
+    pub phases: Vec<PhaseResult>,
+}
+
+/// Runs the benchmark and removes what it made.
+///
+/// # Errors
+/// The first operation that fails.
+pub fn run(
+    args: &MdtestArgs,
+    launcher: &Launcher,
+    options: impl FnOnce() -> Result<Options, BenchError>,
+) -> Result<MdtestReport, BenchError> {
+    let place = if args.library {
+        let dir = args.dir.to_str().filter(|d| d.starts_with('/')).ok_or_else(|| {
+            BenchError::Usage(
+                "with --library, DIR is a path from the volume's root, such as /".into(),
+            )
+        })?;
+        Place::Library { reach: Reach::from(&options()?), dir: dir.into() }
+    } else {
+        Place::Path { dir: args.dir.clone(), relative: args.relative }
+    };
+    let site = Site::make(&place, args.procs, args.shared)?;
+    let phases = measure(args, launcher, &site);
+    let removed = site.remove();
+    let phases = phases?;
+    removed?;
+    Ok(MdtestReport {
+        workload: "mdtest".into(),
+        dir: args.dir.display().to_string(),
+        through: if args.library { "library" } else { "posix" }.into(),
+        procs: args.procs,
+        items: args.items,
+        shared: args.shared,
+        iterations: args.iterations,
+        phases,
+    })
+}
+
+fn measure(
+    args: &MdtestArgs,
+    launcher: &Launcher,
+    site: &Site,
+) -> Result<Vec<PhaseResult>, BenchError> {
+    let parts = site.parts(args.procs, args.items, args.shared, args.shift);
+    let tasks = parts.into_iter().map(Task::Mdtest).collect();
+    let mut gang = Gang::start(launcher, tasks)?;
+    let mut runs: [Vec<(crate::gang::Outcome, f64)>; 6] = Default::default();
+    for _ in 0..args.iterations {
+        for (op, runs) in Op::ALL.into_iter().zip(&mut runs) {
+            let steal = Steal::now();
+            let outcome = gang.phase(op.name())?;
+            runs.push((outcome, steal.share()));
+        }
+    }
+    Ok(Op::ALL
+        .into_iter()
+        .zip(&runs)
+        .map(|(op, runs)| {
+            let all = |f: &dyn Fn(&crate::gang::Outcome) -> f64| {
+                Spread::of(&runs.iter().map(|(o, _)| f(o)).collect::<Vec<_>>())
+            };
+            PhaseResult {
+                phase: op.name().into(),
+                ops_per_sec: all(&|o| o.rate()),
+                cpu_us_per_op: all(&|o| o.cpu_us_per_op()).median,
+                ops: runs[0].0.ops,
+                stolen: runs.iter().map(|(_, stolen)| *stolen).fold(0.0, f64::max),
+            }
+        })
+        .collect())
+}
+
+/// The directories of a run: made before it and removed after it.
+pub struct Site {
+    place: Place,
+    tree: Option<Tree>,
+}
+
+impl Site {
+    /// Makes a fresh directory below `place`, and in it those of the processes.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn make(place: &Place, procs: usize, shared: bool) -> Result<Site, BenchError> {
+        let name = format!("tatami-mdtest.{}", std::process::id());
+        let subs: Vec<String> = if shared {
+            vec!["shared".into()]
+        } else {
+            (0..procs).map(|r| format!("private.{r}")).collect()
+        };
+        match place {
+            Place::Path { dir, relative } => {
+                let dir = dir.join(name);
+                for dir in std::iter::once(dir.clone()).chain(subs.iter().map(|s| dir.join(s))) {
+                    std::fs::create_dir(&dir).map_err(at("creating", &dir))?;
+                }
+                Ok(Site { place: Place::Path { dir, relative: *relative }, tree: None })
+            }
+            Place::Library { reach, dir } => {
+                let dir = format!("{}/{name}", dir.trim_end_matches('/'));
+                let tree = Tree::new(Arc::new(reach.client()?), own_cred());
+                for dir in
+                    std::iter::once(dir.clone()).chain(subs.iter().map(|s| format!("{dir}/{s}")))
+                {
+                    tree.mkdir(dir.as_bytes(), 0o755, 0).map_err(on("creating", dir.as_bytes()))?;
+                }
+                let reach = reach.clone();
+                Ok(Site { place: Place::Library { reach, dir }, tree: Some(tree) })
+            }
+        }
+    }
+
+    /// What each process is to do, by rank.
+    pub fn parts(&self, procs: usize, items: u64, shared: bool, shift: usize) -> Vec<MdtestPart> {
+        let place = &self.place;
+        (0..procs)
+            .map(|rank| MdtestPart { place: place.clone(), rank, procs, items, shared, shift })
+            .collect()
+    }
+
+    /// Removes the directory and whatever is left in it.
+    ///
+    /// # Errors
+    /// When that is not possible.
+    pub fn remove(&self) -> Result<(), BenchError> {
+        match (&self.place, &self.tree) {
+            (Place::Path { dir, .. }, _) => {
+                std::fs::remove_dir_all(dir).map_err(at("removing", dir))
+            }
+            (Place::Library { dir, .. }, Some(tree)) => {
+                tree.remove_all(dir.as_bytes(), &mut |_| {}).map_err(on("removing", dir.as_bytes()))
+            }
+            (Place::Library { .. }, None) => Ok(()),
+        }
+    }
+}
+
+impl MdtestReport {
+    /// For people.
+    pub fn render(&self) -> String {
+        let mut table = Table::new(&["phase", "min ops/s", "median", "max", "CPU µs/op", "stolen"]);
+        for p in &self.phases {
+            table.row(vec![
+                p.phase.clone(),
+                number(p.ops_per_sec.min),
+                number(p.ops_per_sec.median),
+                number(p.ops_per_sec.max),
+                number(p.cpu_us_per_op),
+                percent(p.stolen),
+            ]);
+        }
+        format!(
+            "mdtest on {} ({}): {} processes × {} items, {}, {} iterations\n{}",
+            self.dir,
+            self.through,
+            self.procs,
+            self.items,
+            if self.shared { "one shared directory" } else { "a directory each" },
+            self.iterations,
+            table.render()
+        )
+    }
+}

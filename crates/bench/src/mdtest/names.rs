@@ -1,0 +1,221 @@
+//! The six operations of mdtest, on a path of this machine or through the
+//! client library.
+
+use crate::error::{BenchError, at, on};
+use crate::reach::Reach;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags};
+use serde::{Deserialize, Serialize};
+use std::ffi::{CStr, CString};
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use tatami_client::Client;
+use tatami_wire::meta::NewNode;
+use tatami_wire::{Cred, Ino};
+
+/// Where a workload makes its files.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Place {
+    /// In a directory, by system calls. With `relative`, the directory is
+    /// opened once and names are resolved from there; else every call takes the
+    /// whole path, as the classic mdtest does.
+    Path {
+        /// The directory.
+        dir: PathBuf,
+        /// Resolve names from the open directory.
+        relative: bool,
+    },
+    /// In a directory of the volume, by library calls. The directory is looked
+    /// up once.
+    Library {
+        /// How to reach the volume.
+        reach: Reach,
+        /// The directory, as a path from the root of the volume.
+        dir: String,
+    },
+}
+
+/// One of the operations that mdtest counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Op {
+    /// mkdir
+    DirCreate,
+    /// stat of a directory
+    DirStat,
+    /// rmdir
+    DirRemove,
+    /// open with `O_CREAT`, and close; through the library, a create that does
+    /// not open
+    FileCreate,
+    /// stat of a file
+    FileStat,
+    /// unlink
+    FileRemove,
+}
+
+impl Op {
+    /// All, in the order in which they can run.
+    pub const ALL: [Op; 6] =
+        [Op::DirCreate, Op::DirStat, Op::DirRemove, Op::FileCreate, Op::FileStat, Op::FileRemove];
+
+    /// The name of its phase.
+    pub fn name(self) -> &'static str {
+        match self {
+            Op::DirCreate => "directory create",
+            Op::DirStat => "directory stat",
+            Op::DirRemove => "directory remove",
+            Op::FileCreate => "file create",
+            Op::FileStat => "file stat",
+            Op::FileRemove => "file remove",
+        }
+    }
+
+    /// The operation of the phase with this name.
+    pub fn from_name(name: &str) -> Option<Op> {
+        Op::ALL.into_iter().find(|op| op.name() == name)
+    }
+
+    /// Whether it works on directories.
+    pub fn is_dir(self) -> bool {
+        matches!(self, Op::DirCreate | Op::DirStat | Op::DirRemove)
+    }
+}
+
+/// A directory in which operations are made.
+pub enum Names {
+    /// By system calls.
+    Path {
+        /// The directory, if names are resolved from it.
+        fd: Option<OwnedFd>,
+        /// Its path.
+        dir: PathBuf,
+    },
+    /// By library calls.
+    Library {
+        /// The session.
+        client: Client,
+        /// Who we are.
+        cred: Cred,
+        /// The directory.
+        dir: Ino,
+    },
+}
+
+/// Permission bits of new files, as mdtest has them.
+const FILE_MODE: u16 = 0o664;
+/// Permission bits of new directories.
+const DIR_MODE: u16 = 0o755;
+const UMASK: u16 = 0o022;
+
+impl Names {
+    /// Opens or looks up subdirectory `sub` (empty: itself) of `place`.
+    ///
+    /// # Errors
+    /// A directory that is not there, a volume that can't be reached.
+    pub fn enter(place: &Place, sub: &str) -> Result<Names, BenchError> {
+        match place {
+            Place::Path { dir, relative } => {
+                let dir = if sub.is_empty() { dir.clone() } else { dir.join(sub) };
+                let open =
+                    || rustix::fs::open(&dir, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
+                let fd = relative.then(open).transpose();
+                Ok(Names::Path { fd: fd.map_err(|e| at("opening", &dir)(e.into()))?, dir })
+            }
+            Place::Library { reach, dir } => {
+                let client = reach.client()?;
+                let cred = own_cred();
+                let mut ino = Ino::ROOT;
+                for name in dir.split('/').chain(sub.split('/')).filter(|n| !n.is_empty()) {
+                    let found = client.lookup(&cred, ino, name.as_bytes());
+                    ino = found.map_err(on("looking up", name.as_bytes()))?.ino;
+                }
+                Ok(Names::Library { client, cred, dir: ino })
+            }
+        }
+    }
+
+    /// The form in which [`Names::run`] wants a name: made before the clock starts.
+    pub fn prepare(&self, name: &str) -> CString {
+        let bytes = match self {
+            Names::Path { fd: None, dir } => dir.join(name).as_os_str().as_bytes().to_vec(),
+            _ => name.as_bytes().to_vec(),
+        };
+        CString::new(bytes)
+            .expect("names are made here, and paths came from the command line: no zero byte")
+    }
+
+    /// One operation.
+    ///
+    /// # Errors
+    /// That of the operation.
+    pub fn run(&self, op: Op, name: &CStr) -> Result<(), BenchError> {
+        match self {
+            Names::Path { fd, .. } => {
+                let done = match fd {
+                    Some(fd) => run_at(fd, op, name),
+                    None => run_at(CWD, op, name),
+                };
+                done.map_err(|e| at(op.name(), Path::new(&*name.to_string_lossy()))(e.into()))
+            }
+            Names::Library { client, cred, dir } => {
+                run_library(client, cred, *dir, op, name.to_bytes())
+            }
+        }
+    }
+}
+
+fn run_at(dir: impl std::os::fd::AsFd, op: Op, name: &CStr) -> rustix::io::Result<()> {
+    match op {
+        Op::DirCreate => rustix::fs::mkdirat(dir, name, Mode::from_raw_mode(DIR_MODE.into())),
+        Op::DirRemove => rustix::fs::unlinkat(dir, name, AtFlags::REMOVEDIR),
+        Op::FileRemove => rustix::fs::unlinkat(dir, name, AtFlags::empty()),
+        Op::DirStat | Op::FileStat => {
+            rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW).map(drop)
+        }
+        Op::FileCreate => {
+            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+            // Dropping the descriptor closes it.
+            rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(FILE_MODE.into())).map(drop)
+        }
+    }
+}
+
+fn run_library(
+    client: &Client,
+    cred: &Cred,
+    dir: Ino,
+    op: Op,
+    name: &[u8],
+) -> Result<(), BenchError> {
+    let done = match op {
+        Op::DirCreate => {
+            client.create(cred, dir, name, NewNode::Dir, DIR_MODE, UMASK, true, None).map(drop)
+        }
+        Op::FileCreate => client
+            .create(
+                cred,
+                dir,
+                name,
+                NewNode::File(client.new_layout()),
+                FILE_MODE,
+                UMASK,
+                false,
+                None,
+            )
+            .map(drop),
+        Op::DirStat | Op::FileStat => client.lookup(cred, dir, name).map(drop),
+        Op::DirRemove => client.rmdir(cred, dir, name, false).map(drop),
+        Op::FileRemove => client.unlink(cred, dir, name, false).map(drop),
+    };
+    done.map_err(on(op.name(), name))
+}
+
+/// The user of this process.
+pub fn own_cred() -> Cred {
+    let groups = rustix::process::getgroups().unwrap_or_default();
+    Cred {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        groups: groups.into_iter().map(|g| g.as_raw()).collect(),
+    }
+}

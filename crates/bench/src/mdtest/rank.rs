@@ -1,0 +1,139 @@
+//! One process of mdtest.
+
+use super::names::{Names, Op, Place};
+use crate::error::BenchError;
+use crate::worker::{Done, Workload};
+use serde::{Deserialize, Serialize};
+use std::ffi::CString;
+
+/// What one process does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MdtestPart {
+    /// The directory that the starter has made.
+    pub place: Place,
+    /// The number of this process, from 0.
+    pub rank: usize,
+    /// Number of processes.
+    pub procs: usize,
+    /// Files (and directories) of each process.
+    pub items: u64,
+    /// All in one directory; otherwise each in its own.
+    pub shared: bool,
+    /// Stat what the process this many numbers further has made.
+    pub shift: usize,
+}
+
+impl MdtestPart {
+    /// The subdirectory in which process `rank` works.
+    pub fn sub(&self, rank: usize) -> String {
+        if self.shared { "shared".into() } else { format!("private.{rank}") }
+    }
+}
+
+/// A process that has found its directories.
+pub struct MdtestRank {
+    part: MdtestPart,
+    own: Names,
+    /// Where it stats, if that is elsewhere.
+    other: Option<Names>,
+    names: Vec<CString>,
+}
+
+impl MdtestRank {
+    /// Opens the directories.
+    ///
+    /// # Errors
+    /// When they are not there.
+    pub fn new(part: MdtestPart) -> Result<MdtestRank, BenchError> {
+        let own = Names::enter(&part.place, &part.sub(part.rank))?;
+        let neighbour = (part.rank + part.shift) % part.procs.max(1);
+        let other = (!part.shared && neighbour != part.rank)
+            .then(|| Names::enter(&part.place, &part.sub(neighbour)))
+            .transpose()?;
+        Ok(MdtestRank { part, own, other, names: Vec::new() })
+    }
+
+    /// Whose items an operation concerns.
+    fn owner(&self, op: Op) -> usize {
+        match op {
+            Op::DirStat | Op::FileStat => {
+                (self.part.rank + self.part.shift) % self.part.procs.max(1)
+            }
+            _ => self.part.rank,
+        }
+    }
+
+    fn names_of(&self, op: Op) -> &Names {
+        match &self.other {
+            Some(other) if self.owner(op) != self.part.rank => other,
+            _ => &self.own,
+        }
+    }
+}
+
+fn op_of(phase: &str) -> Result<Op, BenchError> {
+    Op::from_name(phase).ok_or_else(|| BenchError::Usage(format!("mdtest has no phase '{phase}'")))
+}
+
+impl Workload for MdtestRank {
+    fn prepare(&mut self, phase: &str) -> Result<String, BenchError> {
+        let op = op_of(phase)?;
+        let kind = if op.is_dir() { "dir" } else { "file" };
+        let owner = self.owner(op);
+        let names = self.names_of(op);
+        let list = (0..self.part.items)
+            .map(|i| names.prepare(&format!("{kind}.mdtest.{owner}.{i}")))
+            .collect();
+        self.names = list;
+        Ok(String::new())
+    }
+
+    fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
+        let op = op_of(phase)?;
+        let names = self.names_of(op);
+        for name in &self.names {
+            names.run(op, name)?;
+        }
+        Ok(Done { ops: self.names.len() as u64, bytes: 0 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shifted_process_stats_what_its_neighbour_made() {
+        let base = tempfile::tempdir().expect("a temporary directory");
+        for sub in ["private.0", "private.1"] {
+            std::fs::create_dir(base.path().join(sub)).expect("a fresh directory");
+        }
+        let place = Place::Path { dir: base.path().into(), relative: true };
+        let part = |rank| MdtestPart {
+            place: place.clone(),
+            rank,
+            procs: 2,
+            items: 3,
+            shared: false,
+            shift: 1,
+        };
+        let mut ranks =
+            [0, 1].map(|r| MdtestRank::new(part(r)).expect("its directories are there"));
+        for op in Op::ALL {
+            for rank in &mut ranks {
+                rank.prepare(op.name()).expect("a known phase");
+                assert_eq!(rank.run(op.name()).expect("each phase fits the one before").ops, 3);
+            }
+            if op == Op::FileCreate {
+                assert!(base.path().join("private.1/file.mdtest.1.2").exists());
+                std::fs::remove_file(base.path().join("private.1/file.mdtest.1.2"))
+                    .expect("it is there");
+                ranks[0].prepare("file stat").expect("a known phase");
+                assert!(ranks[0].run("file stat").is_err(), "it looks at the neighbour's files");
+                std::fs::write(base.path().join("private.1/file.mdtest.1.2"), "")
+                    .expect("put it back");
+            }
+        }
+        assert!(ranks[0].prepare("file dance").is_err());
+    }
+}

@@ -1,0 +1,92 @@
+//! How a process of a workload reaches the volume: the client's options in a
+//! form that goes through a pipe. The key never shows on a command line.
+
+use crate::error::BenchError;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+use tatami_client::{Client, Endpoint, Options};
+use tatami_wire::{VolumeId, VolumeKey};
+
+/// [`Options`] of a client, as plain data.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Reach {
+    unix: Option<PathBuf>,
+    tcp: Option<String>,
+    key: Option<String>,
+    volume: Option<VolumeId>,
+    patience_ms: u64,
+}
+
+impl std::fmt::Debug for Reach {
+    /// Without the key.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reach({:?}, {:?})", self.unix, self.tcp)
+    }
+}
+
+impl From<&Options> for Reach {
+    fn from(options: &Options) -> Reach {
+        let (unix, tcp) = match &options.endpoint {
+            Endpoint::Unix(path) => (Some(path.clone()), None),
+            Endpoint::Tcp(address) => (None, Some(address.clone())),
+        };
+        Reach {
+            unix,
+            tcp,
+            key: options.key.as_ref().map(VolumeKey::to_hex),
+            volume: options.volume,
+            patience_ms: options.patience.as_millis() as u64,
+        }
+    }
+}
+
+impl Reach {
+    /// The options again.
+    ///
+    /// # Errors
+    /// When they come from elsewhere and hold no endpoint or no key.
+    pub fn options(&self) -> Result<Options, BenchError> {
+        let endpoint = match (&self.unix, &self.tcp) {
+            (Some(path), _) => Endpoint::Unix(path.clone()),
+            (None, Some(address)) => Endpoint::Tcp(address.clone()),
+            (None, None) => return Err(BenchError::Usage("no endpoint was given".into())),
+        };
+        let mut options = Options::new(endpoint);
+        let key = self.key.as_deref().map(VolumeKey::from_hex).transpose();
+        options.key = key.map_err(|e| BenchError::Usage(format!("the volume key: {e}")))?;
+        options.volume = self.volume;
+        options.patience = Duration::from_millis(self.patience_ms);
+        Ok(options)
+    }
+
+    /// A client of its own for this process.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn client(&self) -> Result<Client, BenchError> {
+        Ok(Client::connect(self.options()?)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_survive_a_pipe_and_the_key_does_not_print() {
+        let mut options = Options::new(Endpoint::Unix("/run/socket".into()));
+        options.key = Some(VolumeKey::new([0x5a; 32]));
+        options.volume = Some(VolumeId([3; 16]));
+        let reach = Reach::from(&options);
+        assert!(!format!("{reach:?}").contains("5a5a"));
+        let text = serde_json::to_string(&reach).expect("plain data");
+        let back: Reach = serde_json::from_str(&text).expect("what we wrote");
+        let back = back.options().expect("complete");
+        assert_eq!(back.endpoint, options.endpoint);
+        assert_eq!(
+            (back.key, back.volume, back.patience),
+            (options.key, options.volume, options.patience)
+        );
+    }
+}

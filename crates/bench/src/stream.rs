@@ -1,0 +1,195 @@
+//! A plain copy over TCP between two processes: the floor of a remote read
+//! (file → socket → memory) and of a remote write (memory → socket → file).
+//!
+//! Plain means what anybody would write: one connection, read and write with one
+//! buffer, default socket options. The side with the file listens, as the daemon
+//! does; the other side dials, and its clock counts.
+
+use crate::error::{BenchError, at, doing};
+use crate::worker::{Done, Workload};
+use serde::{Deserialize, Serialize};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+
+/// What one process does.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum StreamPart {
+    /// The side with the file. Its phases are `send` and `receive`.
+    File {
+        /// The file that it sends, or that it makes anew.
+        file: PathBuf,
+        /// Bytes of one copy.
+        bytes: u64,
+        /// Bytes of its buffer.
+        buffer: usize,
+    },
+    /// The side with the memory. Its phases are `receive ADDRESS` and `send ADDRESS`.
+    Memory {
+        /// Bytes of one copy.
+        bytes: u64,
+        /// Bytes of its buffer.
+        buffer: usize,
+    },
+}
+
+/// A process of the copy.
+pub struct Stream {
+    part: StreamPart,
+    buffer: Vec<u8>,
+    listener: Option<(TcpListener, File)>,
+    connection: Option<TcpStream>,
+}
+
+impl Stream {
+    /// A process that has not started anything yet.
+    pub fn new(part: StreamPart) -> Stream {
+        let (StreamPart::File { buffer, .. } | StreamPart::Memory { buffer, .. }) = &part;
+        let buffer = vec![0x5a; (*buffer).max(1)];
+        Stream { part, buffer, listener: None, connection: None }
+    }
+}
+
+impl Workload for Stream {
+    fn prepare(&mut self, phase: &str) -> Result<String, BenchError> {
+        let unknown = || BenchError::Usage(format!("the copy has no phase '{phase}'"));
+        match &self.part {
+            StreamPart::File { file, .. } => {
+                let opened = match phase {
+                    "send" => File::open(file),
+                    "receive" => File::create(file),
+                    _ => return Err(unknown()),
+                };
+                let opened = opened.map_err(at("opening", file))?;
+                let listener = TcpListener::bind("127.0.0.1:0").map_err(doing("listening"))?;
+                let address = listener.local_addr().map_err(doing("listening"))?.to_string();
+                self.listener = Some((listener, opened));
+                Ok(address)
+            }
+            StreamPart::Memory { .. } => {
+                let address = match phase.split_once(' ') {
+                    Some(("send" | "receive", address)) => address,
+                    _ => return Err(unknown()),
+                };
+                self.connection = Some(TcpStream::connect(address).map_err(doing("connecting"))?);
+                Ok(String::new())
+            }
+        }
+    }
+
+    fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
+        let done = match &self.part {
+            StreamPart::File { bytes, .. } => {
+                let (listener, mut file) = self.listener.take().expect("prepared before it runs");
+                let (mut socket, _) = listener.accept().map_err(doing("accepting"))?;
+                match phase {
+                    "send" => serve_read(&mut socket, &mut file, &mut self.buffer, *bytes),
+                    _ => serve_write(&mut socket, file, &mut self.buffer, *bytes),
+                }
+                .map(|()| *bytes)
+            }
+            StreamPart::Memory { bytes, .. } => {
+                let mut socket = self.connection.take().expect("prepared before it runs");
+                if phase.starts_with("receive") {
+                    fetch(&mut socket, &mut self.buffer, *bytes)
+                } else {
+                    store(&mut socket, &self.buffer, *bytes)
+                }
+                .map(|()| *bytes)
+            }
+        };
+        let bytes = done.map_err(doing("copying over TCP"))?;
+        Ok(Done { ops: bytes.div_ceil(self.buffer.len() as u64), bytes })
+    }
+}
+
+/// Copies exactly `bytes` bytes through the buffer.
+fn copy(
+    from: &mut impl Read,
+    to: &mut impl Write,
+    buffer: &mut [u8],
+    bytes: u64,
+) -> io::Result<()> {
+    let mut left = bytes;
+    while left > 0 {
+        let want = left.min(buffer.len() as u64) as usize;
+        let n = from.read(&mut buffer[..want])?;
+        if n == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        to.write_all(&buffer[..n])?;
+        left -= n as u64;
+    }
+    Ok(())
+}
+
+fn serve_read(
+    socket: &mut TcpStream,
+    file: &mut File,
+    buffer: &mut [u8],
+    bytes: u64,
+) -> io::Result<()> {
+    socket.read_exact(&mut [0])?;
+    copy(file, socket, buffer, bytes)
+}
+
+fn serve_write(
+    socket: &mut TcpStream,
+    mut file: File,
+    buffer: &mut [u8],
+    bytes: u64,
+) -> io::Result<()> {
+    copy(socket, &mut file, buffer, bytes)?;
+    drop(file);
+    socket.write_all(&[1])
+}
+
+/// Asks with one byte, and receives into memory.
+fn fetch(socket: &mut TcpStream, buffer: &mut [u8], bytes: u64) -> io::Result<()> {
+    socket.write_all(&[1])?;
+    let mut left = bytes;
+    while left > 0 {
+        let want = left.min(buffer.len() as u64) as usize;
+        // A reader of a file gets whole buffers; so does this one.
+        socket.read_exact(&mut buffer[..want])?;
+        left -= want as u64;
+    }
+    Ok(())
+}
+
+/// Sends from memory, and waits until the other side has written and closed its file.
+fn store(socket: &mut TcpStream, buffer: &[u8], bytes: u64) -> io::Result<()> {
+    let mut left = bytes;
+    while left > 0 {
+        let n = left.min(buffer.len() as u64) as usize;
+        socket.write_all(&buffer[..n])?;
+        left -= n as u64;
+    }
+    socket.read_exact(&mut [0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_bytes_arrive_in_both_directions() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("file");
+        let bytes = 1_000_003;
+        for (side, other) in [("receive", "send"), ("send", "receive")] {
+            let part = StreamPart::File { file: path.clone(), bytes, buffer: 4096 };
+            let mut file = Stream::new(part);
+            let address = file.prepare(side).expect("a free port");
+            let served = std::thread::spawn(move || file.run(side).map(|d| d.bytes));
+            let mut memory = Stream::new(StreamPart::Memory { bytes, buffer: 8192 });
+            let phase = format!("{other} {address}");
+            memory.prepare(&phase).expect("it listens");
+            assert_eq!(memory.run(&phase).expect("it copies").bytes, bytes);
+            assert_eq!(served.join().expect("no panic").expect("it copies"), bytes);
+            let there = std::fs::read(&path).expect("it was written");
+            assert!(there.len() as u64 == bytes && there.iter().all(|b| *b == 0x5a));
+        }
+    }
+}

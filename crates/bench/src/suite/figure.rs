@@ -1,0 +1,168 @@
+//! One figure: a value, what it is held against, and how much of the CPU was
+//! stolen while it was taken.
+
+use crate::stats::{median, ratio};
+use crate::table::{Table, number, percent};
+use serde::{Deserialize, Serialize};
+
+/// In which direction a ratio is good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Better {
+    /// The ratio should be at least the goal.
+    Higher,
+    /// The ratio should be at most the goal.
+    Lower,
+}
+
+/// What is written to the summary, an object each.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Figure {
+    /// What was measured, in a few words. Unique within a summary.
+    pub name: String,
+    /// What Tatami reached: the median of the runs.
+    pub value: f64,
+    /// The unit of `value` and `baseline`.
+    pub unit: String,
+    /// What the baseline reached: the median of the runs.
+    pub baseline: f64,
+    /// What the baseline is.
+    pub against: String,
+    /// `value / baseline`.
+    pub ratio: f64,
+    /// What the ratio should be, if there is a goal.
+    pub goal: Option<f64>,
+    /// Whether the ratio should be above or below the goal.
+    pub better: Better,
+    /// Whether it is, if there is a goal.
+    pub met: Option<bool>,
+    /// Number of runs, each of both sides, alternating.
+    pub runs: usize,
+    /// Share of CPU time that the host gave to others while it ran, 0 to 1.
+    pub stolen: f64,
+    /// What must be known to read it; empty if nothing.
+    pub note: String,
+}
+
+/// The runs of one figure.
+#[derive(Clone, Debug, Default)]
+pub struct Runs {
+    /// Of Tatami.
+    pub ours: Vec<f64>,
+    /// Of the baseline.
+    pub floor: Vec<f64>,
+    /// Share of stolen time over all runs.
+    pub stolen: f64,
+}
+
+impl Figure {
+    /// From runs, of which there is at least one on each side.
+    pub fn new(
+        name: impl Into<String>,
+        unit: &str,
+        against: &str,
+        (better, goal): (Better, Option<f64>),
+        runs: &Runs,
+    ) -> Figure {
+        let (value, baseline) = (median(&runs.ours), median(&runs.floor));
+        let ratio = ratio(value, baseline);
+        // Two digits are what such figures are worth, and what is printed.
+        let shown = (ratio * 100.0).round() / 100.0;
+        let met = goal.map(|goal| match better {
+            Better::Higher => shown >= goal,
+            Better::Lower => shown <= goal,
+        });
+        Figure {
+            name: name.into(),
+            value,
+            unit: unit.into(),
+            baseline,
+            against: against.into(),
+            ratio,
+            goal,
+            better,
+            met,
+            runs: runs.ours.len(),
+            stolen: runs.stolen,
+            note: String::new(),
+        }
+    }
+
+    /// Adds what must be known to read it.
+    pub fn note(mut self, note: impl Into<String>) -> Figure {
+        self.note = note.into();
+        self
+    }
+
+    fn goal_text(&self) -> String {
+        match (self.goal, self.better) {
+            (None, _) => "–".into(),
+            (Some(goal), Better::Higher) => format!("≥ {goal:.2}"),
+            (Some(goal), Better::Lower) => format!("≤ {goal:.2}"),
+        }
+    }
+}
+
+/// All figures as a table.
+pub fn table(figures: &[Figure]) -> Table {
+    let headings =
+        ["figure", "Tatami", "baseline", "unit", "ratio", "goal", "met", "runs", "stolen"];
+    let mut table = Table::new(&headings);
+    for f in figures {
+        table.row(vec![
+            f.name.clone(),
+            number(f.value),
+            number(f.baseline),
+            f.unit.clone(),
+            format!("{:.2}", f.ratio),
+            f.goal_text(),
+            f.met.map_or("–", |met| if met { "yes" } else { "no" }).into(),
+            f.runs.to_string(),
+            percent(f.stolen),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn runs() -> Runs {
+        Runs { ours: vec![90.0, 95.0, 10.0], floor: vec![100.0, 100.0, 120.0], stolen: 0.25 }
+    }
+
+    #[test]
+    fn a_figure_is_the_ratio_of_medians_held_against_its_goal() {
+        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.9)), &runs());
+        assert_eq!(
+            (f.value, f.baseline, f.ratio, f.met, f.runs),
+            (90.0, 100.0, 0.9, Some(true), 3)
+        );
+        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.95)), &runs());
+        assert_eq!(f.met, Some(false));
+        let f = Figure::new("cpu", "µs", "the floor", (Better::Lower, Some(1.0)), &runs());
+        assert_eq!(f.met, Some(true));
+        let f = Figure::new("cpu", "µs", "the floor", (Better::Lower, None), &runs());
+        assert_eq!(f.met, None);
+    }
+
+    #[test]
+    fn the_summary_has_the_promised_fields_and_reads_back() {
+        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.9)), &runs())
+            .note("warm");
+        let json = serde_json::to_value(&f).expect("plain data");
+        for field in ["name", "value", "unit", "baseline", "ratio", "goal", "runs", "stolen"] {
+            assert!(json.get(field).is_some(), "{field}");
+        }
+        assert_eq!(serde_json::from_value::<Figure>(json).expect("what we wrote"), f);
+    }
+
+    #[test]
+    fn the_table_shows_ratio_goal_and_steal() {
+        let f = Figure::new("read", "MiB/s", "the disk", (Better::Higher, Some(0.95)), &runs());
+        let text = table(&[f]).render();
+        assert!(text.contains("0.90") && text.contains("≥ 0.95") && text.contains("no"), "{text}");
+        assert!(text.contains("25 %"), "{text}");
+    }
+}

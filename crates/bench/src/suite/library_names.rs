@@ -1,0 +1,121 @@
+//! Metadata through the client library: how many requests an operation takes,
+//! and how close its rate comes to an echo that does nothing, with as many
+//! processes, over the same kind of socket, with messages of the same size, in
+//! turn.
+
+use super::Bench;
+use super::figure::{Better, Figure, Runs};
+use super::pairs::Pairs;
+use crate::clock::cpu_ns_of;
+use crate::echo::Depth;
+use crate::error::BenchError;
+use crate::gang::{Gang, Outcome};
+use crate::mdtest::{Op, Place, Site};
+use crate::reach::Reach;
+use crate::wire::EchoRun;
+use crate::worker::Task;
+
+const GOAL: f64 = 0.6;
+
+/// What mdtest calls an operation, and what the echo calls its messages.
+const OPERATIONS: [(Op, &str); 3] =
+    [(Op::FileCreate, "create"), (Op::FileStat, "stat"), (Op::FileRemove, "unlink")];
+
+/// What one run gave.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Requests per second, all processes together.
+    rate: f64,
+    /// CPU time of both sides for one request, in microseconds.
+    cpu_us: f64,
+}
+
+impl Cost {
+    fn of(outcome: &Outcome) -> Cost {
+        Cost { rate: outcome.rate(), cpu_us: outcome.cpu_us_per_op() }
+    }
+}
+
+/// All figures of this module.
+///
+/// # Errors
+/// What could not be run.
+pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+    let mut figures = Vec::new();
+    for procs in [1, 4] {
+        figures.extend(with_procs(bench, procs)?);
+    }
+    Ok(figures)
+}
+
+fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
+    let items = bench.items() / procs as u64;
+    let reach = Reach::from(&bench.volume.options()?);
+    let place = Place::Library { reach, dir: "/".into() };
+    let site = Site::make(&place, procs, false)?;
+    let tasks = site.parts(procs, items, false, 0).into_iter().map(Task::Mdtest).collect();
+    let mut library = Gang::start(&bench.launcher, tasks)?;
+    let socket = bench.work.join("echo");
+    let mut echo = EchoRun::start(&bench.launcher, procs, items, Depth::Messages, Some(&socket))?;
+    let daemons = bench.volume.daemons()?;
+    let mut costs: [Pairs<Cost>; 3] = Default::default();
+    let mut requests: [Vec<f64>; 3] = Default::default();
+    // The first round warms up.
+    for round in 0..=bench.runs {
+        for (i, (op, message)) in OPERATIONS.into_iter().enumerate() {
+            let before = bench.volume.status(0)?.meta_requests;
+            costs[i].take(
+                || {
+                    let before: u64 = daemons.iter().filter_map(|p| cpu_ns_of(*p)).sum();
+                    let mut outcome = library.phase(op.name())?;
+                    let after: u64 = daemons.iter().filter_map(|p| cpu_ns_of(*p)).sum();
+                    outcome.cpu_ns += after.saturating_sub(before);
+                    Ok(Cost::of(&outcome))
+                },
+                || Ok(Cost::of(&echo.phase(message)?)),
+            )?;
+            let asked = bench.volume.status(0)?.meta_requests - before;
+            requests[i].push(asked as f64 / (items * procs as u64) as f64);
+            if round == 0 {
+                costs[i].forget();
+                requests[i].clear();
+            }
+        }
+    }
+    drop(library);
+    site.remove()?;
+    let mut figures = Vec::new();
+    for (i, (_, name)) in OPERATIONS.into_iter().enumerate() {
+        let with = if procs == 1 { "1 process".into() } else { format!("{procs} processes") };
+        let runs = costs[i].runs(|c| c.rate);
+        let figure = Figure::new(
+            format!("library {name}, {with}"),
+            "requests/s",
+            "wire echo",
+            (Better::Higher, Some(GOAL)),
+            &runs,
+        );
+        figures.push(bench.done(figure));
+        let figure = Figure::new(
+            format!("library {name}, {with}, CPU"),
+            "µs/request",
+            "wire echo",
+            (Better::Lower, None),
+            &costs[i].runs(|c| c.cpu_us),
+        );
+        figures.push(bench.done(figure));
+        if procs == 1 {
+            let one = vec![1.0; requests[i].len()];
+            let counts = Runs { ours: requests[i].clone(), floor: one, stolen: runs.stolen };
+            let figure = Figure::new(
+                format!("library {name}, requests"),
+                "requests/op",
+                "one",
+                (Better::Lower, Some(1.0)),
+                &counts,
+            );
+            figures.push(bench.done(figure));
+        }
+    }
+    Ok(figures)
+}

@@ -1,0 +1,75 @@
+//! On what the figures were taken.
+
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::path::Path;
+
+/// What must be known of a machine to compare figures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Machine {
+    /// Model name of the CPU.
+    pub cpu: String,
+    /// Number of CPUs that this process may use.
+    pub cpus: usize,
+    /// Main memory in MiB.
+    pub memory_mib: u64,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Type of the file system below the working directory.
+    pub disk: String,
+}
+
+impl Machine {
+    /// This machine, with the file system on which `dir` lies.
+    pub fn of(dir: &Path) -> Machine {
+        let field = |file: &str, name: &str| {
+            let text = fs::read_to_string(file).unwrap_or_default();
+            let line = text.lines().find(|l| l.starts_with(name)).unwrap_or_default();
+            line.split_once(':').map(|(_, v)| v.trim().to_owned()).unwrap_or_default()
+        };
+        let memory = field("/proc/meminfo", "MemTotal");
+        let kib: u64 = memory.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or(0);
+        Machine {
+            cpu: field("/proc/cpuinfo", "model name"),
+            cpus: std::thread::available_parallelism().map_or(1, usize::from),
+            memory_mib: kib / 1024,
+            kernel: rustix::system::uname().release().to_string_lossy().into_owned(),
+            disk: file_system(dir),
+        }
+    }
+
+    /// In one line.
+    pub fn line(&self) -> String {
+        format!(
+            "{} × {}, {} MiB memory, Linux {}, {}",
+            self.cpus, self.cpu, self.memory_mib, self.kernel, self.disk
+        )
+    }
+}
+
+/// The type of the mount with the longest path that contains `dir`.
+fn file_system(dir: &Path) -> String {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            Some((fields.next()?, fields.next()?))
+        })
+        .filter(|(at, _)| dir.starts_with(at))
+        .max_by_key(|(at, _)| at.len())
+        .map_or_else(|| "unknown file system".into(), |(_, kind)| kind.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_tells_what_it_is() {
+        let machine = Machine::of(Path::new("/proc"));
+        assert_eq!(machine.disk, "proc");
+        assert!(machine.cpus > 0 && machine.memory_mib > 0 && !machine.kernel.is_empty());
+    }
+}

@@ -1,0 +1,247 @@
+//! `tatami bench suite`: the figures of `docs/PERFORMANCE.md`, each next to its
+//! baseline on the same machine, in the same minutes.
+//!
+//! Every figure is measured by a small module of its own. Both sides take turns,
+//! medians are compared, and the share of stolen CPU time stands beside each
+//! ratio. A figure that misses its goal is reported as such; the suite fails
+//! only when something could not be run.
+
+mod figure;
+mod library_names;
+mod machine;
+mod mount_names;
+mod null;
+mod pairs;
+mod passthrough;
+mod remote;
+mod strace;
+mod volume;
+
+pub use figure::{Better, Figure, Runs};
+pub use machine::Machine;
+pub use null::serve as null_mount;
+
+use crate::error::{BenchError, at, doing};
+use crate::gang::Launcher;
+use crate::table::percent;
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+use volume::Volume;
+
+/// Options of `tatami bench suite`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SuiteArgs {
+    /// Directory for the volume and the local files it is compared with, on the disk to be measured
+    #[arg(long, default_value = "bench-results/work")]
+    pub dir: PathBuf,
+    /// Where the summary goes, as JSON
+    #[arg(long, default_value = "bench-results/summary.json")]
+    pub out: PathBuf,
+    /// How often each figure is taken, on both sides
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// Only these parts
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// Little of everything: to see that it works, not to measure
+    #[arg(long)]
+    pub quick: bool,
+    /// Names on all CPUs, too (default: daemons, mounts and programs share one there)
+    #[arg(long)]
+    pub all_cpus: bool,
+    /// Print the table as Markdown
+    #[arg(long)]
+    pub markdown: bool,
+    /// The tatami command that starts the volume, if it is not this one
+    #[arg(long, hide = true)]
+    pub program: Option<PathBuf>,
+}
+
+/// A part of the suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Files of the mount's own node
+    Passthrough,
+    /// Files of another node
+    Remote,
+    /// Metadata through the mount
+    Mount,
+    /// Metadata through the client library
+    Library,
+}
+
+/// What all parts need.
+pub struct Bench {
+    launcher: Launcher,
+    volume: Volume,
+    /// For files on the plain disk.
+    plain: PathBuf,
+    /// For sockets, mounts and whatever else is not measured.
+    work: PathBuf,
+    runs: usize,
+    quick: bool,
+}
+
+impl Bench {
+    /// Bytes of a test file: small enough to stay in the page cache.
+    fn file_bytes(&self) -> u64 {
+        if self.quick { 8 << 20 } else { 512 << 20 }
+    }
+
+    /// Metadata operations of one run.
+    fn items(&self) -> u64 {
+        if self.quick { 400 } else { 8000 }
+    }
+
+    /// Tells of a figure that was taken, and hands it on.
+    fn done(&self, figure: Figure) -> Figure {
+        eprintln!(
+            "  {}: {} {} against {}, ratio {:.2}, stolen {}",
+            figure.name,
+            crate::table::number(figure.value),
+            figure.unit,
+            crate::table::number(figure.baseline),
+            figure.ratio,
+            percent(figure.stolen)
+        );
+        figure
+    }
+}
+
+/// One object of the summary: a figure, and where it comes from.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Entry {
+    /// The figure.
+    #[serde(flatten)]
+    pub figure: Figure,
+    /// The command line.
+    pub command: String,
+    /// The machine.
+    pub machine: Machine,
+}
+
+/// Takes all figures, prints the table and writes the summary.
+///
+/// # Errors
+/// What could not be run. A figure that misses its goal is no error.
+pub fn run(args: &SuiteArgs) -> Result<(), BenchError> {
+    let launcher = Launcher::this_program()?;
+    std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
+    // Daemons and mounts have other working directories.
+    let dir = args.dir.canonicalize().map_err(at("finding", &args.dir))?;
+    let (plain, work) = (dir.join("plain"), dir.join("other"));
+    for made in [&plain, &work] {
+        std::fs::create_dir_all(made).map_err(at("creating", made))?;
+    }
+    let machine = Machine::of(&plain);
+    eprintln!("{}", machine.line());
+    let figures = take_all(args, &launcher, &dir);
+    let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
+    let figures = figures?;
+    removed?;
+    write(&args.out, &figures, &machine)?;
+    show(args, &figures);
+    Ok(())
+}
+
+/// Each with a volume of its own: bytes on all CPUs, then names on one.
+fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
+    type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
+    type Parts = [(Part, Figures); 2];
+    let bytes: Parts = [(Part::Passthrough, passthrough::figures), (Part::Remote, remote::figures)];
+    let names: Parts =
+        [(Part::Mount, mount_names::figures), (Part::Library, library_names::figures)];
+    let mut all = Vec::new();
+    for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
+        let wanted = |part: &Part| args.only.is_empty() || args.only.contains(part);
+        if !parts.iter().any(|(part, _)| wanted(part)) {
+            continue;
+        }
+        if one_cpu {
+            stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
+        }
+        let program = args.program.as_ref().unwrap_or(&launcher.program);
+        let volume = Volume::start(program, &dir.join("vol"))?;
+        let runs = if args.quick { args.runs.min(2) } else { args.runs };
+        let bench = Bench {
+            launcher: launcher.clone(),
+            volume,
+            plain: dir.join("plain"),
+            work: dir.join("other"),
+            runs: runs.into(),
+            quick: args.quick,
+        };
+        for (part, take) in parts.iter().filter(|(part, _)| wanted(part)) {
+            eprintln!("{part:?}:");
+            all.extend(take(&bench)?);
+        }
+    }
+    Ok(all)
+}
+
+/// This process, and all that it starts from now on, on the last CPU it may use.
+///
+/// A request for a name is a relay between processes that each work for a few
+/// microseconds. Whether the scheduler puts two of them on one CPU or on two
+/// changes the time of a hand-over by a factor of up to ten, more so on virtual
+/// machines, and more than anything that is to be measured.
+fn stay_on_one_cpu() -> std::io::Result<()> {
+    use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+    let may = sched_getaffinity(None)?;
+    let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu));
+    let mut one = CpuSet::new();
+    one.set(last.unwrap_or(0));
+    Ok(sched_setaffinity(None, &one)?)
+}
+
+fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchError> {
+    let mut words: Vec<String> = std::env::args().collect();
+    if let Some(program) = words.first_mut() {
+        "tatami".clone_into(program);
+    }
+    let command = words.join(" ");
+    let entry = |figure: &Figure| Entry {
+        figure: figure.clone(),
+        command: command.clone(),
+        machine: machine.clone(),
+    };
+    let entries: Vec<Entry> = figures.iter().map(entry).collect();
+    let text = serde_json::to_string_pretty(&entries).expect("a summary is plain data");
+    if let Some(parent) = out.parent().filter(|p| !p.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(at("creating", parent))?;
+    }
+    std::fs::write(out, text + "\n").map_err(at("writing", out))
+}
+
+fn show(args: &SuiteArgs, figures: &[Figure]) {
+    let table = figure::table(figures);
+    println!("{}", if args.markdown { table.markdown() } else { table.render() });
+    for f in figures.iter().filter(|f| !f.note.is_empty()) {
+        println!("{}: {}", f.name, f.note);
+    }
+    let missed = figures.iter().filter(|f| f.met == Some(false)).count();
+    let held = figures.iter().filter(|f| f.met.is_some()).count();
+    println!("{} of {held} goals met; written to {}", held - missed, args.out.display());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_is_an_array_of_figures_with_command_and_machine() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let out = dir.path().join("results/summary.json");
+        let runs = Runs { ours: vec![1.0], floor: vec![2.0], stolen: 0.5 };
+        let figure = Figure::new("x", "op/s", "y", (Better::Higher, Some(0.6)), &runs);
+        write(&out, &[figure], &Machine::of(dir.path())).expect("writable");
+        let text = std::fs::read_to_string(&out).expect("it was written");
+        let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+        let first = &json.as_array().expect("an array")[0];
+        assert_eq!(first["ratio"], 0.5);
+        assert_eq!(first["stolen"], 0.5);
+        assert_eq!(first["met"], false);
+        assert!(first["command"].as_str().is_some_and(|c| c.starts_with("tatami")));
+        assert!(first["machine"]["kernel"].is_string());
+    }
+}

@@ -1,0 +1,66 @@
+//! The empty FUSE file system as a process: the floor of every request that goes
+//! through a mount.
+
+use crate::error::{BenchError, at, doing};
+use crate::gang::Launcher;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+/// Mounts the empty file system on `path`, with as many threads as a volume's
+/// mount has; says so with a line, and unmounts at the end of the standard input.
+///
+/// # Errors
+/// When it can't be mounted or unmounted.
+pub fn serve(path: &Path) -> Result<(), BenchError> {
+    let threads = tatami_mount::MountOptions::new(path).threads;
+    let mount = tatami_mount::null::NullMount::start(path, threads)?;
+    println!("mounted");
+    let mut rest = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut rest).map_err(doing("waiting for the end"))?;
+    Ok(mount.stop()?)
+}
+
+/// A running empty file system. Dropping it unmounts it.
+pub struct NullMount {
+    child: Child,
+    path: PathBuf,
+}
+
+impl NullMount {
+    /// Mounts it on `path`, which is made.
+    ///
+    /// # Errors
+    /// When it can't be mounted.
+    pub fn start(launcher: &Launcher, path: &Path) -> Result<NullMount, BenchError> {
+        std::fs::create_dir_all(path).map_err(at("creating", path))?;
+        let mut command = Command::new(&launcher.program);
+        command.args(["bench", "null-mount"]).arg(path);
+        let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut child = child.map_err(at("starting", &launcher.program))?;
+        let out = child.stdout.take().expect("its output was asked for");
+        let mount = NullMount { child, path: path.into() };
+        // It says one line when it is mounted, and nothing when it can't be.
+        let mut line = String::new();
+        let heard = BufReader::new(out).read_line(&mut line);
+        if !matches!(heard, Ok(n) if n > 0) {
+            let problem = format!("does not mount {}", path.display());
+            return Err(BenchError::Program { program: "tatami bench null-mount".into(), problem });
+        }
+        Ok(mount)
+    }
+
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for NullMount {
+    fn drop(&mut self) {
+        // The end of its input ends it; what it could not unmount goes detached.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+        let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);
+    }
+}

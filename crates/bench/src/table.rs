@@ -1,0 +1,108 @@
+//! Tables for people: columns as wide as their widest cell, numbers to the right.
+
+/// Rows of cells, the first of which is the heading.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these headings.
+    pub fn new(headings: &[&str]) -> Table {
+        Table { rows: vec![headings.iter().map(|h| (*h).to_string()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// The lines, each ended by a newline. The first column is text, to the left.
+    pub fn render(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |c: usize| {
+            self.rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut out = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (c, (cell, w)) in row.iter().zip(&widths).enumerate() {
+                let pad = " ".repeat(w - cell.chars().count());
+                match c {
+                    0 => line += &format!("{cell}{pad}"),
+                    _ => line += &format!("  {pad}{cell}"),
+                }
+            }
+            out += line.trim_end();
+            out.push('\n');
+        }
+        out
+    }
+
+    /// The same as a Markdown table.
+    pub fn markdown(&self) -> String {
+        let mut out = String::new();
+        for (i, row) in self.rows.iter().enumerate() {
+            out += &format!("| {} |\n", row.join(" | "));
+            if i == 0 {
+                out += &format!("|---{}|\n", "|---:".repeat(row.len().saturating_sub(1)));
+            }
+        }
+        out
+    }
+}
+
+/// A number with as many digits as help: about three that count.
+pub fn number(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => {
+            let digits = format!("{:.0}", x.abs());
+            let mut out = String::new();
+            for (i, d) in digits.chars().enumerate() {
+                if i > 0 && (digits.len() - i).is_multiple_of(3) {
+                    out.push(',');
+                }
+                out.push(d);
+            }
+            if x < 0.0 { format!("-{out}") } else { out }
+        }
+        a if a >= 10.0 => format!("{x:.1}"),
+        _ => format!("{x:.2}"),
+    }
+}
+
+/// A share of 0 to 1 as a percentage.
+pub fn percent(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["phase", "ops/s"]);
+        table.row(vec!["file create".into(), "12".into()]);
+        table.row(vec!["é".into(), "3,456,789".into()]);
+        assert_eq!(
+            table.render(),
+            "phase            ops/s\nfile create         12\né            3,456,789\n"
+        );
+        assert_eq!(
+            table.markdown(),
+            "| phase | ops/s |\n|---|---:|\n| file create | 12 |\n| é | 3,456,789 |\n"
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(number(0.1234), "0.12");
+        assert_eq!(number(12.345), "12.3");
+        assert_eq!(number(123.4), "123");
+        assert_eq!(number(1_234_567.0), "1,234,567");
+        assert_eq!(number(-1234.0), "-1,234");
+        assert_eq!(percent(0.256), "26 %");
+    }
+}

@@ -1,0 +1,176 @@
+//! One process of a workload: takes its task, then prepares and runs phases
+//! as it is told, until its orders end.
+
+use crate::clock;
+use crate::echo::{Echo, EchoPart};
+use crate::error::{BenchError, doing};
+use crate::ior::{IorPart, IorRank};
+use crate::mdtest::{MdtestPart, MdtestRank};
+use crate::stream::{Stream, StreamPart};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, Write};
+
+/// What a process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum Task {
+    /// Metadata operations.
+    Mdtest(MdtestPart),
+    /// Reads and writes.
+    Ior(IorPart),
+    /// One side of the wire echo.
+    Echo(EchoPart),
+    /// One side of a TCP copy.
+    Stream(StreamPart),
+}
+
+/// From the starter to a process.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Order {
+    /// The task; comes first and once.
+    Take(Box<Task>),
+    /// Make everything ready that the phase does not count.
+    Prepare(String),
+    /// Run what was prepared.
+    Go,
+}
+
+/// From a process to its starter.
+#[derive(Debug, Serialize, Deserialize)]
+pub enum Say {
+    /// The task is taken, or the phase prepared. The text is for who knows the task.
+    Ready(String),
+    /// The phase is done.
+    Report(Report),
+    /// It cannot go on.
+    Failed(String),
+}
+
+/// What one process did in one phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Monotonic clock at the start, in nanoseconds.
+    pub start_ns: u64,
+    /// Monotonic clock at the end, in nanoseconds.
+    pub end_ns: u64,
+    /// CPU time of the process in between (user and system), in nanoseconds.
+    pub cpu_ns: u64,
+    /// Operations done.
+    pub ops: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+}
+
+/// What a phase did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Done {
+    /// Operations.
+    pub ops: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A task that has been taken.
+pub trait Workload {
+    /// Makes ready what the phase does not count.
+    ///
+    /// # Errors
+    /// Whatever stands in the way.
+    fn prepare(&mut self, phase: &str) -> Result<String, BenchError>;
+    /// Runs the phase that was prepared last.
+    ///
+    /// # Errors
+    /// The first operation that fails.
+    fn run(&mut self, phase: &str) -> Result<Done, BenchError>;
+}
+
+fn take(task: Task) -> Result<Box<dyn Workload>, BenchError> {
+    Ok(match task {
+        Task::Mdtest(part) => Box::new(MdtestRank::new(part)?),
+        Task::Ior(part) => Box::new(IorRank::new(part)?),
+        Task::Echo(part) => Box::new(Echo::new(part)),
+        Task::Stream(part) => Box::new(Stream::new(part)),
+    })
+}
+
+/// Runs as a process of a workload, with orders from standard input and
+/// reports to standard output.
+///
+/// # Errors
+/// Those of the pipes. A failure of the task is reported instead.
+pub fn main() -> Result<(), BenchError> {
+    serve(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())
+}
+
+fn serve(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
+    match obey(orders, says) {
+        // Reported is enough: the starter tells the user.
+        Err(e) => say(says, &Say::Failed(e.to_string())),
+        Ok(()) => Ok(()),
+    }
+}
+
+fn obey(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
+    let mut workload: Option<Box<dyn Workload>> = None;
+    let mut prepared = None;
+    let mut line = String::new();
+    loop {
+        line.clear();
+        if orders.read_line(&mut line).map_err(doing("reading orders"))? == 0 {
+            return Ok(());
+        }
+        let order = serde_json::from_str(&line)
+            .map_err(|e| BenchError::Usage(format!("this subcommand is for tatami itself: {e}")))?;
+        let early = || BenchError::Usage("an order came before its task or phase".into());
+        let answer = match order {
+            Order::Take(task) => {
+                workload = Some(take(*task)?);
+                Say::Ready(String::new())
+            }
+            Order::Prepare(phase) => {
+                let told = workload.as_mut().ok_or_else(early)?.prepare(&phase)?;
+                prepared = Some(phase);
+                Say::Ready(told)
+            }
+            Order::Go => {
+                let phase = prepared.take().ok_or_else(early)?;
+                let workload = workload.as_mut().ok_or_else(early)?;
+                let (cpu, start_ns) = (clock::own_cpu_ns(), clock::now_ns());
+                let Done { ops, bytes } = workload.run(&phase)?;
+                let end_ns = clock::now_ns();
+                let cpu_ns = clock::own_cpu_ns() - cpu;
+                Say::Report(Report { start_ns, end_ns, cpu_ns, ops, bytes })
+            }
+        };
+        say(says, &answer)?;
+    }
+}
+
+fn say(says: &mut impl Write, what: &Say) -> Result<(), BenchError> {
+    let mut line = serde_json::to_vec(what).expect("reports are plain data");
+    line.push(b'\n');
+    says.write_all(&line).and_then(|()| says.flush()).map_err(doing("reporting"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn talk(orders: &str) -> String {
+        let mut says = Vec::new();
+        serve(&mut orders.as_bytes(), &mut says).expect("memory takes all reports");
+        String::from_utf8(says).expect("JSON is text")
+    }
+
+    #[test]
+    fn the_end_of_orders_is_a_good_end() {
+        assert_eq!(talk(""), "");
+    }
+
+    #[test]
+    fn orders_out_of_turn_are_refused_and_reported() {
+        for orders in ["\"Go\"\n", "{\"Prepare\":\"x\"}\n", "hello\n"] {
+            let said = talk(orders);
+            assert!(said.starts_with("{\"Failed\":"), "{said}");
+        }
+    }
+}
