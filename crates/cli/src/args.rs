@@ -1,0 +1,180 @@
+//! The command line as a whole. Arguments of a command stand beside its code.
+
+use crate::{
+    bench_cmd, config_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd, node_cmd, status,
+    up, where_cmd,
+};
+
+/// A parallel file system from the local disks of a job's nodes
+#[derive(Debug, clap::Parser)]
+#[command(
+    name = "tatami",
+    version,
+    disable_help_subcommand = true,
+    max_term_width = 100,
+    after_help = "\
+Start here:
+  tatami up                         one node, mounted
+  tatami up --nodes 4 --mount /mnt/tatami
+  tatami status
+  tatami down
+
+Paths that begin with a colon are in the volume and need no mount: tatami ls :/
+`tatami COMMAND --help` shows examples; `tatami config` shows all settings.
+
+Exit codes: 0 ok, 1 failure, 2 wrong usage or configuration, 3 a node or the
+volume cannot be reached or is not healthy. `tatami fsck` has those of fsck(8)."
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Start a file system on this machine and mount it
+    #[command(after_help = "\
+Examples:
+  tatami up                                  one node in the default directory
+  tatami up --nodes 4 --mount /mnt/tatami    four nodes, mounted at /mnt/tatami/node0 …
+  tatami up --dir ~/fs --no-mount            daemons only
+
+The first time, it lays the volume out: tatami.toml (the configuration, documented
+key by key), volume.toml (the nodes), key (the secret, keep it so), node0 ….
+Later it starts and mounts what is missing. It returns when all is ready.")]
+    Up(Box<up::UpArgs>),
+    /// Unmount and stop it
+    #[command(after_help = "\
+Examples:
+  tatami down
+  tatami down --force     even if programs still use the mounts
+
+Nothing is lost: `tatami up` finds everything again.")]
+    Down(down::DownArgs),
+    /// Show nodes, space, health, mounts
+    #[command(after_help = "\
+Examples:
+  tatami status
+  tatami status --json | jq '.nodes[] | select(.up | not) | .name'
+
+Exit code 0: healthy; 3: a node is down, or something else is wrong.")]
+    Status(status::StatusArgs),
+    /// Run, list, start and stop single nodes
+    Node {
+        #[command(subcommand)]
+        command: node_cmd::NodeCommand,
+    },
+    /// Mount the volume
+    #[command(after_help = "\
+Examples:
+  tatami mount /mnt/tatami
+  tatami mount --node node2 -o ro,nopassthrough /mnt/two
+
+It returns when the volume is mounted; a process in the background serves it.")]
+    Mount(Box<mount_cmd::MountArgs>),
+    /// Unmount it
+    #[command(after_help = "\
+Examples:
+  tatami umount /mnt/tatami
+  tatami umount --force /mnt/tatami    even if programs still use it
+
+It returns when everything written has been handed in.")]
+    Umount(mount_cmd::UmountArgs),
+    /// Tell on which nodes the bytes of a file lie
+    #[command(after_help = "\
+Examples:
+  tatami where /mnt/tatami/results.nc
+  tatami where --json :/results.nc
+  tatami where :/            all files, summed up by node")]
+    Where(where_cmd::WhereArgs),
+    /// List files of the volume, without a mount
+    #[command(
+        disable_help_flag = true,
+        after_help = "\
+Examples:
+  tatami ls                  the root of the volume
+  tatami ls -lh :/run-17
+  tatami ls -R --json :/run-17"
+    )]
+    Ls(files::LsArgs),
+    /// Copy files into, out of or within the volume, without a mount
+    #[command(after_help = "\
+Examples:
+  tatami cp input.dat :/dir/
+  tatami cp -r :/run-17 ./results
+  tatami cp :/a :/b
+
+Paths with a colon in front are in the volume; a local file whose name begins
+with a colon is written ./:name.")]
+    Cp(copy::CpArgs),
+    /// Print files of the volume, without a mount
+    #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]
+    Cat(files::CatArgs),
+    /// Remove files of the volume, without a mount
+    #[command(after_help = "Examples:\n  tatami rm :/run-17/log\n  tatami rm -r :/run-17")]
+    Rm(files::RmArgs),
+    /// Make directories in the volume, without a mount
+    #[command(after_help = "Examples:\n  tatami mkdir :/run-18\n  tatami mkdir -p :/a/b/c")]
+    Mkdir(files::MkdirArgs),
+    /// Show attributes of files of the volume, without a mount
+    #[command(after_help = "Examples:\n  tatami stat :/run-17/log\n  tatami stat --json :/run-17")]
+    Stat(files::StatArgs),
+    /// Show the space of the volume and of each node
+    #[command(after_help = "Examples:\n  tatami df\n  tatami df --json")]
+    Df(files::DfArgs),
+    /// Compare names, inodes and objects; mend what is wrong
+    #[command(after_help = "\
+Examples:
+  tatami fsck
+  tatami fsck --repair
+  tatami fsck --json | jq '.findings[]'
+
+The volume stays in use meanwhile. All nodes must be up. --repair removes objects
+that no file owns, corrects sizes and link counts, and gives files that lost their
+name one in /lost+found.
+
+Exit codes, as fsck(8): 0 clean, 1 all that was wrong is mended, 4 something wrong
+is left, 8 the check could not be done.")]
+    Fsck(fsck_cmd::FsckArgs),
+    /// Measure this or any other file system
+    #[command(after_help = "\
+Examples:
+  tatami bench mdtest -n 1000 -p 4 /mnt/tatami/bench
+  tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench
+  tatami bench suite           all figures, beside the local disk")]
+    Bench(bench_cmd::Args),
+    /// Run a program that sees one node's mount at the common path
+    #[command(after_help = "\
+Examples:
+  mpirun -n 4 tatami exec --node rank -- lmp -in in.melt
+  tatami exec --node 2 --at /data -- sh
+
+For several nodes on one machine: on a cluster, each machine has its own mount at
+the same path. The program runs in a mount namespace of its own in which PATH is
+the mount of its node.")]
+    Exec(exec::ExecArgs),
+    /// Show the configuration in force, and who set what
+    #[command(after_help = "\
+Examples:
+  tatami config
+  tatami config --mount-passthrough=false    what would be in force
+  tatami config --defaults                   all keys, explained
+  tatami config --json
+
+A flag wins over a TATAMI_… variable, that over the file, that over the default.")]
+    Config(config_cmd::ConfigArgs),
+    /// Print a completion script for a shell
+    #[command(after_help = "\
+Examples:
+  tatami completions bash > /usr/share/bash-completion/completions/tatami
+  tatami completions zsh > ~/.zfunc/_tatami
+  source <(tatami completions bash)")]
+    Completions(manual::CompletionsArgs),
+    /// Print the manual page, or write all of them to a directory
+    #[command(after_help = "\
+Examples:
+  tatami man | man -l -
+  tatami man /usr/local/share/man/man1")]
+    Man(manual::ManArgs),
+}

@@ -1,0 +1,35 @@
+//! `tatami bench`: hands over to the workloads of `tatami_bench`.
+
+use crate::error::{Failure, Outcome};
+use crate::place::At;
+use tatami_bench::{BenchArgs, BenchError};
+
+/// `tatami bench`
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    at: At,
+    #[command(flatten)]
+    bench: BenchArgs,
+}
+
+/// Runs a workload.
+///
+/// # Errors
+/// One that did not come to its end.
+pub fn run(args: &Args) -> Outcome {
+    let options = || {
+        let place = args.at.open().map_err(|e| BenchError::Usage(e.report()))?;
+        let open = || {
+            let volume = place.volume()?;
+            let first =
+                volume.nodes.first().ok_or_else(|| Failure::new("the volume has no nodes"))?;
+            place.options(&volume, first)
+        };
+        open().map_err(|e| BenchError::Usage(e.report()))
+    };
+    tatami_bench::run(args.bench.clone(), options).map_err(|e| match e {
+        BenchError::Usage(text) => Failure::usage(text),
+        other => Failure::new("the workload did not come to its end").because(other),
+    })
+}

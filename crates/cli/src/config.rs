@@ -1,0 +1,437 @@
+//! The effective configuration: for each key the value, and who set it.
+//!
+//! A flag wins over an environment variable, that over the file, that over
+//! what an earlier `tatami up` was told, that over the default.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::keys::{self, KEYS, Key, Value};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use toml::de::{DeTable, DeValue};
+
+/// Longest configuration file, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+
+/// Who set a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody.
+    Default,
+    /// An earlier `tatami up` was told so.
+    Remembered,
+    /// This line of this file.
+    File(PathBuf, usize),
+    /// This environment variable.
+    Variable(&'static str),
+    /// This flag.
+    Flag(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::Remembered => f.write_str("last up"),
+            Origin::File(path, line) => write!(f, "{}:{line}", path.display()),
+            Origin::Variable(name) => f.write_str(name),
+            Origin::Flag(name) => write!(f, "--{name}"),
+        }
+    }
+}
+
+/// Configuration keys given as flags.
+#[derive(Clone, Debug, Default)]
+pub struct Overrides(pub Vec<(&'static Key, String)>);
+
+impl clap::FromArgMatches for Overrides {
+    fn from_arg_matches(matches: &clap::ArgMatches) -> Result<Self, clap::Error> {
+        let given = KEYS.iter().filter_map(|key| {
+            let value: &String = matches.try_get_one(key.flag).ok().flatten()?;
+            Some((key, value.clone()))
+        });
+        Ok(Overrides(given.collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &clap::ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl clap::Args for Overrides {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        KEYS.iter().fold(command, |command, key| {
+            // So many flags on every command would hide those that matter:
+            // `tatami config` lists them.
+            command.arg(
+                clap::Arg::new(key.flag)
+                    .long(key.flag)
+                    .value_name("VALUE")
+                    .hide(true)
+                    .help_heading("Configuration")
+                    .help(key.doc),
+            )
+        })
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl Overrides {
+    /// As arguments, for a daemon that we start.
+    pub fn arguments(&self) -> impl Iterator<Item = String> {
+        self.0.iter().map(|(key, value)| format!("--{}={value}", key.flag))
+    }
+}
+
+/// All keys with their values.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// In the order of [`KEYS`].
+    values: Vec<(Value, Origin)>,
+    /// The file that was read, if there is one.
+    pub file: Option<PathBuf>,
+}
+
+/// Where values may come from.
+pub struct Layers<'a> {
+    /// The volume's directory: where relative paths start.
+    pub dir: &'a Path,
+    /// The file, and whether the user named it: then it must exist.
+    pub file: (&'a Path, bool),
+    /// What an earlier `up` was told.
+    pub remembered: &'a BTreeMap<String, String>,
+    /// Looks up an environment variable.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// From the command line.
+    pub flags: &'a Overrides,
+}
+
+impl Config {
+    /// Puts the layers on each other.
+    ///
+    /// # Errors
+    /// Unknown keys, values out of range, a file that cannot be read: with
+    /// the file, the line and the names that may have been meant.
+    pub fn load(layers: &Layers) -> Outcome<Config> {
+        let values = KEYS.iter().map(|key| (key.default_value(layers.dir), Origin::Default));
+        let mut config = Config { values: values.collect(), file: None };
+        let mut set = |key: &'static Key, value: Value, origin: Origin| {
+            let at = KEYS.iter().position(|k| std::ptr::eq(k, key)).expect("keys are of the table");
+            config.values[at] = (key.resolve(value, layers.dir), origin);
+        };
+        for (name, text) in layers.remembered {
+            // What another version wrote may not fit: then the default does.
+            if let Some(key) = keys::find(name)
+                && let Ok(value) = key.parse(text)
+            {
+                set(key, value, Origin::Remembered);
+            }
+        }
+        let (path, named) = layers.file;
+        let text = read_file(path, named)?;
+        for (key, value, line) in parse(path, text.as_deref().unwrap_or_default())? {
+            set(key, value, Origin::File(path.to_owned(), line));
+        }
+        for key in &KEYS {
+            if let Some(text) = (layers.variable)(key.env) {
+                let value = key.parse(&text).map_err(|why| {
+                    Failure::usage(format!("environment variable {}: {why}", key.env))
+                        .try_this(format!("unset {}", key.env))
+                })?;
+                set(key, value, Origin::Variable(key.env));
+            }
+        }
+        for (key, text) in &layers.flags.0 {
+            let value = key
+                .parse(text)
+                .map_err(|why| Failure::usage(format!("flag --{}: {why}", key.flag)))?;
+            set(key, value, Origin::Flag(key.flag));
+        }
+        config.file = text.is_some().then(|| path.to_owned());
+        Ok(config)
+    }
+
+    /// Key, value and origin of everything.
+    pub fn all(&self) -> impl Iterator<Item = (&'static Key, &Value, &Origin)> {
+        KEYS.iter().zip(&self.values).map(|(key, (value, origin))| (key, value, origin))
+    }
+
+    /// One key, by a name of [`keys::name`].
+    pub fn get(&self, name: &str) -> (&Value, &Origin) {
+        let found = self.all().find(|(key, ..)| key.name == name);
+        found.map(|(_, value, origin)| (value, origin)).expect("names are those of the table")
+    }
+
+    /// A key of type bool.
+    pub fn flag(&self, name: &str) -> bool {
+        matches!(self.get(name).0, Value::Bool(true))
+    }
+
+    /// A key of type number.
+    pub fn number(&self, name: &str) -> u64 {
+        match self.get(name).0 {
+            Value::Int(n) => *n,
+            other => unreachable!("{name} is {other:?}, not a number"),
+        }
+    }
+
+    /// A key of type text or path.
+    pub fn text(&self, name: &str) -> String {
+        self.get(name).0.to_string()
+    }
+
+    /// A key that ends in `_sec` or `_ms`.
+    pub fn duration(&self, name: &str) -> Duration {
+        let n = self.number(name);
+        if name.ends_with("_ms") { Duration::from_millis(n) } else { Duration::from_secs(n) }
+    }
+}
+
+fn read_file(path: &Path, named: bool) -> Outcome<Option<String>> {
+    use std::io::Read;
+    let what = || format!("cannot read the configuration file {}", path.display());
+    let file = match std::fs::File::open(path) {
+        Ok(file) => file,
+        Err(e) if !named && e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        // Other users' volumes: who may not look inside gets the defaults.
+        Err(e) if !named && e.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
+        Err(e) => return Err(Failure::usage(what()).because(e)),
+    };
+    let mut text = String::new();
+    file.take(FILE_MAX + 1).read_to_string(&mut text).context(what)?;
+    if text.len() as u64 > FILE_MAX {
+        return Err(Failure::usage(what()).because(format!("it is longer than {FILE_MAX} bytes")));
+    }
+    Ok(Some(text))
+}
+
+/// Reads the file key by key. Serde's `deny_unknown_fields` would refuse the
+/// same files; walking the table ourselves tells the line and the near matches.
+fn parse(path: &Path, text: &str) -> Outcome<Vec<(&'static Key, Value, usize)>> {
+    // Bytes, not text: a position may lie within a character.
+    let line_of = |at: usize| text.bytes().take(at).filter(|b| *b == b'\n').count() + 1;
+    let wrong = |at: usize, what: String| {
+        Failure::usage(format!("{}, line {}: {what}", path.display(), line_of(at)))
+    };
+    let document = DeTable::parse(text)
+        .map_err(|e| wrong(e.span().map_or(0, |s| s.start), e.message().to_owned()))?;
+    let mut found = Vec::new();
+    let mut todo = vec![(String::new(), document.get_ref())];
+    while let Some((prefix, table)) = todo.pop() {
+        for (name, value) in table {
+            let at = name.span().start;
+            let full = format!("{prefix}{}", name.get_ref());
+            let section = format!("{full}.");
+            let is_section = KEYS.iter().any(|key| key.name.starts_with(&section));
+            match value.get_ref() {
+                DeValue::Table(inner) if is_section => todo.push((section, inner)),
+                _ if is_section => {
+                    let what = format!("`{full}` is a section: write `[{full}]`");
+                    return Err(wrong(at, what));
+                }
+                other => {
+                    let key = keys::find(&full).ok_or_else(|| {
+                        unknown(wrong(at, format!("unknown key `{full}`")), &full)
+                    })?;
+                    let value = from_toml(other).and_then(|value| key.check(value));
+                    let value = value.map_err(|why| wrong(at, format!("`{full}`: {why}")))?;
+                    found.push((key, value, line_of(at)));
+                }
+            }
+        }
+    }
+    Ok(found)
+}
+
+fn from_toml(value: &DeValue) -> Result<Value, String> {
+    match value {
+        DeValue::Boolean(b) => Ok(Value::Bool(*b)),
+        DeValue::String(s) => Ok(Value::Text(s.to_string())),
+        DeValue::Integer(n) => u64::from_str_radix(n.as_str(), n.radix())
+            .map(Value::Int)
+            .map_err(|_| format!("{} is out of range", n.as_str())),
+        other => Err(format!("a value can't be of type {}", other.type_str())),
+    }
+}
+
+fn unknown(failure: Failure, name: &str) -> Failure {
+    let mut near = keys::near(name).into_iter();
+    let meant = match near.next() {
+        Some(first) => {
+            near.fold(format!("did you mean `{first}`"), |text, other| {
+                format!("{text} or `{other}`")
+            }) + "? "
+        }
+        None => String::new(),
+    };
+    failure.try_this(format!("{meant}`tatami config --defaults` lists all keys"))
+}
+
+/// Refuses environment variables that look like ours and are not: a typo in
+/// one would otherwise go unseen.
+///
+/// # Errors
+/// A usage error with the near matches.
+pub fn check_variables(names: impl Iterator<Item = String>) -> Outcome {
+    for variable in names {
+        let ours = KEYS.iter().filter_map(|key| key.name.split_once('.')).any(|(section, _)| {
+            variable
+                .strip_prefix("TATAMI_")
+                .and_then(|rest| rest.strip_prefix(&section.to_uppercase()))
+                .is_some_and(|rest| rest.starts_with('_'))
+        });
+        if ours && !KEYS.iter().any(|key| key.env == variable) {
+            let name = variable["TATAMI_".len()..].to_lowercase().replacen('_', ".", 1);
+            let what = format!("unknown environment variable {variable} (key `{name}`)");
+            return Err(unknown(Failure::usage(what), &name));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Given {
+        file: String,
+        remembered: BTreeMap<String, String>,
+        variables: BTreeMap<String, String>,
+        flags: Overrides,
+    }
+
+    fn load(given: &Given) -> Outcome<Config> {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("tatami.toml");
+        std::fs::write(&path, &given.file).expect("written");
+        Config::load(&Layers {
+            dir: Path::new("/volume"),
+            file: (&path, true),
+            remembered: &given.remembered,
+            variable: &|name| given.variables.get(name).cloned(),
+            flags: &given.flags,
+        })
+    }
+
+    fn nothing() -> Given {
+        Given {
+            file: String::new(),
+            remembered: BTreeMap::new(),
+            variables: BTreeMap::new(),
+            flags: Overrides::default(),
+        }
+    }
+
+    /// Some value of the key that is not its default; `n` chooses.
+    fn sample(key: &Key, n: u64) -> (String, Value) {
+        match key.range {
+            keys::Range::Bool => {
+                let flip = key.default_value(Path::new("/")) == Value::Bool(n.is_multiple_of(2));
+                (flip.to_string(), Value::Bool(flip))
+            }
+            keys::Range::Int(min, _) => ((min + n).to_string(), Value::Int(min + n)),
+            keys::Range::OneOf(words) => {
+                let word = words[n as usize % words.len()];
+                (word.to_owned(), Value::Text(word.to_owned()))
+            }
+            _ => (format!("/v{n}"), Value::Text(format!("/v{n}"))),
+        }
+    }
+
+    fn toml_line(key: &Key, text: &str) -> String {
+        let quoted = match key.range {
+            keys::Range::Bool | keys::Range::Int(..) => text.to_owned(),
+            _ => format!("\"{text}\""),
+        };
+        format!("{} = {quoted}\n", key.name)
+    }
+
+    /// Every key can be set by file, variable and flag, and the later wins.
+    #[test]
+    fn each_layer_overrides_the_one_below_for_every_key() {
+        for key in &KEYS {
+            let mut given = nothing();
+            let check = |given: &Given, n: u64, origin: &str| {
+                let config = load(given).unwrap_or_else(|e| panic!("{}: {e}", key.name));
+                let (value, found) = config.get(key.name);
+                assert_eq!(*value, sample(key, n).1, "{}", key.name);
+                assert!(found.to_string().contains(origin), "{}: {found}", key.name);
+            };
+            given.remembered.insert(key.name.into(), sample(key, 1).0);
+            check(&given, 1, "last up");
+            given.file = toml_line(key, &sample(key, 2).0);
+            check(&given, 2, "tatami.toml:1");
+            given.variables.insert(key.env.into(), sample(key, 3).0);
+            check(&given, 3, key.env);
+            given.flags.0.push((key, sample(key, 4).0));
+            check(&given, 4, &format!("--{}", key.flag));
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_is_named_with_its_line_and_what_was_meant() {
+        let mut given = nothing();
+        given.file = "# comment\n[mount]\npassthruogh = true\n".into();
+        let error = load(&given).expect_err("unknown");
+        assert_eq!(error.exit, crate::error::Exit::Usage);
+        let text = error.report();
+        assert!(text.contains("tatami.toml, line 3: unknown key `mount.passthruogh`"), "{text}");
+        assert!(text.contains("did you mean `mount.passthrough`?"), "{text}");
+        given.file = "[mouth]\npath = \"/x\"\n".into();
+        assert!(
+            load(&given).expect_err("unknown").report().contains("line 1: unknown key `mouth`")
+        );
+    }
+
+    #[test]
+    fn wrong_values_are_named_with_what_is_right() {
+        for (file, part) in [
+            ("[node]\nlease_sec = 0\n", "line 2: `node.lease_sec`: 0 is not 1 to 86400 seconds"),
+            ("[node]\nlease_sec = -4\n", "-4 is out of range"),
+            ("mount.passthrough = \"on\"\n", "on is not true or false"),
+            ("mount.path = [1]\n", "type array"),
+            ("mount = 3\n", "`mount` is a section: write `[mount]`"),
+            ("log = \n", "line 1"),
+        ] {
+            let text = load(&Given { file: file.into(), ..nothing() }).expect_err(file).report();
+            assert!(text.contains(part), "{file}: {text}");
+        }
+    }
+
+    #[test]
+    fn mistyped_variables_are_found_and_others_let_be() {
+        let names = |n: &str| check_variables([n.to_owned()].into_iter());
+        assert!(names("TATAMI_MOUNT_PATH").is_ok());
+        assert!(names("TATAMI_TEST_DIR").is_ok() && names("PATH").is_ok());
+        let text = names("TATAMI_MOUNT_PASSTHROUG").expect_err("unknown").report();
+        assert!(text.contains("did you mean `mount.passthrough`"), "{text}");
+    }
+
+    proptest::proptest! {
+        /// Whatever a file holds, reading it ends, with values in range or an error.
+        #[test]
+        fn any_text_is_read_or_refused(text in proptest::prop_oneof![
+            ".{0,200}",
+            "(\\[(mount|node|x)\\]\n)?((path|lease_sec|passthrough|log|é) ?= ?(true|-?[0-9]{1,20}|0x[0-9a-f]{1,17}|\"[^\"]{0,9}\"|\\[\\]|\\{a=1\\}|1.5)\n){0,4}",
+        ]) {
+            if let Ok(found) = parse(Path::new("t.toml"), &text) {
+                for (key, value, line) in found {
+                    proptest::prop_assert!(key.check(value).is_ok());
+                    proptest::prop_assert!(line >= 1 && line <= text.lines().count());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn relative_paths_start_at_the_volume() {
+        let mut given = nothing();
+        given.file = "mount.path = \"here\"\n".into();
+        assert_eq!(load(&given).expect("good").text(keys::name::MOUNT_PATH), "/volume/here");
+    }
+}

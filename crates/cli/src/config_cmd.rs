@@ -1,0 +1,147 @@
+//! `tatami config`: what is in force, and why.
+
+use crate::error::Outcome;
+use crate::keys::{KEYS, Value};
+use crate::place::At;
+use crate::term::{DIM, HEAD, Out, Table};
+use crate::up::wrap;
+use anstyle::Style;
+use std::io::Write;
+
+/// `tatami config`
+#[derive(Debug, clap::Args)]
+pub struct ConfigArgs {
+    #[command(flatten)]
+    at: At,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// All keys with their meaning, range and default, as docs/CONFIG.md
+    #[arg(long, conflicts_with = "json")]
+    defaults: bool,
+}
+
+/// Prints the configuration.
+///
+/// # Errors
+/// A configuration that is wrong.
+pub fn run(args: &ConfigArgs) -> Outcome {
+    let mut out = Out::new();
+    if args.defaults {
+        out.write_all(reference().as_bytes())?;
+        out.flush()?;
+        return Ok(());
+    }
+    let place = args.at.open()?;
+    if args.json {
+        let keys: serde_json::Map<String, serde_json::Value> = place
+            .config
+            .all()
+            .map(|(key, value, origin)| {
+                let value = match value {
+                    Value::Bool(b) => serde_json::json!(b),
+                    Value::Int(n) => serde_json::json!(n),
+                    Value::Text(s) => serde_json::json!(s),
+                };
+                let entry = serde_json::json!({
+                    "value": value,
+                    "origin": origin.to_string(),
+                    "unit": key.unit,
+                    "range": key.range.to_string(),
+                    "flag": format!("--{}", key.flag),
+                    "variable": key.env,
+                });
+                (key.name.to_owned(), entry)
+            })
+            .collect();
+        let file = place.config.file.as_ref().map(|f| f.display().to_string());
+        out.json(&serde_json::json!({
+            "dir": place.dir.display().to_string(), "file": file, "keys": keys,
+        }))?;
+        return Ok(());
+    }
+    writeln!(out, "{} {}", out.paint(HEAD, "directory"), place.dir.display())?;
+    match &place.config.file {
+        Some(file) => writeln!(out, "{}      {}", out.paint(HEAD, "file"), file.display())?,
+        None => writeln!(out, "{}      none", out.paint(HEAD, "file"))?,
+    }
+    writeln!(out)?;
+    let mut table = Table::new(&["KEY", "VALUE", "FROM", "FLAG"]);
+    for (key, value, origin) in place.config.all() {
+        let plain = Style::new();
+        table.row([
+            (key.name.into(), plain),
+            (value.to_string(), HEAD),
+            (origin.to_string(), plain),
+            (format!("--{}", key.flag), DIM),
+        ]);
+    }
+    out.table(&table)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// `docs/CONFIG.md`, as it must be. A test compares the two.
+pub fn reference() -> String {
+    let mut text = String::from(
+        "# Configuration\n\n\
+         One TOML file, `DIR/tatami.toml` unless `--config FILE` or `TATAMI_CONFIG` names\n\
+         another, configures daemons, mounts and commands of a volume. `tatami up` writes\n\
+         one in which every key is explained and none is set. A key that does not exist is\n\
+         an error that names the line.\n\n\
+         Each key can be overridden by an environment variable, and that by a flag of any\n\
+         command. `tatami config` shows what is in force and who set it. This page is what\n\
+         `tatami config --defaults` prints.\n\n\
+         `--dir DIR` (`TATAMI_DIR`) says which volume: by default `/var/lib/tatami` for the\n\
+         superuser and `$XDG_DATA_HOME/tatami`, usually `~/.local/share/tatami`, for others.\n\
+         Relative paths in the configuration start there.\n\n\
+         | key | unit | default | range | variable | flag |\n|---|---|---|---|---|---|\n",
+    );
+    for key in &KEYS {
+        let unit = if key.unit.is_empty() { "" } else { key.unit };
+        text.push_str(&format!(
+            "| `{}` | {unit} | {} | {} | `{}` | `--{}` |\n",
+            key.name,
+            key.default_text(),
+            key.range,
+            key.env,
+            key.flag
+        ));
+    }
+    for key in &KEYS {
+        text.push_str(&format!("\n## {}\n\n{}\n", key.name, wrap(key.doc, 80).join("\n")));
+    }
+    text.push_str(
+        "\n## Other variables\n\n\
+         - `NO_COLOR`: when set, output has no colours, also on a terminal.\n\
+         - `TATAMI_DIR`, `TATAMI_CONFIG`: as `--dir` and `--config`.\n\n\
+         ## Files in the volume's directory\n\n\
+         | file | is |\n|---|---|\n\
+         | `tatami.toml` | the configuration; yours to edit |\n\
+         | `volume.toml` | the nodes with their addresses, sockets and data directories; see \
+         [FORMAT.md](FORMAT.md) |\n\
+         | `key` | the secret of the volume, mode 0600: whoever has it may act as any user |\n\
+         | `last-up.toml` | what `tatami up` was told last, and which data directories are in use |\n\
+         | `mounts/` | a record of each mount: its place, node and process |\n\
+         | `mount-logs/` | a log of each mount |\n\
+         | `node0/` … | the data directory of a node; in it `FORMAT`, `lock`, `meta/` and \
+         `objects/` (see [FORMAT.md](FORMAT.md)), its `socket`, its `log` (put aside as `log.old` \
+         at a start when it is over 16 MiB) and, while it runs, `pid` |\n",
+    );
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_and_the_table_agree() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIG.md");
+        let page = std::fs::read_to_string(path).expect("docs/CONFIG.md is there");
+        assert!(
+            page == reference(),
+            "docs/CONFIG.md is out of date: tatami config --defaults > docs/CONFIG.md"
+        );
+    }
+}

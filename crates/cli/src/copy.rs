@@ -1,0 +1,338 @@
+//! `tatami cp`: copies between the volume and this machine, or within the volume.
+
+use crate::error::{Failure, Outcome};
+use crate::files::{CHUNK, open};
+use crate::place::At;
+use crate::term;
+use crate::volume_path::{AnyPath, last, umask};
+use indicatif::ProgressBar;
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use tatami_client::tree::{FileHandle, Tree, join};
+use tatami_wire::{Errno, Kind, SetAttr, SetTime, Timestamp};
+
+/// `tatami cp`
+#[derive(Debug, clap::Args)]
+pub struct CpArgs {
+    #[command(flatten)]
+    at: At,
+    /// Directories with all that is in them
+    #[arg(short = 'r', short_alias = 'R', long)]
+    recursive: bool,
+    /// Keep permission bits and times
+    #[arg(short, long)]
+    preserve: bool,
+    /// Tell what is copied
+    #[arg(short, long)]
+    verbose: bool,
+    /// From where, and last, to where. At least one is in the volume, with a colon in front
+    #[arg(required = true, num_args = 2.., value_name = "PATH")]
+    paths: Vec<AnyPath>,
+}
+
+/// What is needed of a file to copy it.
+#[derive(Clone, Copy)]
+struct Facts {
+    kind: Kind,
+    mode: u16,
+    size: u64,
+    mtime: Timestamp,
+    /// Tells two paths of one file.
+    identity: (u64, u64),
+}
+
+/// A file being written, on either side.
+enum Sink {
+    Local(std::fs::File),
+    Volume(Box<FileHandle>),
+}
+
+/// Both sides with one set of verbs.
+struct Sides<'a> {
+    tree: &'a Tree,
+    umask: u16,
+}
+
+impl Sides<'_> {
+    fn facts(&self, path: &AnyPath, follow: bool) -> Result<Facts, Errno> {
+        match path {
+            AnyPath::Volume(path) => {
+                let a = self.tree.stat(path, follow)?;
+                let identity = (u64::MAX, a.ino.0);
+                Ok(Facts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
+            }
+            AnyPath::Local(path) => {
+                let m = if follow { path.metadata()? } else { path.symlink_metadata()? };
+                Ok(Facts {
+                    kind: Kind::from_mode(m.mode()).ok_or(Errno::EINVAL)?,
+                    mode: (m.mode() & 0o7777) as u16,
+                    size: m.size(),
+                    mtime: Timestamp { sec: m.mtime(), nsec: m.mtime_nsec() as u32 },
+                    identity: (m.dev(), m.ino()),
+                })
+            }
+        }
+    }
+
+    fn names(&self, path: &AnyPath) -> Result<Vec<Vec<u8>>, Errno> {
+        match path {
+            AnyPath::Volume(path) => {
+                let entries = self.tree.read_dir(path, false)?;
+                Ok(entries.into_iter().map(|e| e.name.into_vec()).collect())
+            }
+            AnyPath::Local(path) => {
+                let mut names = Vec::new();
+                for entry in std::fs::read_dir(path)? {
+                    names.push(entry?.file_name().into_vec());
+                }
+                names.sort_unstable();
+                Ok(names)
+            }
+        }
+    }
+
+    fn read(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
+        Ok(match path {
+            AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
+            AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
+        })
+    }
+
+    fn write(&self, path: &AnyPath, mode: u16) -> Result<Sink, Errno> {
+        Ok(match path {
+            AnyPath::Volume(path) => {
+                Sink::Volume(Box::new(self.tree.create(path, mode & 0o777, self.umask)?))
+            }
+            AnyPath::Local(path) => Sink::Local(
+                std::fs::OpenOptions::new()
+                    .write(true)
+                    .create(true)
+                    .truncate(true)
+                    .mode(u32::from(mode & 0o777))
+                    .open(path)?,
+            ),
+        })
+    }
+
+    fn mkdir(&self, path: &AnyPath, mode: u16) -> Result<(), Errno> {
+        // We must be able to fill it, whatever the original allows.
+        let mode = (mode & 0o777) | 0o700;
+        let made = match path {
+            AnyPath::Volume(path) => self.tree.mkdir(path, mode, self.umask).map(drop),
+            AnyPath::Local(path) => std::os::unix::fs::DirBuilderExt::mode(
+                &mut std::fs::DirBuilder::new(),
+                u32::from(mode),
+            )
+            .create(path)
+            .map_err(Errno::from),
+        };
+        match made {
+            Err(Errno::EEXIST) if self.facts(path, true)?.kind == Kind::Dir => Ok(()),
+            other => other,
+        }
+    }
+
+    fn link(&self, from: &AnyPath, to: &AnyPath) -> Result<(), Errno> {
+        let target = match from {
+            AnyPath::Volume(path) => self.tree.read_link(path)?,
+            AnyPath::Local(path) => std::fs::read_link(path)?.into_os_string().into_vec(),
+        };
+        match to {
+            AnyPath::Volume(path) => self.tree.symlink(path, &target).map(drop),
+            AnyPath::Local(path) => {
+                let target = std::ffi::OsStr::from_bytes(&target);
+                std::os::unix::fs::symlink(target, path).map_err(Errno::from)
+            }
+        }
+    }
+
+    fn keep(&self, path: &AnyPath, facts: &Facts) -> Result<(), Errno> {
+        match path {
+            AnyPath::Volume(path) => {
+                let set = SetAttr {
+                    mode: Some(facts.mode),
+                    mtime: Some(SetTime::At(facts.mtime)),
+                    ..SetAttr::default()
+                };
+                self.tree.set(path, set).map(drop)
+            }
+            AnyPath::Local(path) => {
+                let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
+                std::fs::set_permissions(path, mode)?;
+                let time = rustix::fs::Timespec {
+                    tv_sec: facts.mtime.sec,
+                    tv_nsec: i64::from(facts.mtime.nsec),
+                };
+                let omit = rustix::fs::Timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT };
+                let times = rustix::fs::Timestamps { last_access: omit, last_modification: time };
+                let flags = rustix::fs::AtFlags::empty();
+                rustix::fs::utimensat(rustix::fs::CWD, path, &times, flags)
+                    .map_err(|e| Errno(e.raw_os_error()))
+            }
+        }
+    }
+}
+
+/// `name` below a path of either side.
+fn below(path: &AnyPath, name: &[u8]) -> AnyPath {
+    match path {
+        AnyPath::Volume(path) => AnyPath::Volume(join(path, name)),
+        AnyPath::Local(path) => AnyPath::Local(path.join(std::ffi::OsStr::from_bytes(name))),
+    }
+}
+
+fn last_name(path: &AnyPath) -> Vec<u8> {
+    match path {
+        AnyPath::Volume(path) => last(path).to_vec(),
+        AnyPath::Local(path) => {
+            let name = path.file_name().map(|n| n.as_bytes().to_vec());
+            // `.` and `..` have a name once they are resolved.
+            let resolved = || path.canonicalize().ok()?.file_name().map(|n| n.as_bytes().to_vec());
+            name.or_else(resolved).unwrap_or_default()
+        }
+    }
+}
+
+/// Copies.
+///
+/// # Errors
+/// The first thing that cannot be copied.
+pub fn cp(args: &CpArgs) -> Outcome {
+    let (to, from) = args.paths.split_last().expect("clap asks for two");
+    if args.paths.iter().all(|p| matches!(p, AnyPath::Local(_))) {
+        return Err(Failure::usage("none of the paths is in the volume")
+            .try_this("put a colon in front: tatami cp FILE :/DIR/; within this machine, use cp"));
+    }
+    let (_, tree) = open(&args.at)?;
+    let sides = Sides { tree: &tree, umask: umask() };
+    let into = match sides.facts(to, true) {
+        Ok(facts) => facts.kind == Kind::Dir,
+        Err(Errno::ENOENT) => false,
+        Err(e) => return Err(to.failed("cannot copy to", e)),
+    };
+    let wants_dir = match to {
+        AnyPath::Volume(path) => path.ends_with(b"/"),
+        AnyPath::Local(path) => path.as_os_str().as_bytes().ends_with(b"/"),
+    };
+    if !into && (from.len() > 1 || (wants_dir && !args.recursive)) {
+        let failure = Failure::new(format!("{to} is not a directory"));
+        let remedy = match to {
+            AnyPath::Volume(_) => format!("tatami mkdir -p {to}"),
+            AnyPath::Local(_) => format!("mkdir -p {to}"),
+        };
+        return Err(failure.try_this(remedy));
+    }
+    for from in from {
+        let to = if into { below(to, &last_name(from)) } else { to.clone() };
+        copy_one(args, &sides, from, to)?;
+    }
+    Ok(())
+}
+
+fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcome {
+    // A link that is named is followed; those found below are copied as links.
+    let facts = sides.facts(from, !args.recursive).map_err(|e| from.failed("cannot copy", e))?;
+    if facts.kind == Kind::Dir && !args.recursive {
+        let failure = from.failed("cannot copy", Errno::EISDIR);
+        return Err(failure.try_this(format!("tatami cp -r {from} {to}")));
+    }
+    let bar = term::byte_bar(facts.size);
+    let mut todo = vec![(from.clone(), to, facts)];
+    let mut dirs: Vec<(AnyPath, Facts)> = Vec::new();
+    // What we make below the target is not copied into itself for ever.
+    let mut made = None;
+    while let Some((from, to, facts)) = todo.pop() {
+        if args.verbose {
+            bar.suspend(|| term::note(&format!("{from} -> {to}")));
+        }
+        let failed = |e| from.failed("cannot copy", e);
+        match facts.kind {
+            Kind::Dir => {
+                let names = sides.names(&from).map_err(failed)?;
+                sides.mkdir(&to, facts.mode).map_err(|e| to.failed("cannot make", e))?;
+                let own = sides.facts(&to, true).map_err(failed)?.identity;
+                let top = *made.get_or_insert(own);
+                for name in names.iter().rev() {
+                    let from = below(&from, name);
+                    let facts = match sides.facts(&from, false) {
+                        Ok(facts) => facts,
+                        Err(Errno::ENOENT) => continue, // removed meanwhile
+                        Err(e) => return Err(from.failed("cannot copy", e)),
+                    };
+                    if facts.identity == top {
+                        continue;
+                    }
+                    if facts.kind == Kind::File {
+                        bar.inc_length(facts.size);
+                    }
+                    todo.push((from, below(&to, name), facts));
+                }
+                dirs.push((to, facts));
+            }
+            Kind::Symlink => sides.link(&from, &to).map_err(|e| to.failed("cannot make", e))?,
+            Kind::File => {
+                if sides.facts(&to, true).is_ok_and(|t| t.identity == facts.identity) {
+                    return Err(Failure::new(format!("{from} and {to} are the same file")));
+                }
+                copy_file(sides, &from, &to, &facts, &bar)?;
+                if args.preserve {
+                    sides.keep(&to, &facts).map_err(|e| to.failed("cannot set times of", e))?;
+                }
+            }
+            _ => bar.suspend(|| term::note(&format!("{from}: skipped, it is no file"))),
+        }
+    }
+    // The innermost first: each copy below changes the times of what is above.
+    for (to, facts) in dirs.iter().rev().filter(|_| args.preserve) {
+        sides.keep(to, facts).map_err(|e| to.failed("cannot set times of", e))?;
+    }
+    bar.finish_and_clear();
+    Ok(())
+}
+
+fn copy_file(
+    sides: &Sides,
+    from: &AnyPath,
+    to: &AnyPath,
+    facts: &Facts,
+    bar: &ProgressBar,
+) -> Outcome {
+    bar.set_message(term::safe(&last_name(from)));
+    let mut source = sides.read(from).map_err(|e| from.failed("cannot read", e))?;
+    let mut sink = sides.write(to, facts.mode).map_err(|e| to.failed("cannot write", e))?;
+    let mut buffer = vec![0; CHUNK.min(facts.size.max(64 << 10) as usize)];
+    loop {
+        let n = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(from.failed("cannot read", Errno::from(e))),
+        };
+        let written = match &mut sink {
+            Sink::Local(file) => file.write_all(&buffer[..n]),
+            Sink::Volume(file) => file.write_all(&buffer[..n]),
+        };
+        written.map_err(|e| to.failed("cannot write", Errno::from(e)))?;
+        bar.inc(n as u64);
+    }
+    if let Sink::Volume(file) = sink {
+        file.close().map_err(|e| to.failed("cannot write", e))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_put_below_either_side() {
+        let volume = AnyPath::Volume(b"/a".to_vec());
+        assert_eq!(below(&volume, b"b"), AnyPath::Volume(b"/a/b".to_vec()));
+        assert_eq!(last_name(&volume), b"a");
+        let local = AnyPath::Local("/x".into());
+        assert_eq!(below(&local, b"b"), AnyPath::Local("/x/b".into()));
+        assert!(!last_name(&AnyPath::Local(".".into())).is_empty());
+    }
+}

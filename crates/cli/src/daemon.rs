@@ -1,0 +1,259 @@
+//! Daemons of nodes: running one in this process, starting and stopping them
+//! in the background.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::keys::name;
+use crate::place::{At, Place};
+use crate::process::{self, Record};
+use crate::ready::{self, Ready, Starting};
+use rustix::process::Signal;
+use std::ffi::OsString;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_node::{Durability, Node, NodeOptions};
+use tatami_wire::NodeId;
+use tatami_wire::admin::AdminCall;
+
+/// Longest wait for a daemon to end: it syncs what it has.
+const END_WAIT: Duration = Duration::from_secs(120);
+/// Longest wait for one that does not answer to turn out to be dying.
+const DYING_WAIT: Duration = Duration::from_secs(10);
+/// The same for one that was killed.
+const KILLED_WAIT: Duration = Duration::from_secs(15);
+
+/// How one daemon is started: `tatami node run`.
+#[derive(Debug, clap::Args)]
+pub struct RunArgs {
+    /// Data directory of the node; made if it is not there [default: the one
+    /// that the volume file names]
+    #[arg(long, value_name = "NODEDIR")]
+    pub dir: Option<PathBuf>,
+    /// Which node of the volume this is, by number or name [default: the one
+    /// whose data directory NODEDIR is]
+    #[arg(long, value_name = "NODE")]
+    pub node: Option<String>,
+    /// The map of nodes [default: NODEDIR/../volume.toml]
+    #[arg(long, value_name = "FILE")]
+    pub volume_file: Option<PathBuf>,
+    /// The volume's key; a file with mode 0600 [default: beside the volume file]
+    #[arg(long, value_name = "FILE")]
+    pub key_file: Option<PathBuf>,
+    /// Configuration file [default: beside the volume file]
+    #[arg(long, value_name = "FILE", env = "TATAMI_CONFIG", hide_env_values = true)]
+    pub config: Option<PathBuf>,
+    /// Keys of the configuration, as flags.
+    #[command(flatten)]
+    pub overrides: crate::config::Overrides,
+    /// Descriptor of a pipe on which to tell that it is ready
+    #[arg(long, value_name = "FD", hide = true)]
+    pub ready_fd: Option<i32>,
+}
+
+/// File in which a daemon notes its process.
+pub fn pid_file(node_dir: &Path) -> PathBuf {
+    node_dir.join("pid")
+}
+
+/// File to which a daemon in the background logs.
+pub fn log_file(node_dir: &Path) -> PathBuf {
+    node_dir.join("log")
+}
+
+/// Runs a daemon in this process until it is told to end.
+///
+/// # Errors
+/// It does not start, or does not end well.
+pub fn run(args: &RunArgs) -> Outcome {
+    let mut ready = Ready::take(args.ready_fd)?;
+    let (node, pid_file) = launch(args).map_err(|e| ready.failed(e))?;
+    ready.ready();
+    let result = node.run();
+    // Gone before the lock on the directory is: nobody else's is removed.
+    let _ = std::fs::remove_file(pid_file);
+    result.map_err(|e| Failure::new(e.to_string()))
+}
+
+fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
+    let absolute = |path: &Path| std::path::absolute(path).context(|| path.display().to_string());
+    let beside = args.dir.as_deref().map(absolute).transpose()?;
+    let beside = beside.as_deref().and_then(Path::parent);
+    let volume_file = match (&args.volume_file, beside) {
+        (Some(file), _) => absolute(file)?,
+        (None, Some(dir)) => dir.join("volume.toml"),
+        (None, None) => {
+            return Err(Failure::usage("which node? neither --dir nor --volume-file is given")
+                .try_this("tatami node run --dir NODEDIR; or tatami up, which does it all"));
+        }
+    };
+    let base = volume_file.parent().unwrap_or(Path::new("/")).to_owned();
+    let at = At {
+        dir: Some(base.clone()),
+        config: args.config.clone(),
+        overrides: args.overrides.clone(),
+    };
+    let place = at.open()?;
+    crate::log::start(&place.config, true)?;
+    let volume = VolumeFile::load(&volume_file).map_err(|e| Failure::new(e.to_string()))?;
+    let entry = which(&place, &volume, args)?;
+    let key_file = args.key_file.clone().unwrap_or_else(|| base.join("key"));
+    let key = KeyFile::load(&key_file).map_err(|e| Failure::new(e.to_string()))?;
+    let dir = args.dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
+    let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
+    options.lease = place.config.duration(name::NODE_LEASE);
+    options.durability = match place.config.text(name::NODE_DURABILITY).as_str() {
+        "sync" => Durability::Sync,
+        _ => Durability::Process,
+    };
+    options.version = env!("CARGO_PKG_VERSION").to_owned();
+    let node = Node::start(options).map_err(|e| Failure::new(e.to_string()))?;
+    let pid_file = pid_file(&dir);
+    Record::of_self().save(&pid_file)?;
+    Ok((node, pid_file))
+}
+
+/// The node meant: by name, or by its directory.
+fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&'a NodeEntry> {
+    if let Some(node) = &args.node {
+        return place.find_node(volume, node);
+    }
+    let dir = args.dir.as_deref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.into()));
+    match (dir, &volume.nodes[..]) {
+        (None, [only]) => Ok(only),
+        (Some(dir), nodes) => nodes.iter().find(|n| n.dir == dir).ok_or_else(|| {
+            Failure::usage(format!("no node of the volume has the directory {}", dir.display()))
+                .try_this("say which node it is: --node N")
+        }),
+        _ => Err(Failure::usage("the volume has several nodes").try_this("--node N")),
+    }
+}
+
+/// Whether the daemon of this node runs on this machine.
+pub fn running(entry: &NodeEntry) -> Option<process::Running> {
+    process::recorded(&pid_file(&entry.dir))
+}
+
+/// Whether the daemon of this node runs and answers. One that is just dying is
+/// waited for.
+///
+/// # Errors
+/// It runs and does not answer.
+pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome<bool> {
+    let Some(process) = running(entry) else { return Ok(false) };
+    let Err(error) = place.ask(volume, entry, &AdminCall::Ping) else { return Ok(true) };
+    // One that is dying refuses; one that hangs keeps silent.
+    if !error.is_timeout() && process.wait(DYING_WAIT) {
+        return Ok(false);
+    }
+    Err(Failure::degraded(format!(
+        "{} runs (process {}) and does not answer",
+        entry.name, process.pid
+    ))
+    .because(error)
+    .try_this(format!(
+        "see its log, {}; to end it: tatami node stop --force{} {}",
+        log_file(&entry.dir).display(),
+        place.dir_flag(),
+        entry.name
+    )))
+}
+
+/// Starts the daemon of a node in the background.
+///
+/// # Errors
+/// Those of the system.
+pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
+    let what = || format!("cannot make {}", entry.dir.display());
+    if place.remembered(&made_key(entry)).is_some() && !entry.dir.join("FORMAT").exists() {
+        // An empty directory would do for a new node, and the old one's files would be gone.
+        return Err(Failure::new(format!("the data of {} is not there", entry.name))
+            .because(format!("{} held a node and holds none now", entry.dir.display()))
+            .try_this(format!(
+                "mount the disk that it lies on; or, if it is lost for good and {} is to begin \
+                 empty, remove the line \"{}\" from {}",
+                entry.name,
+                made_key(entry),
+                place.dir.join("last-up.toml").display()
+            )));
+    }
+    // Others may pass through to the socket, where the daemon knows them by
+    // their user id; what lies beside it is closed to them.
+    if !entry.dir.exists() {
+        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&entry.dir).context(what)?;
+    }
+    let mut arguments: Vec<OsString> = ["node", "run", "--dir"].map(Into::into).into();
+    arguments.push(entry.dir.clone().into());
+    arguments.extend(["--node".into(), OsString::from(&entry.name)]);
+    arguments.extend(["--volume-file".into(), place.volume_file().into()]);
+    arguments.extend(["--key-file".into(), place.key_file().into()]);
+    arguments.extend(place.at.arguments());
+    ready::start(&entry.name, &arguments, &log_file(&entry.dir))
+}
+
+fn made_key(entry: &NodeEntry) -> String {
+    format!("made-{}", entry.id)
+}
+
+/// Notes that the node's data directory is in use from now on: it is not to be
+/// made anew when it is missing.
+///
+/// # Errors
+/// Those of the file system.
+pub fn note_made(place: &Place, entry: &NodeEntry) -> Outcome {
+    place.remember(&[(made_key(entry).as_str(), entry.dir.display().to_string())])
+}
+
+/// Stops the daemon of a node. False if it does not run.
+///
+/// # Errors
+/// It does not end.
+pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) -> Outcome<bool> {
+    let Some(process) = running(entry) else { return Ok(false) };
+    // A daemon that was started anew since may answer under another number:
+    // then the order reaches it and the wait below ends at once.
+    if let Err(error) = place.ask(volume, entry, &AdminCall::Shutdown) {
+        tracing::debug!(node = entry.name, %error, "no answer to the order, so a signal");
+        // Who has kept silent for so long would not hear that either.
+        let hangs = force && error.is_timeout();
+        process.signal(if hangs { Signal::KILL } else { Signal::TERM });
+    }
+    let mut ended = process.wait(if force { KILLED_WAIT } else { END_WAIT });
+    if !ended && force {
+        process.signal(Signal::KILL);
+        ended = process.wait(KILLED_WAIT);
+    }
+    if !ended {
+        return Err(Failure::new(format!(
+            "{} (process {}) does not end after {} s",
+            entry.name,
+            process.pid,
+            END_WAIT.as_secs()
+        ))
+        .because(format!("see its log: {}", log_file(&entry.dir).display()))
+        .try_this(format!(
+            "tatami down --force{} breaks it off; what was not synced is recovered at its next start",
+            place.dir_flag()
+        )));
+    }
+    let _ = std::fs::remove_file(pid_file(&entry.dir));
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::{Value, find};
+
+    #[test]
+    fn defaults_are_those_of_the_library() {
+        let default = |name| find(name).expect("a key").default_value(Path::new("/"));
+        let lease = NodeOptions::LEASE.as_secs();
+        assert_eq!(default(name::NODE_LEASE), Value::Int(lease));
+        assert_eq!(default(name::NODE_DURABILITY), Value::Text("process".into()));
+        assert_eq!(Durability::default(), Durability::Process);
+        let patience =
+            tatami_client::Options::new(tatami_client::Endpoint::Tcp("x:1".into())).patience;
+        assert_eq!(default(name::CLIENT_PATIENCE), Value::Int(patience.as_secs()));
+    }
+}

@@ -1,0 +1,109 @@
+//! `tatami down`: unmounts and stops what runs of a volume.
+
+use crate::daemon;
+use crate::error::{Context, Failure, Outcome};
+use crate::mountinfo;
+use crate::mounts::{self, MountRecord};
+use crate::place::{At, Place};
+use crate::term::{self, Out};
+use crate::users;
+use std::io::Write;
+
+/// `tatami down`
+#[derive(Debug, clap::Args)]
+pub struct DownArgs {
+    #[command(flatten)]
+    at: At,
+    /// Detach mounts even while programs use them, and end daemons that do
+    /// not end by themselves
+    #[arg(long)]
+    force: bool,
+}
+
+/// Stops everything. That nothing runs is no error.
+///
+/// # Errors
+/// A mount is in use (then nothing is stopped), or something does not end.
+pub fn run(args: &DownArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let _lock = place.lock()?;
+    // Called from within a mount, we are not to keep it busy ourselves.
+    std::env::set_current_dir("/").context(|| "cannot leave the working directory".to_owned())?;
+    let how = format!("tatami down --force{}", place.dir_flag());
+    let records = MountRecord::of_volume(&place.dir);
+    if !args.force {
+        // All are looked at before the first is unmounted: all or nothing.
+        refuse_busy(&records, &how)?;
+    }
+    let spinner = term::spinner("unmounting");
+    let mut unmounted = 0;
+    for record in &records {
+        spinner.set_message(format!("unmounting {}", record.path.display()));
+        unmounted += usize::from(mountinfo::at(&record.path).is_some());
+        mounts::end(&place.dir, &record.path, args.force, &how)?;
+    }
+    let stopped = stop_nodes(&place, &volume, args.force, &spinner)?;
+    spinner.finish_and_clear();
+    let mut out = Out::new();
+    if unmounted + stopped == 0 {
+        writeln!(out, "Volume {} did not run.", volume.name)?;
+    } else {
+        writeln!(
+            out,
+            "Volume {} is down: {unmounted} unmounted, {stopped} stopped. \
+             `tatami up{}` finds everything again.",
+            volume.name,
+            place.dir_flag()
+        )?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn refuse_busy(records: &[MountRecord], how: &str) -> Outcome {
+    let mut said = Vec::new();
+    for record in records {
+        if mountinfo::at(&record.path).is_some() {
+            let users = users::of(&record.path);
+            if !users.is_empty() {
+                said.push(format!("{}: {}", record.path.display(), users::describe(&users)));
+            }
+        }
+    }
+    if said.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new("the volume is in use; nothing was stopped")
+        .because(said.join("\n"))
+        .try_this(format!(
+            "end these programs or let them leave the directory; or break it off: {how}"
+        )))
+}
+
+fn stop_nodes(
+    place: &Place,
+    volume: &tatami_cluster::VolumeFile,
+    force: bool,
+    spinner: &indicatif::ProgressBar,
+) -> Outcome<usize> {
+    let mut stopped = 0;
+    let mut result = Ok(());
+    // Those that serve shards go last: the others hand in their last words.
+    let serves = |id: u16| volume.shards.iter().any(|n| n.0 == id);
+    let mut order: Vec<_> = volume.nodes.iter().collect();
+    order.sort_by_key(|n| serves(n.id));
+    for entry in order {
+        spinner.set_message(format!("stopping {}", entry.name));
+        match daemon::stop(place, volume, entry, force) {
+            Ok(ran) => stopped += usize::from(ran),
+            Err(e) => {
+                if let Err(earlier) = std::mem::replace(&mut result, Err(e)) {
+                    term::complain(&earlier.report());
+                }
+            }
+        }
+    }
+    result.map(|()| stopped)
+}

@@ -1,0 +1,117 @@
+//! `tatami exec`: runs a program that sees one node's mount at a common path.
+//!
+//! On a real cluster every node mounts the volume at the same place. Several
+//! nodes on one machine cannot, so the program gets a mount namespace of its
+//! own in which that place shows the mount of the node it belongs to.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::keys::name;
+use crate::mount_cmd;
+use crate::mountinfo::{self, FS_TYPE};
+use crate::mounts::MountRecord;
+use crate::node_cmd;
+use crate::place::At;
+use rustix::mount::{MountPropagationFlags, mount_bind, mount_change};
+use rustix::process::{getegid, geteuid};
+use rustix::thread::UnshareFlags;
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// `tatami exec`
+#[derive(Debug, clap::Args)]
+pub struct ExecArgs {
+    #[command(flatten)]
+    at: At,
+    /// Whose mount, by number or name; `rank`: the process's number in its
+    /// MPI or Slurm job, modulo the number of nodes
+    #[arg(long, value_name = "NODE", default_value = "0")]
+    node: String,
+    /// Where the program sees it [default: the path at which `tatami up` mounts]
+    #[arg(long = "at", value_name = "PATH")]
+    at_path: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Becomes the program.
+///
+/// # Errors
+/// The node has no mount, or no namespace can be had, or there is no such program.
+pub fn run(args: &ExecArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let entry = if args.node == "rank" {
+        &volume.nodes[node_cmd::rank()? % volume.nodes.len()]
+    } else {
+        place.find_node(&volume, &args.node)?
+    };
+    let source = mount_of(&place.dir, entry.id).ok_or_else(|| {
+        Failure::degraded(format!("{} is not mounted on this machine", entry.name))
+            .try_this(format!("tatami up{}", place.dir_flag()))
+    })?;
+    let target = match &args.at_path {
+        Some(path) => path.clone(),
+        None => PathBuf::from(place.config.text(name::MOUNT_PATH)),
+    };
+    let target = mount_cmd::resolve(&target)?;
+    if target != source {
+        if !target.is_dir() {
+            return Err(Failure::new(format!("{} is not a directory", target.display()))
+                .try_this(format!("mkdir -p {}", target.display())));
+        }
+        let here = std::env::current_dir();
+        bind(&source, &target)?;
+        // Entered again by its path: it may lie on what is now covered.
+        if let Ok(here) = here
+            && let Err(error) = std::env::set_current_dir(&here)
+        {
+            tracing::debug!(%error, "the working directory stays the one of before");
+        }
+    }
+    let (program, arguments) = args.command.split_first().expect("clap asks for one");
+    let error = Command::new(program).args(arguments).exec();
+    Err(Failure::new(format!("cannot run {}", program.display())).because(error))
+}
+
+/// Where a node is mounted: where `up` put it, if it is still there.
+fn mount_of(dir: &Path, node: u16) -> Option<PathBuf> {
+    let records = MountRecord::of_volume(dir);
+    let alive = |r: &&MountRecord| {
+        r.node == node && mountinfo::at(&r.path).is_some_and(|m| m.fs_type == FS_TYPE)
+    };
+    records.iter().find(alive).map(|r| r.path.clone())
+}
+
+fn bind(source: &Path, target: &Path) -> Outcome {
+    unshare()?;
+    let what = || format!("cannot show {} at {}", source.display(), target.display());
+    // Nothing of ours is to be seen outside; what others unmount, goes here too.
+    let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+    mount_change("/", flags).context(what)?;
+    mount_bind(source, target).context(what)
+}
+
+fn unshare() -> Outcome {
+    // SAFETY: the process has one thread, and no descriptors are shared or closed.
+    let own = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) };
+    let Err(error) = own else { return Ok(()) };
+    // Ordinary users may have mounts of their own within a user namespace.
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    // SAFETY: as above.
+    let user =
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) };
+    let mapped = user.map_err(std::io::Error::from).and_then(|()| {
+        std::fs::write("/proc/self/setgroups", "deny")?;
+        std::fs::write("/proc/self/uid_map", format!("{uid} {uid} 1"))?;
+        std::fs::write("/proc/self/gid_map", format!("{gid} {gid} 1"))
+    });
+    mapped.map_err(|second| {
+        Failure::new("cannot get a mount namespace")
+            .because(format!("{error}; and not as a user namespace either: {second}"))
+            .try_this("run it as root; or use the node's mount by its own path")
+    })
+}

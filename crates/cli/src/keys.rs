@@ -1,0 +1,372 @@
+//! All configuration keys: one table from which files, flags, environment
+//! variables and `docs/CONFIG.md` are read, written and checked.
+
+use std::fmt;
+use std::path::Path;
+
+/// What a key holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Value {
+    /// `true` or `false`.
+    Bool(bool),
+    /// A number, in the unit that the key's name ends in.
+    Int(u64),
+    /// Text, or a path.
+    Text(String),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Value::Bool(b) => write!(f, "{b}"),
+            Value::Int(n) => write!(f, "{n}"),
+            Value::Text(s) => f.write_str(s),
+        }
+    }
+}
+
+/// What a key may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Range {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number between these two, inclusive.
+    Int(u64, u64),
+    /// Text of 1 to this many bytes.
+    Text(usize),
+    /// One of these words.
+    OneOf(&'static [&'static str]),
+    /// A path; a relative one is taken from the directory of the volume.
+    Path,
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Range::Bool => f.write_str("true or false"),
+            Range::Int(min, max) => write!(f, "{min} to {max}"),
+            Range::Text(max) => write!(f, "text of 1 to {max} bytes"),
+            Range::OneOf(words) => f.write_str(&words.join(" or ")),
+            Range::Path => f.write_str("a path"),
+        }
+    }
+}
+
+/// One configuration key.
+#[derive(Debug)]
+pub struct Key {
+    /// `section.name` in the file.
+    pub name: &'static str,
+    /// `--…` on the command line.
+    pub flag: &'static str,
+    /// The environment variable.
+    pub env: &'static str,
+    /// What it may hold.
+    pub range: Range,
+    /// Its unit; empty where it has none.
+    pub unit: &'static str,
+    /// The default as text: for users that are not the superuser, and for the superuser.
+    default: [&'static str; 2],
+    /// What it does, in a sentence or two.
+    pub doc: &'static str,
+}
+
+/// Names of the keys, for those who ask for their values.
+pub mod name {
+    #![allow(missing_docs)] // the table below says what each means
+    pub const LOG: &str = "log";
+    pub const VOLUME_NAME: &str = "volume.name";
+    pub const NODE_LISTEN: &str = "node.listen";
+    pub const NODE_LEASE: &str = "node.lease_sec";
+    pub const NODE_DURABILITY: &str = "node.durability";
+    pub const CLIENT_PATIENCE: &str = "client.patience_sec";
+    pub const MOUNT_ENABLED: &str = "mount.enabled";
+    pub const MOUNT_PATH: &str = "mount.path";
+    pub const MOUNT_PASSTHROUGH: &str = "mount.passthrough";
+    pub const MOUNT_ALLOW_OTHER: &str = "mount.allow_other";
+    pub const MOUNT_THREADS: &str = "mount.threads";
+    pub const MOUNT_THREADS_MAX: &str = "mount.threads_max";
+    pub const MOUNT_ENTRY_TIMEOUT: &str = "mount.entry_timeout_ms";
+    pub const MOUNT_ATTR_TIMEOUT: &str = "mount.attr_timeout_ms";
+}
+
+/// Every key. Those of one section follow each other.
+pub static KEYS: [Key; 14] = [
+    Key {
+        name: name::LOG,
+        flag: "log",
+        env: "TATAMI_LOG",
+        range: Range::Text(1024),
+        unit: "",
+        default: ["info", "info"],
+        doc: "What daemons, mounts and commands log: error, warn, info, debug or trace, also by \
+              module, for example info,tatami_node=debug. Commands log to standard error, and \
+              only when this is set.",
+    },
+    Key {
+        name: name::VOLUME_NAME,
+        flag: "volume-name",
+        env: "TATAMI_VOLUME_NAME",
+        range: Range::Text(255),
+        unit: "",
+        default: ["tatami", "tatami"],
+        doc: "Name of the volume. Used when `tatami up` makes it; later it is kept in volume.toml.",
+    },
+    Key {
+        name: name::NODE_LISTEN,
+        flag: "node-listen",
+        env: "TATAMI_NODE_LISTEN",
+        range: Range::Text(255),
+        unit: "",
+        default: ["127.0.0.1", "127.0.0.1"],
+        doc: "Host name or address on which new nodes listen. Used when `tatami up` makes the \
+              volume: it chooses a free port for each node and keeps it in volume.toml.",
+    },
+    Key {
+        name: name::NODE_LEASE,
+        flag: "node-lease-sec",
+        env: "TATAMI_NODE_LEASE_SEC",
+        range: Range::Int(1, 86_400),
+        unit: "seconds",
+        default: ["60", "60"],
+        doc: "How long a client may be out of contact before a daemon gives up what that client \
+              holds: files that it keeps open after their unlink, sizes it has not told yet.",
+    },
+    Key {
+        name: name::NODE_DURABILITY,
+        flag: "node-durability",
+        env: "TATAMI_NODE_DURABILITY",
+        range: Range::OneOf(&["process", "sync"]),
+        unit: "",
+        default: ["process", "process"],
+        doc: "What an acknowledged change of names survives. process: the death of the daemon, \
+              and after an fsync of a file also a power cut, as with ext4. sync: always a power \
+              cut, for one fsync of the disk for all requests that arrive together.",
+    },
+    Key {
+        name: name::CLIENT_PATIENCE,
+        flag: "client-patience-sec",
+        env: "TATAMI_CLIENT_PATIENCE_SEC",
+        range: Range::Int(0, 86_400),
+        unit: "seconds",
+        default: ["60", "60"],
+        doc: "How long an operation, also one on a mount, waits for a daemon that is down before \
+              it fails with EHOSTDOWN.",
+    },
+    Key {
+        name: name::MOUNT_ENABLED,
+        flag: "mount-enabled",
+        env: "TATAMI_MOUNT_ENABLED",
+        range: Range::Bool,
+        unit: "",
+        default: ["true", "true"],
+        doc: "Whether `tatami up` mounts the volume. `up --no-mount` sets it to false.",
+    },
+    Key {
+        name: name::MOUNT_PATH,
+        flag: "mount-path",
+        env: "TATAMI_MOUNT_PATH",
+        range: Range::Path,
+        unit: "",
+        default: ["mnt", "/mnt/tatami"],
+        doc: "Where `tatami up` mounts the volume: at this path with one node; with several, \
+              each node has its mount below it: node0, node1 and so on. `up --mount` sets it. \
+              The last one given is remembered by later `up`s.",
+    },
+    Key {
+        name: name::MOUNT_PASSTHROUGH,
+        flag: "mount-passthrough",
+        env: "TATAMI_MOUNT_PASSTHROUGH",
+        range: Range::Bool,
+        unit: "",
+        default: ["true", "true"],
+        doc: "Whether the kernel may read and write files of the mount's own node directly on \
+              the disk. Where that is impossible a mount works without; `tatami status` says so.",
+    },
+    Key {
+        name: name::MOUNT_ALLOW_OTHER,
+        flag: "mount-allow-other",
+        env: "TATAMI_MOUNT_ALLOW_OTHER",
+        range: Range::Bool,
+        unit: "",
+        default: ["false", "true"],
+        doc: "Whether users other than the one who mounted may use a mount; permissions apply. \
+              Ordinary users need `user_allow_other` in /etc/fuse.conf for it.",
+    },
+    Key {
+        name: name::MOUNT_THREADS,
+        flag: "mount-threads",
+        env: "TATAMI_MOUNT_THREADS",
+        range: Range::Int(1, 1024),
+        unit: "",
+        default: ["2", "2"],
+        doc: "Threads that a mount keeps for requests of the kernel.",
+    },
+    Key {
+        name: name::MOUNT_THREADS_MAX,
+        flag: "mount-threads-max",
+        env: "TATAMI_MOUNT_THREADS_MAX",
+        range: Range::Int(1, 1024),
+        unit: "",
+        default: ["64", "64"],
+        doc: "Most threads of a mount. Each request that waits for a node occupies one; so many \
+              can wait before others have to.",
+    },
+    Key {
+        name: name::MOUNT_ENTRY_TIMEOUT,
+        flag: "mount-entry-timeout-ms",
+        env: "TATAMI_MOUNT_ENTRY_TIMEOUT_MS",
+        range: Range::Int(0, 3_600_000),
+        unit: "milliseconds",
+        default: ["0", "0"],
+        doc: "How long the kernel may believe a name without asking. Above 0, lookups are \
+              faster, and other nodes' changes of names are seen that much later.",
+    },
+    Key {
+        name: name::MOUNT_ATTR_TIMEOUT,
+        flag: "mount-attr-timeout-ms",
+        env: "TATAMI_MOUNT_ATTR_TIMEOUT_MS",
+        range: Range::Int(0, 3_600_000),
+        unit: "milliseconds",
+        default: ["0", "0"],
+        doc: "How long the kernel may believe attributes without asking. Above 0, stat is \
+              faster, and other nodes' changes of attributes are seen that much later.",
+    },
+];
+
+/// The key of that name.
+pub fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+impl Key {
+    /// The value when nobody sets one, for the current user and a volume in `dir`.
+    pub fn default_value(&self, dir: &Path) -> Value {
+        let root = rustix::process::geteuid().is_root();
+        let value = self.parse(self.default[usize::from(root)]);
+        self.resolve(value.expect("defaults are in range, a test checks it"), dir)
+    }
+
+    /// The default for people: two where the superuser has another one.
+    pub fn default_text(&self) -> String {
+        match self.default {
+            [one, other] if one == other => one.to_owned(),
+            [user, root] => format!("{root} for the superuser, {user} for others"),
+        }
+    }
+
+    /// Reads text from a flag or the environment.
+    ///
+    /// # Errors
+    /// A sentence with what is allowed.
+    pub fn parse(&self, text: &str) -> Result<Value, String> {
+        let wrong = || format!("{text:?} is not {}", self.allowed());
+        let value = match self.range {
+            Range::Bool => Value::Bool(text.parse().map_err(|_| wrong())?),
+            Range::Int(..) => Value::Int(text.parse().map_err(|_| wrong())?),
+            Range::Text(_) | Range::OneOf(_) | Range::Path => Value::Text(text.to_owned()),
+        };
+        self.check(value)
+    }
+
+    /// Whether the value is one that the key may hold.
+    ///
+    /// # Errors
+    /// A sentence with what is allowed.
+    pub fn check(&self, value: Value) -> Result<Value, String> {
+        let fits = match (&value, self.range) {
+            (Value::Bool(_), Range::Bool) => true,
+            (Value::Int(n), Range::Int(min, max)) => (min..=max).contains(n),
+            (Value::Text(s), Range::Text(max)) => !s.is_empty() && s.len() <= max,
+            (Value::Text(s), Range::OneOf(words)) => words.contains(&s.as_str()),
+            (Value::Text(s), Range::Path) => !s.is_empty(),
+            _ => false,
+        };
+        if fits { Ok(value) } else { Err(format!("{value} is not {}", self.allowed())) }
+    }
+
+    /// Makes relative paths absolute.
+    pub fn resolve(&self, value: Value, dir: &Path) -> Value {
+        match value {
+            Value::Text(s) if self.range == Range::Path => {
+                Value::Text(dir.join(s).to_string_lossy().into_owned())
+            }
+            other => other,
+        }
+    }
+
+    fn allowed(&self) -> String {
+        match self.unit {
+            "" => self.range.to_string(),
+            unit => format!("{} {unit}", self.range),
+        }
+    }
+}
+
+/// The names most like `name`, for a message; the nearest first.
+pub fn near(name: &str) -> Vec<&'static str> {
+    let last = |s: &str| s.rsplit('.').next().unwrap_or_default().to_owned();
+    let mut found: Vec<(usize, &str)> = KEYS
+        .iter()
+        .map(|key| {
+            // A right name in a wrong section is near too.
+            let whole = strsim::damerau_levenshtein(name, key.name);
+            let part = strsim::damerau_levenshtein(&last(name), &last(key.name)) + 1;
+            (whole.min(part), key.name)
+        })
+        .filter(|(distance, _)| *distance <= 3)
+        .collect();
+    found.sort_unstable();
+    found.into_iter().map(|(_, name)| name).take(3).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_and_variables_follow_from_the_name() {
+        for key in &KEYS {
+            assert_eq!(key.flag, key.name.replace(['.', '_'], "-"));
+            assert_eq!(key.env, format!("TATAMI_{}", key.name.replace('.', "_").to_uppercase()));
+            let unit = match key.name.rsplit('_').next() {
+                Some("sec") => "seconds",
+                Some("ms") => "milliseconds",
+                _ => "",
+            };
+            assert_eq!(key.unit, unit, "{}", key.name);
+        }
+    }
+
+    #[test]
+    fn defaults_are_in_range_and_ranges_are_kept() {
+        for key in &KEYS {
+            for default in key.default {
+                key.parse(default).unwrap_or_else(|e| panic!("{}: {e}", key.name));
+            }
+            assert!(key.parse("").is_err(), "{} takes nothing", key.name);
+            match key.range {
+                Range::Int(min, max) => {
+                    assert!(key.parse(&max.to_string()).is_ok());
+                    assert!(key.parse(&(max + 1).to_string()).is_err());
+                    assert!(min == 0 || key.parse(&(min - 1).to_string()).is_err());
+                    assert!(key.parse("-1").is_err() && key.parse("1s").is_err());
+                }
+                Range::Bool => assert!(key.parse("yes").is_err()),
+                Range::Text(max) => assert!(key.parse(&"x".repeat(max + 1)).is_err()),
+                Range::OneOf(words) => {
+                    assert!(words.iter().all(|word| key.parse(word).is_ok()));
+                    assert!(key.parse("another").is_err());
+                }
+                Range::Path => {}
+            }
+        }
+    }
+
+    #[test]
+    fn near_misses_are_guessed() {
+        assert_eq!(near("mount.passthruogh"), ["mount.passthrough"]);
+        assert_eq!(near("node.passthrough"), ["mount.passthrough"]);
+        assert!(near("quite.different").is_empty());
+    }
+}

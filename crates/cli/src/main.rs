@@ -1,0 +1,83 @@
+//! The `tatami` command: what a person at a terminal, or a script, says to a
+//! volume. It parses, calls the libraries, and prints; rules live below.
+
+mod args;
+mod bench_cmd;
+mod config;
+mod config_cmd;
+mod copy;
+mod daemon;
+mod down;
+mod error;
+mod exec;
+mod files;
+mod fsck_cmd;
+mod keys;
+mod listing;
+mod log;
+mod manual;
+mod mount_cmd;
+mod mountinfo;
+mod mounts;
+mod node_cmd;
+mod place;
+mod process;
+mod ready;
+mod status;
+mod term;
+mod up;
+mod users;
+mod volume_path;
+mod where_cmd;
+
+use args::{Cli, Command};
+use clap::Parser;
+use error::{Exit, Outcome};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are "errors" that go to standard output.
+            let code = if error.use_stderr() { Exit::Usage.code() } else { 0 };
+            let _ = error.print();
+            return ExitCode::from(code);
+        }
+    };
+    match run(&cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            // A command that has said all by its output leaves the text empty.
+            if !failure.what.is_empty() {
+                term::complain(&failure.report());
+            }
+            ExitCode::from(failure.exit.code())
+        }
+    }
+}
+
+fn run(command: &Command) -> Outcome {
+    match command {
+        Command::Up(args) => up::run(args),
+        Command::Down(args) => down::run(args),
+        Command::Status(args) => status::run(args),
+        Command::Node { command } => node_cmd::run(command),
+        Command::Mount(args) => mount_cmd::mount(args),
+        Command::Umount(args) => mount_cmd::umount(args),
+        Command::Where(args) => where_cmd::run(args),
+        Command::Ls(args) => files::ls(args),
+        Command::Cp(args) => copy::cp(args),
+        Command::Cat(args) => files::cat(args),
+        Command::Rm(args) => files::rm(args),
+        Command::Mkdir(args) => files::mkdir(args),
+        Command::Stat(args) => files::stat(args),
+        Command::Df(args) => files::df(args),
+        Command::Fsck(args) => fsck_cmd::run(args),
+        Command::Bench(args) => bench_cmd::run(args),
+        Command::Exec(args) => exec::run(args),
+        Command::Config(args) => config_cmd::run(args),
+        Command::Completions(args) => manual::completions(args),
+        Command::Man(args) => manual::pages(args),
+    }
+}

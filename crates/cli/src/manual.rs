@@ -1,0 +1,195 @@
+//! Completion scripts and manual pages, made from the command line's definition.
+
+use crate::args::Cli;
+use crate::error::{Context, Outcome};
+use crate::keys::KEYS;
+use clap::CommandFactory;
+use clap_mangen::Man;
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// `tatami completions`
+#[derive(Debug, clap::Args)]
+pub struct CompletionsArgs {
+    /// Which shell
+    shell: clap_complete::Shell,
+}
+
+/// `tatami man`
+#[derive(Debug, clap::Args)]
+pub struct ManArgs {
+    /// Write tatami.1, tatami-up.1 and so on here [default: tatami.1 to standard output]
+    dir: Option<PathBuf>,
+}
+
+/// Prints the script for a shell.
+///
+/// # Errors
+/// Those of the output.
+pub fn completions(args: &CompletionsArgs) -> Outcome {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "tatami", &mut script);
+    let mut out = io::stdout().lock();
+    out.write_all(&script)?;
+    out.flush()?;
+    Ok(())
+}
+
+/// Prints or writes the pages.
+///
+/// # Errors
+/// Those of the output or the directory.
+pub fn pages(args: &ManArgs) -> Outcome {
+    let mut command = Cli::command();
+    command.build();
+    match &args.dir {
+        None => {
+            let mut out = io::stdout().lock();
+            out.write_all(&page(&command, true)?)?;
+            out.flush()?;
+            Ok(())
+        }
+        Some(dir) => {
+            let what = || format!("cannot write manual pages to {}", dir.display());
+            std::fs::create_dir_all(dir).context(what)?;
+            write_all(dir, &command, true).context(what)
+        }
+    }
+}
+
+/// Writes the page of a command and those of the commands below it.
+fn write_all(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
+    let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+    std::fs::write(dir.join(format!("{name}.1")), page(command, top)?)?;
+    let below = command.get_subcommands().filter(|c| !c.is_hide_set());
+    below.into_iter().try_for_each(|command| write_all(dir, command, false))
+}
+
+/// One page. What stands below a command's help, its examples and notes,
+/// keeps its lines.
+fn page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
+    let man = Man::new(command.clone()).manual("Tatami");
+    let mut page = Vec::new();
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    man.render_synopsis_section(&mut page)?;
+    man.render_description_section(&mut page)?;
+    man.render_options_section(&mut page)?;
+    if command.has_subcommands() {
+        man.render_subcommands_section(&mut page)?;
+    }
+    if top {
+        page.extend(overview().into_bytes());
+    } else if let Some(text) = command.get_after_help() {
+        let text = text.to_string();
+        let (head, rest) = match text.strip_prefix("Examples:\n") {
+            Some(rest) => ("EXAMPLES", rest),
+            None => ("NOTES", text.as_str()),
+        };
+        page.extend(section(head, rest).into_bytes());
+        page.extend(b".SH SEE ALSO\n\\fBtatami\\fR(1)\n");
+    }
+    Ok(page)
+}
+
+/// A section whose lines stay as they are.
+fn section(head: &str, text: &str) -> String {
+    format!(".SH {head}\n.nf\n{}\n.fi\n", escape(text.trim_end()))
+}
+
+/// Text that means itself: a line that begins with a dot or a quote would be
+/// a request, a backslash an escape, a hyphen would become a dash.
+fn escape(text: &str) -> String {
+    let text = text.replace('\\', "\\e").replace('-', "\\-");
+    let lines: Vec<String> = text
+        .lines()
+        .map(|l| if l.starts_with(['.', '\'']) { format!("\\&{l}") } else { l.to_owned() })
+        .collect();
+    lines.join("\n")
+}
+
+/// What is true of all commands.
+fn overview() -> String {
+    let mut text = section(
+        "EXAMPLES",
+        "tatami up                                  one node, mounted at /mnt/tatami\n\
+         tatami up --nodes 4 --mount /mnt/tatami    four, at /mnt/tatami/node0 and so on\n\
+         tatami status\n\
+         tatami where /mnt/tatami/node0/file\n\
+         tatami cp -r results :/run-17              no mount needed\n\
+         mpirun -n 4 tatami exec --node rank -- ./program\n\
+         tatami down",
+    );
+    text.push_str(
+        ".SH PATHS\nA path that begins with a colon, or with \\fItatami:\\fR, is in the volume and\n\
+         needs no mount. A local file whose name begins with a colon is written ./:name.\n",
+    );
+    text.push_str(
+        ".SH CONFIGURATION\nOne TOML file, DIR/tatami.toml. Each key can be overridden by an \
+         environment variable,\nand that by a flag of any command.\n\\fBtatami config\\fR shows what \
+         is in force and who set it.\n",
+    );
+    for key in &KEYS {
+        let unit = if key.unit.is_empty() { String::new() } else { format!(" {}", key.unit) };
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            ".TP\n\\fB{}\\fR, \\fB{}\\fR, \\fB{}\\fR\n{}\nRange: {}{unit}; default: {}.",
+            escape(key.name),
+            escape(key.env),
+            escape(&format!("--{}", key.flag)),
+            escape(key.doc),
+            escape(&key.range.to_string()),
+            escape(&key.default_text()),
+        );
+    }
+    text.push_str(
+        ".SH ENVIRONMENT\nBesides the variables above:\n\
+         .TP\n\\fBTATAMI_DIR\\fR, \\fBTATAMI_CONFIG\\fR\nAs \\-\\-dir and \\-\\-config.\n\
+         .TP\n\\fBNO_COLOR\\fR\nNo colours, also on a terminal.\n",
+    );
+    let files = [
+        ("tatami.toml", "The configuration."),
+        ("volume.toml", "The nodes of the volume, their addresses, sockets and directories."),
+        ("key", "The secret of the volume. Whoever has it may act as any user."),
+        ("node0", "The data directory of a node, with its socket and its log."),
+        ("mount\\-logs", "Logs of mounts."),
+    ];
+    text.push_str(
+        ".SH FILES\nIn the volume's directory: /var/lib/tatami for the superuser, \
+         ~/.local/share/tatami for others,\nor the one that \\-\\-dir names.\n",
+    );
+    for (name, what) in files {
+        let _ = writeln!(text, ".TP\n\\fB{name}\\fR\n{what}");
+    }
+    let codes = [
+        ("0", "All is well."),
+        ("1", "Something failed; standard error tells what, why, and what to do."),
+        ("2", "The command line or the configuration is wrong."),
+        ("3", "A node or the volume cannot be reached or is not healthy."),
+        ("0, 1, 4, 8", "\\fBtatami fsck\\fR, as fsck(8): clean, mended, something left, not done."),
+        ("141", "Whoever read the output went away."),
+    ];
+    text.push_str(".SH EXIT STATUS\n");
+    for (code, what) in codes {
+        let _ = writeln!(text, ".TP\n\\fB{code}\\fR\n{what}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_looks_like_roff_means_itself() {
+        assert_eq!(escape(".x\n'y\na-b\\"), "\\&.x\n\\&'y\na\\-b\\e");
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        // Clap checks names, conflicts and defaults.
+        Cli::command().debug_assert();
+    }
+}

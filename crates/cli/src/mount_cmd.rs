@@ -1,0 +1,325 @@
+//! `tatami mount` and `tatami umount`.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::keys::name;
+use crate::mountinfo;
+use crate::mounts::{self, MountRecord, There};
+use crate::place::{At, Place};
+use crate::process::Record;
+use crate::ready::{self, Ready, Starting};
+use crate::term;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_mount::{Mount, MountOptions, Passthrough};
+use tatami_wire::NodeId;
+
+/// `tatami mount`
+#[derive(Debug, clap::Args)]
+pub struct MountArgs {
+    #[command(flatten)]
+    at: At,
+    /// The node at which the mount is at home, by number or name: its files
+    /// are used without the network, and new files go there [default: the first]
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+    /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough,
+    /// attr_timeout_ms=N, entry_timeout_ms=N
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    options: Vec<String>,
+    /// Stay in the foreground until it is unmounted
+    #[arg(long, short = 'f')]
+    foreground: bool,
+    /// Descriptor of a pipe on which to tell that it is ready
+    #[arg(long, value_name = "FD", hide = true)]
+    ready_fd: Option<i32>,
+    /// An existing directory
+    mountpoint: PathBuf,
+}
+
+/// `tatami umount`
+#[derive(Debug, clap::Args)]
+pub struct UmountArgs {
+    #[command(flatten)]
+    at: At,
+    /// Detach it even while programs use it; they get errors from then on
+    #[arg(long, visible_alias = "lazy")]
+    force: bool,
+    /// Where it is mounted
+    #[arg(required = true)]
+    mountpoints: Vec<PathBuf>,
+}
+
+/// Mounts, in the background unless told otherwise.
+///
+/// # Errors
+/// It cannot be mounted.
+pub fn mount(args: &MountArgs) -> Outcome {
+    if args.foreground {
+        return serve(args);
+    }
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let entry = home(&place, &volume, args)?;
+    // What can be said at once is said here, and not in a log.
+    check_options(&args.options)?;
+    start(&place, entry, &resolve(&args.mountpoint)?, &args.options)?.wait()?;
+    Ok(())
+}
+
+fn home<'a>(place: &Place, volume: &'a VolumeFile, args: &MountArgs) -> Outcome<&'a NodeEntry> {
+    match &args.node {
+        Some(node) => place.find_node(volume, node),
+        None => volume.nodes.first().ok_or_else(|| Failure::new("the volume has no nodes")),
+    }
+}
+
+/// The path as the kernel will name it, if it is there.
+pub fn resolve(path: &Path) -> Outcome<PathBuf> {
+    let absolute = std::path::absolute(path).context(|| path.display().to_string())?;
+    // Only what is above is looked at: the last part may be a dead mount.
+    let (Some(parent), Some(last)) = (absolute.parent(), absolute.file_name()) else {
+        return Ok(absolute);
+    };
+    let joined = parent.canonicalize().map(|p| p.join(last)).unwrap_or(absolute);
+    if joined.is_symlink() {
+        return joined.canonicalize().context(|| path.display().to_string());
+    }
+    Ok(joined)
+}
+
+/// Starts the process of a mount in the background.
+///
+/// # Errors
+/// Those of the system.
+pub fn start(
+    place: &Place,
+    entry: &NodeEntry,
+    path: &Path,
+    options: &[String],
+) -> Outcome<Starting> {
+    let mut arguments: Vec<OsString> = ["mount", "--foreground", "--dir"].map(Into::into).into();
+    arguments.push(place.dir.clone().into());
+    arguments.extend(["--node".into(), OsString::from(&entry.name)]);
+    arguments.extend(place.at.arguments());
+    for option in options {
+        arguments.extend(["-o".into(), option.into()]);
+    }
+    arguments.push(path.into());
+    let logs = place.dir.join("mount-logs");
+    std::fs::create_dir_all(&logs).context(|| format!("cannot make {}", logs.display()))?;
+    let log = logs.join(format!("{}.log", mountinfo::as_file_name(path)));
+    ready::start(&format!("mount {}", path.display()), &arguments, &log)
+}
+
+/// Mounts and serves in this process.
+fn serve(args: &MountArgs) -> Outcome {
+    let mut ready = Ready::take(args.ready_fd)?;
+    let (mount, record) = begin(args).map_err(|e| ready.failed(e))?;
+    ready.ready();
+    let ended = mount.run();
+    // By now another process may have mounted there.
+    let of_record = MountRecord::find(&record.dir, &record.path);
+    if of_record.is_none_or(|r| r.process == record.process) {
+        record.remove();
+    }
+    let path = &record.path;
+    let ended = ended.context(|| format!("mount {}", path.display()))?;
+    tracing::info!(?ended, path = %path.display(), "mount ended");
+    Ok(())
+}
+
+fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, true)?;
+    let volume = place.volume()?;
+    let entry = home(&place, &volume, args)?;
+    let path = resolve(&args.mountpoint)?;
+    let mut options = MountOptions::new(&path);
+    let config = &place.config;
+    options.attr_timeout = config.duration(name::MOUNT_ATTR_TIMEOUT);
+    options.entry_timeout = config.duration(name::MOUNT_ENTRY_TIMEOUT);
+    options.allow_other = config.flag(name::MOUNT_ALLOW_OTHER);
+    // Bounded by their ranges.
+    options.threads = config.number(name::MOUNT_THREADS) as usize;
+    options.threads_max = (config.number(name::MOUNT_THREADS_MAX) as usize).max(options.threads);
+    if !config.flag(name::MOUNT_PASSTHROUGH) {
+        options.passthrough = Passthrough::Off;
+    }
+    for option in &args.options {
+        set_option(&mut options, option)?;
+    }
+    let client = place.client(Some(NodeId(entry.id)))?;
+    let mount = Mount::start(client, &options).map_err(|e| explain(&path, e))?;
+    let dir = place.dir.clone();
+    let record =
+        MountRecord { path: path.clone(), dir, node: entry.id, process: Record::of_self() };
+    record.save()?;
+    Ok((mount, record))
+}
+
+fn explain(path: &Path, error: tatami_mount::MountError) -> Failure {
+    use tatami_mount::MountError::*;
+    let shown = path.display();
+    let remedy = match &error {
+        NoMountpoint { .. } => format!("mkdir -p {shown}"),
+        AlreadyMounted { .. } | Dead { .. } => format!("tatami umount {shown}"),
+        Occupied { .. } | NotADirectory { .. } => "choose another directory".to_owned(),
+        Mount(_) => {
+            "is fuse3 installed, and may this user open /dev/fuse? Everything but the mount \
+                     works without it: tatami up --no-mount, then tatami ls :/"
+                .to_owned()
+        }
+        _ => "tatami status".to_owned(),
+    };
+    Failure::new(format!("cannot mount on {shown}")).because(error).try_this(remedy)
+}
+
+fn check_options(options: &[String]) -> Outcome {
+    let mut scratch = MountOptions::new("/");
+    options.iter().try_for_each(|option| set_option(&mut scratch, option))
+}
+
+fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
+    let (key, value) = option.split_once('=').map_or((option, None), |(k, v)| (k, Some(v)));
+    let wrong = || {
+        Failure::usage(format!("mount option {option:?} is not known"))
+            .try_this("tatami mount --help lists them")
+    };
+    let timeout = |key: &str| {
+        let known = crate::keys::find(key).expect("a key of the table");
+        let parsed = known.parse(value.unwrap_or_default());
+        parsed.map_err(|why| Failure::usage(format!("mount option {option:?}: {why}")))
+    };
+    let milliseconds = |value| match value {
+        crate::keys::Value::Int(n) => std::time::Duration::from_millis(n),
+        _ => std::time::Duration::ZERO,
+    };
+    match (key, value) {
+        ("ro", None) => options.read_only = true,
+        ("rw", None) => options.read_only = false,
+        ("allow_other", None) => options.allow_other = true,
+        ("noallow_other", None) => options.allow_other = false,
+        ("passthrough", None) => options.passthrough = Passthrough::Auto,
+        ("nopassthrough", None) => options.passthrough = Passthrough::Off,
+        ("attr_timeout_ms", Some(_)) => {
+            options.attr_timeout = milliseconds(timeout(name::MOUNT_ATTR_TIMEOUT)?);
+        }
+        ("entry_timeout_ms", Some(_)) => {
+            options.entry_timeout = milliseconds(timeout(name::MOUNT_ENTRY_TIMEOUT)?);
+        }
+        // What mount(8) and fstab pass along and what changes nothing here.
+        ("defaults" | "auto" | "noauto" | "_netdev" | "dev" | "suid" | "exec", None) => {}
+        _ => return Err(wrong()),
+    }
+    Ok(())
+}
+
+/// Ends mounts.
+///
+/// # Errors
+/// One is busy or none of ours. The others are unmounted.
+pub fn umount(args: &UmountArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let mut result = Ok(());
+    for path in &args.mountpoints {
+        let ended = resolve(path).and_then(|path| {
+            let how = format!("tatami umount --force {}", path.display());
+            mounts::end(&place.dir, &path, args.force, &how)
+        });
+        if let Err(e) = ended {
+            if result.is_err() {
+                crate::term::complain(&e.report());
+            } else {
+                result = Err(e);
+            }
+        }
+    }
+    result
+}
+
+/// Mounts a node's mount where `up` wants it, unless it is there already.
+/// `None` if nothing had to be done.
+///
+/// # Errors
+/// Something else is there.
+pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<Starting>> {
+    match mounts::look(&place.dir, path) {
+        There::Ours(record) if record.dir == place.dir && record.node == entry.id => {
+            return Ok(None);
+        }
+        There::Ours(record) => {
+            let what = format!("{} is a mount of another volume", path.display());
+            return Err(Failure::new(what)
+                .because(format!("of node {} of {}", record.node, record.dir.display()))
+                .try_this("choose another place: tatami up --mount PATH"));
+        }
+        There::Other(fs_type) => {
+            let what = format!("{} has a {fs_type} file system mounted on it", path.display());
+            return Err(Failure::new(what).try_this("choose another place: tatami up --mount PATH"));
+        }
+        // Left by a mount process that was killed.
+        There::Dead => {
+            tatami_mount::unmount(path, true)
+                .context(|| format!("cannot clear away the dead mount on {}", path.display()))?;
+        }
+        There::Nothing => {}
+    }
+    std::fs::create_dir_all(path).map_err(|e| {
+        Failure::new(format!("cannot make the mount point {}", path.display()))
+            .because(e)
+            .try_this("choose another place: tatami up --mount PATH")
+    })?;
+    if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
+        let what = path.display();
+        term::note(&format!("{what} is not empty: what is in it is hidden while it is mounted on"));
+    }
+    start(place, entry, &resolve(path)?, &[]).map(Some)
+}
+
+/// Where `up` mounts each node.
+pub fn planned(place: &Place, volume: &VolumeFile) -> Vec<PathBuf> {
+    let root = PathBuf::from(place.config.text(name::MOUNT_PATH));
+    match &volume.nodes[..] {
+        [_] => vec![root],
+        nodes => nodes.iter().map(|n| root.join(&n.name)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::{Value, find};
+
+    #[test]
+    fn defaults_are_those_of_the_library() {
+        let options = MountOptions::new("/");
+        let default = |name| find(name).expect("a key").default_value(Path::new("/"));
+        for (name, value) in [
+            (name::MOUNT_THREADS, options.threads as u128),
+            (name::MOUNT_THREADS_MAX, options.threads_max as u128),
+            (name::MOUNT_ATTR_TIMEOUT, options.attr_timeout.as_millis()),
+            (name::MOUNT_ENTRY_TIMEOUT, options.entry_timeout.as_millis()),
+        ] {
+            assert_eq!(default(name).to_string(), value.to_string(), "{name}");
+        }
+        assert_eq!(default(name::MOUNT_ALLOW_OTHER), Value::Bool(options.allow_other));
+        assert_eq!(options.passthrough, Passthrough::Auto);
+    }
+
+    #[test]
+    fn options_are_those_of_the_help() {
+        let mut options = MountOptions::new("/");
+        for option in ["ro", "noallow_other", "nopassthrough", "attr_timeout_ms=5"] {
+            set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
+        }
+        assert!(options.read_only && !options.allow_other);
+        assert_eq!(options.passthrough, Passthrough::Off);
+        assert_eq!(options.attr_timeout.as_millis(), 5);
+        for wrong in ["rx", "ro=1", "attr_timeout_ms", "attr_timeout_ms=-1", ""] {
+            assert!(check_options(&[wrong.to_owned()]).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What is mounted where, as the kernel tells it in `/proc/self/mountinfo`.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+/// The file system type of our mounts.
+pub const FS_TYPE: &str = "fuse.tatami";
+
+/// One line of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// `major:minor` of the file system: the same for all its mounts.
+    pub device: String,
+    /// The part of the file system that is mounted; `/` is all of it.
+    pub root: PathBuf,
+    /// Where.
+    pub path: PathBuf,
+    /// `ext4`, `fuse.tatami`, …
+    pub fs_type: String,
+    /// Mounting and unmounting elsewhere reaches it (it is shared, or a slave).
+    pub propagates: bool,
+}
+
+/// All mounts that this process sees, in mount order.
+pub fn table() -> Vec<Mounted> {
+    // Without /proc nothing is known to be mounted.
+    parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
+}
+
+/// Reads such a table.
+pub fn parse(text: &[u8]) -> Vec<Mounted> {
+    text.split(|b| *b == b'\n').filter_map(line).collect()
+}
+
+/// What covers `path`: the mount that was put there last.
+pub fn at(path: &Path) -> Option<Mounted> {
+    table().into_iter().rev().find(|m| m.path == path)
+}
+
+/// The mount on which `path`, an absolute path without links, lies.
+pub fn containing(path: &Path) -> Option<Mounted> {
+    let depth = |m: &Mounted| m.path.components().count();
+    // Of two on the same place the later one covers the other: `max_by_key`
+    // takes the last.
+    table().into_iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)
+}
+
+fn line(line: &[u8]) -> Option<Mounted> {
+    // proc_pid_mountinfo(5): 36 35 98:0 /root /path options optional… - type source super
+    let mut fields = line.split(|b| *b == b' ');
+    let device = fields.nth(2)?;
+    let root = fields.next()?;
+    let path = fields.next()?;
+    let mut options = fields.by_ref().take_while(|f| *f != b"-");
+    let propagates =
+        options.by_ref().any(|f| f.starts_with(b"shared:") || f.starts_with(b"master:"));
+    options.for_each(drop);
+    let fs_type = fields.next()?;
+    Some(Mounted {
+        device: String::from_utf8_lossy(device).into_owned(),
+        root: unescape(root),
+        path: unescape(path),
+        fs_type: String::from_utf8_lossy(fs_type).into_owned(),
+        propagates,
+    })
+}
+
+/// Blank, tab, newline and backslash are written as three octal digits.
+fn unescape(text: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((&byte, tail)) = rest.split_first() {
+        let digits = tail.get(..3).filter(|_| byte == b'\\');
+        let value = digits.and_then(|d| u8::from_str_radix(std::str::from_utf8(d).ok()?, 8).ok());
+        match value {
+            Some(value) => {
+                out.push(value);
+                rest = &tail[3..];
+            }
+            None => {
+                out.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+/// A path as a file name, different for different paths: for records about mounts.
+pub fn as_file_name(path: &Path) -> String {
+    let mut name = String::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' => name.push(*byte as char),
+            other => name.push_str(&format!("-{other:02x}")),
+        }
+    }
+    // The end of a path tells more than its start; the sum tells the rest apart.
+    if name.len() > 200 {
+        let sum = path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
+            (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3) // FNV-1a
+        });
+        name = format!("{sum:016x}{}", &name[name.len() - 180..]);
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_read_with_its_escapes() {
+        let text = br"29 1 0:25 / /mnt/a\040b\134c rw,nosuid shared:7 master:1 - fuse.tatami t rw";
+        let mounted = line(text).expect("a good line");
+        assert_eq!(mounted.path, Path::new("/mnt/a b\\c"));
+        assert_eq!((mounted.device.as_str(), mounted.fs_type.as_str()), ("0:25", FS_TYPE));
+        assert!(mounted.propagates);
+        assert!(line(b"1 2 0:3 / /x rw - ext4 d rw").is_some_and(|m| !m.propagates));
+        assert_eq!(line(b""), None);
+        assert_eq!(line(b"1 2 3"), None);
+        assert_eq!(unescape(br"x\9"), Path::new(r"x\9"));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_table_of_some_length(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300),
+            text in "([0-9:/a-z\\\\ -]{0,80}\n){0,4}",
+        ) {
+            parse(&bytes);
+            parse(text.as_bytes());
+            proptest::prop_assert!(unescape(&bytes).as_os_str().len() <= bytes.len());
+            let name = as_file_name(&unescape(&bytes));
+            proptest::prop_assert!(name.len() < 255 && !name.contains('/'));
+        }
+    }
+
+    #[test]
+    fn the_table_of_this_machine_has_a_root() {
+        assert!(table().iter().any(|m| m.path == Path::new("/")));
+        assert_eq!(containing(Path::new("/proc/self")).map(|m| m.fs_type), Some("proc".into()));
+    }
+
+    #[test]
+    fn file_names_differ_and_are_short() {
+        assert_ne!(as_file_name(Path::new("/a/b")), as_file_name(Path::new("/a-b")));
+        let long = format!("/{}", "x/".repeat(1000));
+        assert!(as_file_name(Path::new(&long)).len() < 255);
+    }
+}

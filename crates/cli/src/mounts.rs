@@ -1,0 +1,241 @@
+//! The mounts of this machine: which process serves each, and for which node
+//! of which volume.
+//!
+//! A record lies in the volume's directory, where `down` and `status` look,
+//! and once more below `/run/tatami` (an ordinary user's below its runtime
+//! directory), so that a path alone is enough to find the volume.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::mountinfo::{self, FS_TYPE, Mounted};
+use crate::place::write_whole;
+use crate::process::{Record, Running};
+use crate::users;
+use rustix::process::Signal;
+use serde::{Deserialize, Serialize};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tatami_mount::UnmountError;
+
+/// Longest wait for a mount process to end once nothing is mounted: it hands
+/// in what its node has not got yet.
+const END_WAIT: Duration = Duration::from_secs(90);
+/// The same for one that is forced.
+const FORCED_WAIT: Duration = Duration::from_secs(15);
+
+/// What is noted about a mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountRecord {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Directory of the volume.
+    pub dir: PathBuf,
+    /// Number of the node at which it is at home.
+    pub node: u16,
+    /// The process that serves it.
+    pub process: Record,
+}
+
+/// Where records lie by path: the superuser's, and those of this user.
+fn places() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let own = PathBuf::from(format!("/tmp/tatami-{}", uid.as_raw()));
+    let mut places = vec![PathBuf::from("/run/tatami"), own];
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    if let Some(dir) = runtime.filter(|d| d.is_absolute() && !uid.is_root()) {
+        places.insert(1, dir.join("tatami"));
+    }
+    // In a directory that others write to, anybody can make one of that name.
+    places.retain(|place| {
+        place.symlink_metadata().map_or(true, |m| {
+            m.is_dir() && (m.uid() == uid.as_raw() || m.uid() == 0) && m.mode() & 0o022 == 0
+        })
+    });
+    places
+}
+
+/// Where the records of a volume lie.
+fn place_of(dir: &Path) -> PathBuf {
+    dir.join("mounts")
+}
+
+impl MountRecord {
+    fn file(place: &Path, path: &Path) -> PathBuf {
+        place.join(mountinfo::as_file_name(path))
+    }
+
+    /// Notes the mount.
+    ///
+    /// # Errors
+    /// When that is possible nowhere.
+    pub fn save(&self) -> Outcome {
+        let text = toml::to_string(self).context(|| "record of a mount".to_owned())?;
+        let write = |place: &Path| {
+            let what = || format!("cannot make {}", place.display());
+            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(place).context(what)?;
+            forget_gone(place);
+            write_whole(&Self::file(place, &self.path), &text)
+        };
+        // Who mounts somebody else's volume cannot write to its directory.
+        let with_volume = write(&place_of(&self.dir));
+        let mut by_path = places().into_iter().map(|place| write(&place));
+        let by_path = by_path.find(Result::is_ok);
+        if by_path.is_some() { Ok(()) } else { with_volume }
+    }
+
+    /// The note about the mount on `path`.
+    pub fn load(path: &Path) -> Option<MountRecord> {
+        places().iter().find_map(|place| Self::load_from(place, path))
+    }
+
+    fn load_from(place: &Path, path: &Path) -> Option<MountRecord> {
+        Self::read(&Self::file(place, path)).filter(|record| record.path == path)
+    }
+
+    fn read(file: &Path) -> Option<MountRecord> {
+        let record: MountRecord = toml::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
+        record.process.may_be_from(file).then_some(record)
+    }
+
+    /// The same where the volume's directory is known.
+    pub fn find(dir: &Path, path: &Path) -> Option<MountRecord> {
+        Self::load_from(&place_of(dir), path).or_else(|| Self::load(path))
+    }
+
+    /// Forgets it.
+    pub fn remove(&self) {
+        for place in places().into_iter().chain([place_of(&self.dir)]) {
+            // It may be gone, or not ours.
+            let _ = std::fs::remove_file(Self::file(&place, &self.path));
+        }
+    }
+
+    /// All notes about mounts of the volume in `dir`, by path.
+    pub fn of_volume(dir: &Path) -> Vec<MountRecord> {
+        let mut found: Vec<MountRecord> = Vec::new();
+        for place in places().into_iter().chain([place_of(dir)]) {
+            let Ok(entries) = std::fs::read_dir(place) else { continue };
+            found.extend(entries.flatten().filter_map(|e| Self::read(&e.path())));
+        }
+        found.retain(|record| record.dir == dir && record.means_something());
+        found.sort_by(|a, b| a.path.cmp(&b.path));
+        found.dedup_by(|a, b| a.path == b.path);
+        found
+    }
+
+    /// Whether it is mounted, or its process still works. A process that was
+    /// killed leaves its mount behind, and one whose mount was detached lives on for a while.
+    fn means_something(&self) -> bool {
+        self.running().is_some() || mountinfo::at(&self.path).is_some_and(|m| m.fs_type == FS_TYPE)
+    }
+
+    /// The process that serves it, if it lives.
+    pub fn running(&self) -> Option<Running> {
+        self.process.running()
+    }
+}
+
+/// Removes records of mounts that are gone without having said so.
+fn forget_gone(place: &Path) {
+    let Ok(entries) = std::fs::read_dir(place) else { return };
+    for file in entries.flatten().map(|e| e.path()) {
+        if MountRecord::read(&file).is_some_and(|record| !record.means_something()) {
+            // Another user's, then; or gone already.
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// What there is at a place where one could mount.
+pub enum There {
+    /// Nothing is mounted.
+    Nothing,
+    /// One of ours, and its process lives.
+    Ours(MountRecord),
+    /// One of ours whose process is gone.
+    Dead,
+    /// Something else of this type.
+    Other(String),
+}
+
+/// What is mounted at `path`, where somebody wants to mount the volume in `dir`.
+pub fn look(dir: &Path, path: &Path) -> There {
+    match mountinfo::at(path) {
+        None => There::Nothing,
+        Some(Mounted { fs_type, .. }) if fs_type != FS_TYPE => There::Other(fs_type),
+        Some(_) => match MountRecord::find(dir, path) {
+            Some(record) if record.running().is_some() => There::Ours(record),
+            _ => There::Dead,
+        },
+    }
+}
+
+/// A failure that names those who keep a mount busy.
+pub fn busy(path: &Path, how: &str) -> Failure {
+    let users = users::of(path);
+    let cause = if users.is_empty() {
+        "something uses it that this user cannot see, for example another mount below it".to_owned()
+    } else {
+        users::describe(&users)
+    };
+    Failure::new(format!("{} is busy", path.display())).because(cause).try_this(format!(
+        "end these programs or let them leave the directory; or detach it from under them: {how}"
+    ))
+}
+
+/// Ends a mount, of the volume in `dir` as far as is known, and waits until its process has handed in everything. With
+/// `force` it is detached even while in use.
+///
+/// # Errors
+/// It is busy, or no mount of ours, or the process does not end.
+pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
+    let record = MountRecord::find(dir, path);
+    let running = record.as_ref().and_then(MountRecord::running);
+    match mountinfo::at(path) {
+        Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount(path, force) {
+            Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
+            Err(UnmountError::Busy { .. }) => return Err(busy(path, how)),
+            Err(e) => {
+                return Err(Failure::new(format!("cannot unmount {}", path.display())).because(e));
+            }
+        },
+        Some(m) => {
+            let what =
+                format!("{} is a mount of type {}, not of Tatami", path.display(), m.fs_type);
+            return Err(Failure::new(what).try_this(format!("umount {}", path.display())));
+        }
+        None if record.is_none() => {
+            let what = format!("no volume is mounted on {}", path.display());
+            return Err(Failure::new(what).try_this("tatami status lists the mounts"));
+        }
+        None => {}
+    }
+    if let Some(process) = running {
+        let mut ended = if force {
+            process.signal(Signal::TERM);
+            process.wait(FORCED_WAIT)
+        } else {
+            process.wait(END_WAIT)
+        };
+        if !ended && force {
+            process.signal(Signal::KILL);
+            ended = process.wait(FORCED_WAIT);
+        }
+        if !ended {
+            return Err(Failure::new(format!(
+                "{} is unmounted, but its process {} still works",
+                path.display(),
+                process.pid
+            ))
+            .because(
+                "it hands in data to a node that does not take it, or a program sees the mount \
+                 in a namespace of its own (tatami exec, a container)",
+            )
+            .try_this(format!("tatami status; to break it off: {how}")));
+        }
+    }
+    if let Some(record) = record {
+        record.remove();
+    }
+    Ok(())
+}

@@ -1,0 +1,185 @@
+//! `tatami node`: daemons one by one.
+
+use crate::daemon::{self, RunArgs};
+use crate::error::{Failure, Outcome};
+use crate::place::At;
+use crate::term::{BAD, DIM, GOOD, Out, Table};
+use anstyle::Style;
+use serde::Serialize;
+use std::io::Write;
+
+/// `tatami node`
+#[derive(Debug, clap::Subcommand)]
+pub enum NodeCommand {
+    /// Run the daemon of one node in the foreground
+    #[command(after_help = "\
+Examples:
+  tatami node run --dir /var/lib/tatami/node0
+  tatami node run --node node2 --volume-file /etc/tatami/volume.toml \\
+      --key-file /etc/tatami/key --dir /scratch/tatami
+
+`tatami up` does this for every node of this machine, in the background.
+It ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
+    Run(Box<RunArgs>),
+    /// List the nodes of the volume
+    #[command(after_help = "Examples:\n  tatami node list\n  tatami node list --json")]
+    List(ListArgs),
+    /// Start the daemons of some nodes
+    #[command(after_help = "Examples:\n  tatami node start 1\n  tatami node start node1 node2")]
+    Start(NodesArgs),
+    /// Stop the daemons of some nodes; mounts wait for them
+    #[command(after_help = "Examples:\n  tatami node stop 1\n  tatami node stop --force node1")]
+    Stop(StopArgs),
+}
+
+/// `tatami node list`
+#[derive(Debug, clap::Args)]
+pub struct ListArgs {
+    #[command(flatten)]
+    at: At,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// `tatami node start`
+#[derive(Debug, clap::Args)]
+pub struct NodesArgs {
+    #[command(flatten)]
+    at: At,
+    /// Nodes by number or name
+    #[arg(required = true, value_name = "NODE")]
+    nodes: Vec<String>,
+}
+
+/// `tatami node stop`
+#[derive(Debug, clap::Args)]
+pub struct StopArgs {
+    #[command(flatten)]
+    which: NodesArgs,
+    /// Kill a daemon that does not end by itself
+    #[arg(long)]
+    force: bool,
+}
+
+/// Runs one of them.
+///
+/// # Errors
+/// Those of the command.
+pub fn run(command: &NodeCommand) -> Outcome {
+    match command {
+        NodeCommand::Run(args) => daemon::run(args),
+        NodeCommand::List(args) => list(args),
+        NodeCommand::Start(args) => start(args),
+        NodeCommand::Stop(args) => stop(args),
+    }
+}
+
+#[derive(Serialize)]
+struct Listed {
+    node: u16,
+    name: String,
+    address: String,
+    socket: String,
+    dir: String,
+    shards: Vec<usize>,
+    pid: Option<i32>,
+}
+
+fn list(args: &ListArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let listed: Vec<Listed> = volume
+        .nodes
+        .iter()
+        .map(|n| Listed {
+            node: n.id,
+            name: n.name.clone(),
+            address: n.address.clone(),
+            socket: n.socket.display().to_string(),
+            dir: n.dir.display().to_string(),
+            shards: (0..volume.shards.len()).filter(|s| volume.shards[*s].0 == n.id).collect(),
+            pid: daemon::running(n).map(|r| r.pid),
+        })
+        .collect();
+    let mut out = Out::new();
+    if args.json {
+        out.json(&serde_json::json!({ "volume": volume.name, "nodes": listed }))?;
+        return Ok(());
+    }
+    let mut table = Table::new(&["NODE", "ADDRESS", "DIRECTORY", "SHARDS", "PROCESS"]);
+    for node in listed {
+        let shards: Vec<String> = node.shards.iter().map(ToString::to_string).collect();
+        let plain = Style::new();
+        let (process, style) = match node.pid {
+            Some(pid) => (pid.to_string(), GOOD),
+            None => ("not running".to_owned(), BAD),
+        };
+        table.row([
+            (node.name, plain),
+            (node.address, plain),
+            (node.dir, DIM),
+            (if shards.is_empty() { "-".into() } else { shards.join(",") }, plain),
+            (process, style),
+        ]);
+    }
+    out.table(&table)?;
+    out.flush()?;
+    Ok(())
+}
+
+fn start(args: &NodesArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let _lock = place.lock()?;
+    let mut out = Out::new();
+    for which in &args.nodes {
+        let entry = place.find_node(&volume, which)?;
+        if daemon::answers(&place, &volume, entry)? {
+            writeln!(out, "{} runs already", entry.name)?;
+            continue;
+        }
+        let starting = daemon::start(&place, entry)?;
+        let pid = starting.pid();
+        starting.wait()?;
+        daemon::note_made(&place, entry)?;
+        writeln!(out, "{} runs (process {pid})", entry.name)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn stop(args: &StopArgs) -> Outcome {
+    let place = args.which.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let _lock = place.lock()?;
+    let mut out = Out::new();
+    for which in &args.which.nodes {
+        let entry = place.find_node(&volume, which)?;
+        if daemon::stop(&place, &volume, entry, args.force)? {
+            writeln!(out, "{} is stopped", entry.name)?;
+        } else {
+            writeln!(out, "{} did not run", entry.name)?;
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// The node of a rank: `--node rank` takes the process's number from the
+/// environment that MPI launchers and Slurm set.
+///
+/// # Errors
+/// There is no such variable.
+pub fn rank() -> Outcome<usize> {
+    const VARIABLES: [&str; 5] =
+        ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"];
+    VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok()).ok_or_else(|| {
+        Failure::usage("--node rank: this is no process of a parallel job")
+            .because(format!("none of {} is set", VARIABLES.join(", ")))
+            .try_this("start it with mpirun or srun, or name a node: --node 0")
+    })
+}

@@ -1,0 +1,348 @@
+//! Where a volume lives on this machine: its directory and the files in it.
+
+use crate::config::{self, Config, Layers, Overrides};
+use crate::error::{Context, Exit, Failure, Outcome};
+use crate::keys::name;
+use rustix::fs::{FlockOperation, Mode, OFlags};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
+use tatami_client::{Client, Options};
+use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::frame::Class;
+use tatami_wire::handshake::Role;
+use tatami_wire::{ClientId, NodeId, VolumeKey};
+
+/// Longest wait for the answer to a question about a node's condition.
+pub const ASK_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Which volume, and how it is configured.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct At {
+    /// Directory of the volume [default: /var/lib/tatami as root, else
+    /// ~/.local/share/tatami]
+    #[arg(long, value_name = "DIR", env = "TATAMI_DIR", hide_env_values = true,
+          value_hint = clap::ValueHint::DirPath)]
+    pub dir: Option<PathBuf>,
+    /// Configuration file [default: DIR/tatami.toml]
+    #[arg(long, value_name = "FILE", env = "TATAMI_CONFIG", hide_env_values = true,
+          value_hint = clap::ValueHint::FilePath)]
+    pub config: Option<PathBuf>,
+    /// Keys of the configuration, as flags.
+    #[command(flatten)]
+    pub overrides: Overrides,
+}
+
+/// A volume's directory with its configuration.
+#[derive(Debug)]
+pub struct Place {
+    /// The directory.
+    pub dir: PathBuf,
+    /// What is in force.
+    pub config: Config,
+    /// As the user named it.
+    pub at: At,
+}
+
+/// What `up` was told, kept for later ones.
+pub type Remembered = BTreeMap<String, String>;
+
+/// The directory if none is named.
+fn default_dir() -> Outcome<PathBuf> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/tatami".into());
+    }
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
+    let data =
+        absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|h| h.join(".local/share")));
+    data.map(|d| d.join("tatami")).ok_or_else(|| {
+        Failure::usage("there is no default directory: neither HOME nor XDG_DATA_HOME is set")
+            .try_this("name one: --dir DIR")
+    })
+}
+
+impl At {
+    /// Finds the directory and reads the configuration. Nothing is written.
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn open(&self) -> Outcome<Place> {
+        let dir = match &self.dir {
+            Some(dir) => {
+                std::path::absolute(dir).context(|| format!("directory {}", dir.display()))?
+            }
+            None => default_dir()?,
+        };
+        config::check_variables(
+            std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()),
+        )?;
+        let default = dir.join("tatami.toml");
+        let named = match &self.config {
+            Some(file) => Some(std::path::absolute(file).context(|| "--config".to_owned())?),
+            None => None,
+        };
+        let remembered = read_remembered(&dir.join(REMEMBERED));
+        let config = Config::load(&Layers {
+            dir: &dir,
+            file: (named.as_deref().unwrap_or(&default), named.is_some()),
+            remembered: &remembered,
+            variable: &|name| std::env::var(name).ok(),
+            flags: &self.overrides,
+        })?;
+        let at = At { dir: Some(dir.clone()), config: named, overrides: self.overrides.clone() };
+        Ok(Place { dir, config, at })
+    }
+
+    /// As arguments for a process that is to see the same.
+    pub fn arguments(&self) -> Vec<std::ffi::OsString> {
+        let mut arguments: Vec<std::ffi::OsString> = Vec::new();
+        if let Some(file) = &self.config {
+            arguments.extend(["--config".into(), file.into()]);
+        }
+        arguments.extend(self.overrides.arguments().map(Into::into));
+        arguments
+    }
+}
+
+const REMEMBERED: &str = "last-up.toml";
+
+fn read_remembered(path: &Path) -> Remembered {
+    // A convenience: a file that is not there or damaged means nothing was said.
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    toml::from_str(&text).unwrap_or_default()
+}
+
+impl Place {
+    /// The map of nodes.
+    pub fn volume_file(&self) -> PathBuf {
+        self.dir.join("volume.toml")
+    }
+
+    /// The volume's secret.
+    pub fn key_file(&self) -> PathBuf {
+        self.dir.join("key")
+    }
+
+    /// Notes what `up` was told, for the next one.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn remember(&self, said: &[(&str, String)]) -> Outcome {
+        let path = self.dir.join(REMEMBERED);
+        let mut all = read_remembered(&path);
+        let before = all.clone();
+        all.extend(said.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        if all == before {
+            return Ok(());
+        }
+        let text = toml::to_string(&all).context(|| "what `up` was told".to_owned())?;
+        write_whole(
+            &path,
+            &format!(
+                "# What `tatami up` was told last; flags, variables and tatami.toml win.\n{text}"
+            ),
+        )
+    }
+
+    /// What was noted under `name`.
+    pub fn remembered(&self, name: &str) -> Option<String> {
+        read_remembered(&self.dir.join(REMEMBERED)).remove(name)
+    }
+
+    /// The volume that lives here.
+    ///
+    /// # Errors
+    /// There is none, or its file is damaged.
+    pub fn volume(&self) -> Outcome<VolumeFile> {
+        let path = self.volume_file();
+        if !path.exists() {
+            let cause = match self.dir.metadata() {
+                Ok(_) => format!("{} is not there", path.display()),
+                Err(e) => format!("{}: {e}", self.dir.display()),
+            };
+            return Err(Failure::degraded(format!("there is no volume in {}", self.dir.display()))
+                .because(cause)
+                .try_this(format!(
+                    "make one: tatami up{}; or name its directory: --dir DIR",
+                    self.dir_flag()
+                )));
+        }
+        VolumeFile::load(&path).map_err(|e| Failure::new(e.to_string()))
+    }
+
+    /// The key, or `None` for a user who may not read it.
+    ///
+    /// # Errors
+    /// A key file that is damaged or open to others.
+    pub fn key(&self) -> Outcome<Option<VolumeKey>> {
+        use tatami_cluster::KeyError;
+        match KeyFile::load(&self.key_file()) {
+            Ok(key) => Ok(Some(key)),
+            Err(KeyError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Ok(None)
+            }
+            Err(e) => Err(Failure::new(e.to_string())),
+        }
+    }
+
+    /// ` --dir DIR` for advice, or nothing where that is the default.
+    pub fn dir_flag(&self) -> String {
+        match default_dir() {
+            Ok(default) if default == self.dir => String::new(),
+            _ => format!(" --dir {}", self.dir.display()),
+        }
+    }
+
+    /// A session with the volume, at home on `node` or, without one, on the
+    /// first node that answers.
+    ///
+    /// # Errors
+    /// No daemon answers.
+    pub fn client(&self, node: Option<NodeId>) -> Outcome<Arc<Client>> {
+        let volume = self.volume()?;
+        let mut said: Vec<String> = Vec::new();
+        for entry in &volume.nodes {
+            if node.is_some_and(|n| n.0 != entry.id) {
+                continue;
+            }
+            match Client::connect(self.options(&volume, entry)?) {
+                Ok(client) => return Ok(Arc::new(client)),
+                Err(e) => said.push(format!("{}: {e}", entry.name)),
+            }
+        }
+        Err(Failure::degraded(match node {
+            Some(_) => "the node cannot be reached".to_owned(),
+            None => format!("no node of volume {} can be reached", volume.name),
+        })
+        .because(said.join("\n"))
+        .try_this(format!("start it: tatami up{}; see also: tatami status", self.dir_flag())))
+    }
+
+    /// How a client reaches the volume through this node.
+    ///
+    /// # Errors
+    /// As [`Place::key`].
+    pub fn options(&self, volume: &VolumeFile, entry: &NodeEntry) -> Outcome<Options> {
+        let key = self.key()?;
+        Ok(Options {
+            endpoint: endpoint(entry, key.is_some()),
+            key,
+            volume: Some(volume.volume),
+            patience: self.config.duration(name::CLIENT_PATIENCE),
+        })
+    }
+
+    /// One question or order to one daemon, over a connection of its own.
+    ///
+    /// # Errors
+    /// The daemon is not there, or refuses.
+    pub fn ask(
+        &self,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        call: &AdminCall,
+    ) -> Result<AdminReply, AskError> {
+        // An id belongs to one user for as long as a daemon remembers it.
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
+        let key = self.key().ok().flatten();
+        let endpoint = endpoint(entry, key.is_some());
+        let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
+        let mut connection = Connection::open(&endpoint, &caller, Role::Admin, 0, ASK_TIMEOUT)?;
+        let reply: AdminResult = connection.call(Class::Admin, 0, call)?;
+        Ok(reply?)
+    }
+
+    /// Finds a node by number (`2`) or name (`node2`).
+    ///
+    /// # Errors
+    /// There is none like that; the message lists those there are.
+    pub fn find_node<'a>(&self, volume: &'a VolumeFile, which: &str) -> Outcome<&'a NodeEntry> {
+        let fits = |n: &&NodeEntry| n.name == which || n.id.to_string() == which;
+        volume.nodes.iter().find(fits).ok_or_else(|| {
+            let names: Vec<&str> = volume.nodes.iter().map(|n| n.name.as_str()).collect();
+            Failure { exit: Exit::Usage, ..Failure::new(format!("there is no node {which:?}")) }
+                .try_this(format!("one of: {}", names.join(", ")))
+        })
+    }
+
+    /// Waits until no other `up` or `down` works on this volume, and keeps
+    /// others out for as long as the result lives.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn lock(&self) -> Outcome<OwnedFd> {
+        let path = self.dir.join(".lock");
+        let what = || format!("cannot lock {}", path.display());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| {
+            let failure = Failure::new(what()).because(std::io::Error::from(e));
+            match e {
+                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => failure
+                    .try_this("only the user to whom the volume belongs may start and stop it"),
+                _ => failure,
+            }
+        })?;
+        if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
+            crate::term::note("waiting for another tatami up or down on this volume");
+            rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
+        }
+        Ok(fd)
+    }
+}
+
+/// How a node is reached: over its socket if it lives on this machine.
+fn endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
+    if with_key && !entry.dir.exists() {
+        return Endpoint::Tcp(entry.address.clone());
+    }
+    Endpoint::Unix(entry.socket.clone())
+}
+
+/// Why a daemon did not answer a question.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum AskError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error("no answer: {0}")]
+    Frame(#[from] tatami_wire::frame::FrameError),
+    #[error("refused: {0}")]
+    Errno(#[from] tatami_wire::Errno),
+}
+
+impl AskError {
+    /// Whether the daemon said nothing for as long as we wait.
+    pub fn is_timeout(&self) -> bool {
+        use tatami_wire::frame::FrameError;
+        use tatami_wire::handshake::HandshakeError;
+        let io = match self {
+            AskError::Connect(ConnectError::Unreachable { source, .. }) => source,
+            AskError::Connect(ConnectError::Handshake {
+                source: HandshakeError::Io(e), ..
+            }) => e,
+            AskError::Frame(FrameError::Io(e)) => e,
+            _ => return false,
+        };
+        matches!(io.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+    }
+}
+
+/// Replaces a file as a whole: a crash leaves the old one or the new one.
+///
+/// # Errors
+/// Those of the file system.
+pub fn write_whole(path: &Path, text: &str) -> Outcome {
+    let what = || format!("cannot write {}", path.display());
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    std::fs::write(&temporary, text).context(what)?;
+    std::fs::rename(&temporary, path).context(what)
+}

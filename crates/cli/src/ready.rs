@@ -1,0 +1,278 @@
+//! How a process that we start in the background tells that it is ready, or
+//! why it is not: one line over a pipe that it inherits. Nobody sleeps and looks.
+
+use crate::error::{Context, Exit, Failure, Outcome};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// Longest wait for a process to be ready. A store that recovers from its log
+/// takes seconds.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest answer, in bytes.
+const ANSWER_MAX: u64 = 64 << 10;
+/// A log longer than this is put aside when its process starts anew, in bytes.
+const LOG_MAX: u64 = 16 << 20;
+/// Lines of a log that are shown.
+const LINES: usize = 12;
+
+#[derive(Serialize, Deserialize)]
+enum Answer {
+    Ready,
+    Failed { code: u8, what: String, causes: Vec<String>, remedy: Option<String> },
+}
+
+/// The daemon's end of the pipe. Whoever starts by hand has none.
+#[derive(Debug, Default)]
+pub struct Ready {
+    pipe: Option<File>,
+    /// What else we inherited.
+    strangers: Vec<OwnedFd>,
+}
+
+impl Ready {
+    /// Takes the descriptor that `--ready-fd` names, and leaves the session
+    /// of the terminal behind.
+    ///
+    /// # Errors
+    /// A number that is no open descriptor.
+    pub fn take(fd: Option<i32>) -> Outcome<Ready> {
+        let Some(fd) = fd else { return Ok(Ready::default()) };
+        if fd < 3 {
+            return Err(Failure::usage(format!("--ready-fd {fd}: it must be above 2")));
+        }
+        // SAFETY: nothing else in this process owns the descriptor: it was
+        // inherited for this purpose and the command line is read once. If
+        // the number is wrong, the first use fails with EBADF.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        if fcntl_setfd(&fd, FdFlags::CLOEXEC).is_err() {
+            std::mem::forget(fd);
+            return Err(Failure::usage("--ready-fd: no such descriptor"));
+        }
+        if let Err(error) = rustix::process::setsid() {
+            tracing::debug!(%error, "it has a session of its own already");
+        }
+        let strangers = inherited(fd.as_raw_fd());
+        Ok(Ready { pipe: Some(File::from(fd)), strangers })
+    }
+
+    /// Tells that we are ready.
+    pub fn ready(&mut self) {
+        self.answer(&Answer::Ready);
+        let strangers = std::mem::take(&mut self.strangers);
+        if !strangers.is_empty() {
+            // They would keep mounts busy as long as we live. Closing a file of a
+            // mount waits for its daemon, which may be us: so not before we
+            // are ready, and not on this thread.
+            let closer = std::thread::Builder::new().name("closer".into());
+            if let Err(error) = closer.spawn(move || drop(strangers)) {
+                tracing::warn!(%error, "inherited files stay open");
+            }
+        }
+    }
+
+    /// Tells why we are not. Returns the failure for the log.
+    pub fn failed(&mut self, failure: Failure) -> Failure {
+        let mut causes = Vec::new();
+        let mut next = failure.cause.as_deref().map(|e| e as &dyn std::error::Error);
+        while let Some(e) = next {
+            causes.push(e.to_string());
+            next = e.source();
+        }
+        let (what, remedy) = (failure.what.clone(), failure.remedy.clone());
+        self.answer(&Answer::Failed { code: failure.exit.code(), what, causes, remedy });
+        failure
+    }
+
+    fn answer(&mut self, answer: &Answer) {
+        let Some(mut pipe) = self.pipe.take() else { return };
+        let line = serde_json::to_string(answer).expect("answers are plain data");
+        // Whoever started us may have gone: then nobody waits.
+        if let Err(error) = writeln!(pipe, "{line}") {
+            tracing::debug!(%error, "nobody waits for us to be ready");
+        }
+    }
+}
+
+/// Open files that the shell, or whoever started us, has passed along by
+/// accident: all above standard error but `known`.
+fn inherited(known: i32) -> Vec<OwnedFd> {
+    let Ok(listing) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
+    let numbers = listing.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
+    // Collected first: the listing itself is one of them, and closed then.
+    let numbers: Vec<i32> = numbers.filter(|n| *n > 2 && *n != known).collect();
+    let is_open = |n: &i32| Path::new(&format!("/proc/self/fd/{n}")).symlink_metadata().is_ok();
+    let open = numbers.into_iter().filter(is_open);
+    // SAFETY: this runs before the process has opened anything of its own, so
+    // nobody else owns these descriptors.
+    open.map(|n| unsafe { OwnedFd::from_raw_fd(n) }).collect()
+}
+
+/// A process that was started and has not answered yet. Dropped, it is killed.
+#[derive(Debug)]
+pub struct Starting {
+    name: String,
+    child: Option<Child>,
+    pipe: File,
+    log: PathBuf,
+    log_from: u64,
+}
+
+/// Starts this program again in the background. `name` is for messages; `log`
+/// receives its standard error.
+///
+/// # Errors
+/// Those of the system.
+pub fn start(name: &str, arguments: &[OsString], log: &Path) -> Outcome<Starting> {
+    let what = || format!("cannot start {name}");
+    let (mut log_file, log_from) = open_log(log).context(|| format!("log {}", log.display()))?;
+    writeln!(log_file).context(what)?;
+    let (reader, writer) =
+        rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(what)?;
+    // Inherited by this child alone: our end closes before the next starts.
+    fcntl_setfd(&writer, fcntl_getfd(&writer).context(what)? - FdFlags::CLOEXEC).context(what)?;
+    let child = Command::new("/proc/self/exe")
+        .arg0("tatami")
+        .args(arguments)
+        .args(["--ready-fd", &writer.as_raw_fd().to_string()])
+        // It must not keep a directory busy.
+        .current_dir("/")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log_file)
+        .spawn()
+        .context(what)?;
+    drop(writer);
+    let (name, log) = (name.to_owned(), log.to_owned());
+    Ok(Starting { name, child: Some(child), pipe: File::from(reader), log, log_from })
+}
+
+impl Starting {
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().map_or(0, Child::id)
+    }
+
+    /// Waits until it is ready.
+    ///
+    /// # Errors
+    /// What it says itself; or that it ended or stays silent, with the end of its log.
+    pub fn wait(mut self) -> Outcome {
+        let text = match read_answer(&mut self.pipe) {
+            Ok(text) => text,
+            Err(why) => return Err(self.silent(&why)),
+        };
+        match serde_json::from_str(&text) {
+            Ok(Answer::Ready) => {
+                // It is on its own now; when we end, init inherits it.
+                self.child = None;
+                Ok(())
+            }
+            Ok(Answer::Failed { code, what, causes, remedy }) => {
+                let exit = match code {
+                    2 => Exit::Usage,
+                    3 => Exit::Degraded,
+                    _ => Exit::Failure,
+                };
+                let cause = (!causes.is_empty()).then(|| causes.join("\n").into());
+                Err(Failure {
+                    exit,
+                    what: format!("{} does not start: {what}", self.name),
+                    cause,
+                    remedy,
+                })
+            }
+            Err(_) => Err(self.silent("it ended before it was ready")),
+        }
+    }
+
+    fn silent(&self, why: &str) -> Failure {
+        let last = last_lines(&self.log, self.log_from);
+        let cause =
+            if last.is_empty() { why.to_owned() } else { format!("{why}; its log ends:\n{last}") };
+        Failure::new(format!("{} does not start", self.name))
+            .because(cause)
+            .try_this(format!("read {}", self.log.display()))
+    }
+}
+
+impl Drop for Starting {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Both fail only if it has ended already.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn read_answer(pipe: &mut File) -> Result<String, String> {
+    let timeout = Timespec::try_from(PATIENCE).expect("five minutes fit");
+    loop {
+        match poll(&mut [PollFd::new(pipe, PollFlags::IN)], Some(&timeout)) {
+            Ok(0) => return Err(format!("it is not ready after {} s", PATIENCE.as_secs())),
+            Ok(_) => break,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(format!("cannot wait for it: {e}")),
+        }
+    }
+    // The answer is written at once and the pipe then closed.
+    let mut text = String::new();
+    pipe.take(ANSWER_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    Ok(text)
+}
+
+fn open_log(path: &Path) -> std::io::Result<(File, u64)> {
+    if path.metadata().is_ok_and(|m| m.len() > LOG_MAX) {
+        let mut old = path.as_os_str().to_owned();
+        old.push(".old");
+        std::fs::rename(path, old)?;
+    }
+    let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+    let length = file.metadata()?.len();
+    Ok((file, length))
+}
+
+/// The end of a log, from `from` on at most.
+fn last_lines(path: &Path, from: u64) -> String {
+    let read = || -> std::io::Result<String> {
+        let mut file = File::open(path)?;
+        let start = from.max(file.metadata()?.len().saturating_sub(ANSWER_MAX));
+        file.seek(SeekFrom::Start(start))?;
+        let mut bytes = Vec::new();
+        file.take(ANSWER_MAX).read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    let text = read().unwrap_or_default();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(LINES)..].join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_log_is_what_was_written_since() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("log");
+        std::fs::write(&path, "old\n").expect("written");
+        let (mut file, from) = open_log(&path).expect("opened");
+        for n in 0..20 {
+            writeln!(file, "line {n}").expect("written");
+        }
+        let text = last_lines(&path, from);
+        assert_eq!(text.lines().count(), LINES);
+        assert!(text.ends_with("line 19") && !text.contains("old"));
+        assert_eq!(last_lines(&dir.path().join("absent"), 0), "");
+    }
+}

@@ -1,0 +1,310 @@
+//! `tatami status`: is everything well, and if not, what is wrong.
+
+use crate::daemon;
+use crate::error::{Exit, Failure, Outcome};
+use crate::mounts::MountRecord;
+use crate::place::{ASK_TIMEOUT, At, Place};
+use crate::term::{self, BAD, DIM, GOOD, HEAD, Out, Table, WARN};
+use anstyle::Style;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::io::Write;
+use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
+
+/// `tatami status`
+#[derive(Debug, clap::Args)]
+pub struct StatusArgs {
+    #[command(flatten)]
+    at: At,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The condition of a volume. This is what `--json` prints.
+#[derive(Serialize)]
+struct Report {
+    volume: String,
+    id: String,
+    dir: String,
+    version: &'static str,
+    protocol: u32,
+    healthy: bool,
+    /// What is wrong, a sentence each.
+    trouble: Vec<String>,
+    inodes: u64,
+    /// Bytes, each disk counted once.
+    space: SpaceReport,
+    nodes: Vec<NodeReport>,
+    mounts: Vec<MountReport>,
+}
+
+#[derive(Clone, Copy, Default, Serialize)]
+struct SpaceReport {
+    total: u64,
+    free: u64,
+    available: u64,
+}
+
+#[derive(Serialize)]
+struct NodeReport {
+    node: u16,
+    name: String,
+    address: String,
+    socket: String,
+    dir: String,
+    up: bool,
+    /// Why it is down.
+    error: Option<String>,
+    version: Option<String>,
+    protocol: Option<u32>,
+    pid: Option<u32>,
+    uptime_sec: Option<u64>,
+    space: Option<SpaceReport>,
+    shards: Option<u32>,
+    inodes: Option<u64>,
+    connections: Option<u32>,
+    clients: Option<usize>,
+    meta_requests: Option<u64>,
+    object_requests: Option<u64>,
+    bytes_read: Option<u64>,
+    bytes_written: Option<u64>,
+    trouble: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct MountReport {
+    path: String,
+    node: u16,
+    pid: u32,
+    alive: bool,
+    /// `null` while its node cannot tell.
+    passthrough: Option<bool>,
+    /// Why passthrough is off.
+    why_not: Option<String>,
+}
+
+/// Asks every node and prints what it learnt.
+///
+/// # Errors
+/// [`Exit::Degraded`] if anything is wrong.
+pub fn run(args: &StatusArgs) -> Outcome {
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let report = gather(&place, &volume);
+    let mut out = Out::new();
+    if args.json {
+        out.json(&report)?;
+    } else {
+        print(&mut out, &report, &place)?;
+    }
+    out.flush()?;
+    drop(out);
+    if report.healthy { Ok(()) } else { Err(Failure { exit: Exit::Degraded, ..Failure::new("") }) }
+}
+
+fn gather(place: &Place, volume: &VolumeFile) -> Report {
+    let mut report = Report {
+        volume: volume.name.clone(),
+        id: volume.volume.to_string(),
+        dir: place.dir.display().to_string(),
+        version: env!("CARGO_PKG_VERSION"),
+        protocol: tatami_wire::PROTOCOL_VERSION,
+        healthy: true,
+        trouble: Vec::new(),
+        inodes: 0,
+        space: SpaceReport::default(),
+        nodes: Vec::new(),
+        mounts: Vec::new(),
+    };
+    let mut disks = BTreeSet::new();
+    for (entry, status) in volume.nodes.iter().zip(ask_all(place, volume)) {
+        if let Ok(status) = &status {
+            report.inodes += status.inodes;
+            if disks.insert(status.space.disk) {
+                report.space.total += status.space.total;
+                report.space.free += status.space.free;
+                report.space.available += status.space.available;
+            }
+            report.mounts.extend(status.mounts.iter().map(|m| MountReport {
+                path: m.path.clone(),
+                node: entry.id,
+                pid: m.pid,
+                alive: true,
+                passthrough: Some(m.passthrough),
+                why_not: m.why_not.clone(),
+            }));
+        }
+        let node = node_report(entry, status.map(|s| *s));
+        let prefixed = |t: &String| format!("{}: {t}", node.name);
+        report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
+        report.nodes.push(node);
+    }
+    // Mounts whose node is down, or which have died, are not told by a node.
+    for record in MountRecord::of_volume(&place.dir) {
+        let path = record.path.display().to_string();
+        if report.mounts.iter().any(|m| m.path == path) {
+            continue;
+        }
+        let alive = record.running().is_some();
+        if !alive {
+            report.trouble.push(format!("the mount on {path} has died: tatami umount {path}"));
+        }
+        report.mounts.push(MountReport {
+            path,
+            node: record.node,
+            pid: u32::try_from(record.process.pid).unwrap_or_default(),
+            alive,
+            passthrough: None,
+            why_not: None,
+        });
+    }
+    report.healthy = report.trouble.is_empty();
+    report
+}
+
+/// Asks all nodes at once: one that hangs costs its timeout once.
+fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, String>> {
+    let ask = |entry| match place.ask(volume, entry, &AdminCall::Status) {
+        Ok(AdminReply::Status(status)) => Ok(status),
+        Ok(_) => Err("it answered something else".to_owned()),
+        Err(e) if e.is_timeout() => Err(format!("silent for {} s", ASK_TIMEOUT.as_secs())),
+        Err(e) => Err(e.to_string()),
+    };
+    std::thread::scope(|scope| {
+        let asked: Vec<_> =
+            volume.nodes.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
+        let lost = |_| Err("asking it failed".to_owned());
+        asked.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
+    })
+}
+
+fn node_report(entry: &NodeEntry, status: Result<NodeStatus, String>) -> NodeReport {
+    let (status, error) = match status {
+        Ok(status) => (Some(status), None),
+        Err(e) => (
+            None,
+            Some(match daemon::running(entry) {
+                None => format!("down ({e})"),
+                Some(process) => format!(
+                    "its daemon (process {}) runs and does not answer ({e}); its log: {}; to end it: \
+                 tatami node stop --force {}",
+                    process.pid,
+                    daemon::log_file(&entry.dir).display(),
+                    entry.name
+                ),
+            }),
+        ),
+    };
+    let s = status.as_ref();
+    NodeReport {
+        node: entry.id,
+        name: entry.name.clone(),
+        address: entry.address.clone(),
+        socket: entry.socket.display().to_string(),
+        dir: entry.dir.display().to_string(),
+        up: s.is_some(),
+        error,
+        version: s.map(|s| s.version.clone()),
+        protocol: s.map(|s| s.protocol),
+        pid: s.map(|s| s.pid),
+        uptime_sec: s.map(|s| s.uptime_sec),
+        space: s.map(|s| SpaceReport {
+            total: s.space.total,
+            free: s.space.free,
+            available: s.space.available,
+        }),
+        shards: s.map(|s| s.shards),
+        inodes: s.map(|s| s.inodes),
+        connections: s.map(|s| s.connections),
+        clients: s.map(|s| s.clients.len()),
+        meta_requests: s.map(|s| s.meta_requests),
+        object_requests: s.map(|s| s.object_requests),
+        bytes_read: s.map(|s| s.bytes_read),
+        bytes_written: s.map(|s| s.bytes_written),
+        trouble: s.map(|s| s.trouble.clone()).unwrap_or_default(),
+    }
+}
+
+fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
+    let up = report.nodes.iter().filter(|n| n.up).count();
+    let (word, style) = match (report.healthy, up) {
+        (true, _) => ("healthy", GOOD),
+        (false, 0) => ("down", BAD),
+        (false, _) => ("degraded", WARN),
+    };
+    writeln!(
+        out,
+        "Volume {} is {}: {up} of {} nodes up, {} inodes, {} of {} free",
+        out.paint(HEAD, &report.volume),
+        out.paint(style, word),
+        report.nodes.len(),
+        report.inodes,
+        term::size(report.space.available),
+        term::size(report.space.total),
+    )?;
+    writeln!(out)?;
+    let plain = Style::new();
+    let mut table = Table::new(&[
+        "NODE",
+        "STATE",
+        "ADDRESS",
+        "VERSION",
+        "UP",
+        ">FREE",
+        ">REQUESTS",
+        ">REMOTE BYTES",
+    ]);
+    for node in &report.nodes {
+        let show = |v: Option<String>| v.unwrap_or_else(|| "-".into());
+        let (state, style) = match (node.up, node.trouble.is_empty()) {
+            (true, true) => ("up", GOOD),
+            (true, false) => ("trouble", WARN),
+            (false, _) => ("down", BAD),
+        };
+        let requests =
+            node.meta_requests.zip(node.object_requests).map(|(a, b)| (a + b).to_string());
+        let bytes = node.bytes_read.zip(node.bytes_written).map(|(a, b)| term::size(a + b));
+        table.row([
+            (node.name.clone(), plain),
+            (state.into(), style),
+            (node.address.clone(), plain),
+            (show(node.version.clone()), plain),
+            (show(node.uptime_sec.map(term::duration)), plain),
+            (show(node.space.map(|s| term::size(s.available))), plain),
+            (show(requests), plain),
+            (show(bytes), plain),
+        ]);
+    }
+    out.table(&table)?;
+    if !report.mounts.is_empty() {
+        writeln!(out)?;
+        let mut table = Table::new(&["MOUNT", "NODE", "PROCESS", "PASSTHROUGH"]);
+        for mount in &report.mounts {
+            let (passthrough, style) = match (&mount.why_not, mount.passthrough) {
+                (_, Some(true)) => ("on".to_owned(), GOOD),
+                (Some(why), _) => (format!("off: {why}"), WARN),
+                (None, Some(false)) => ("off".to_owned(), WARN),
+                (None, None) => ("unknown: its node does not tell".to_owned(), DIM),
+            };
+            let process =
+                if mount.alive { (mount.pid.to_string(), plain) } else { ("died".to_owned(), BAD) };
+            let node = report.nodes.iter().find(|n| n.node == mount.node);
+            let node = node.map_or_else(|| mount.node.to_string(), |n| n.name.clone());
+            table.row([(mount.path.clone(), plain), (node, DIM), process, (passthrough, style)]);
+        }
+        out.table(&table)?;
+    }
+    if !report.trouble.is_empty() {
+        writeln!(out)?;
+        for line in &report.trouble {
+            writeln!(out, "{} {line}", out.paint(BAD, "!"))?;
+        }
+        if report.nodes.iter().any(|n| n.error.as_ref().is_some_and(|e| e.starts_with("down"))) {
+            writeln!(out, "  to start what is down: tatami up{}", place.dir_flag())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,238 @@
+//! What output looks like: colours on terminals only, tables, sizes, progress.
+
+use anstyle::{AnsiColor, Style};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write};
+use std::time::Duration;
+
+/// Green: as it should be.
+pub const GOOD: Style = AnsiColor::Green.on_default();
+/// Yellow: not as it should be.
+pub const WARN: Style = AnsiColor::Yellow.on_default();
+/// Red: broken.
+pub const BAD: Style = AnsiColor::Red.on_default().bold();
+/// Headings.
+pub const HEAD: Style = Style::new().bold();
+/// Less important.
+pub const DIM: Style = Style::new().dimmed();
+
+/// Whether a stream takes colours: a terminal, and the user wants them
+/// (<https://no-color.org>).
+fn colours(terminal: bool) -> bool {
+    let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
+    terminal && wanted && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+}
+
+/// Standard output, buffered, with or without colours.
+pub struct Out {
+    stream: io::BufWriter<io::StdoutLock<'static>>,
+    colours: bool,
+}
+
+impl Out {
+    /// Takes standard output.
+    pub fn new() -> Out {
+        let stream = io::stdout().lock();
+        let colours = colours(stream.is_terminal());
+        Out { stream: io::BufWriter::new(stream), colours }
+    }
+
+    /// `text` in `style`, or plain.
+    pub fn paint(&self, style: Style, text: &str) -> String {
+        paint(self.colours, style, text)
+    }
+
+    /// One JSON object and a newline.
+    pub fn json(&mut self, value: &impl serde::Serialize) -> io::Result<()> {
+        serde_json::to_writer_pretty(&mut self.stream, value)?;
+        writeln!(self.stream)?;
+        self.stream.flush()
+    }
+
+    /// A table with the columns of `table`.
+    pub fn table(&mut self, table: &Table) -> io::Result<()> {
+        let text = table.render(self.colours);
+        self.stream.write_all(text.as_bytes())
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, b: &[u8]) -> io::Result<usize> {
+        self.stream.write(b)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+fn paint(on: bool, style: Style, text: &str) -> String {
+    if on && !text.is_empty() { format!("{style}{text}{style:#}") } else { text.to_owned() }
+}
+
+/// Prints an error or a warning to standard error, its first word in colour.
+pub fn complain(text: &str) {
+    let mut stream = io::stderr().lock();
+    let on = colours(stream.is_terminal());
+    let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
+    // Nobody is left to be told when standard error is closed.
+    let _ = writeln!(stream, "{} {rest}", paint(on, BAD, first));
+}
+
+/// A note to standard error that is no error.
+pub fn note(text: &str) {
+    let mut stream = io::stderr().lock();
+    let on = colours(stream.is_terminal());
+    let _ = writeln!(stream, "{}", paint(on, WARN, text));
+}
+
+/// Rows of text under headings, in columns as wide as needed.
+#[derive(Default)]
+pub struct Table {
+    heads: Vec<(&'static str, bool)>,
+    rows: Vec<Vec<(String, Style)>>,
+}
+
+impl Table {
+    /// Columns by heading; those that begin with `>` are aligned to the right.
+    pub fn new(heads: &[&'static str]) -> Table {
+        let heads = heads
+            .iter()
+            .map(|h| h.strip_prefix('>').map_or((*h, false), |right| (right, true)))
+            .collect();
+        Table { heads, rows: Vec::new() }
+    }
+
+    /// One more row.
+    pub fn row<const N: usize>(&mut self, cells: [(String, Style); N]) {
+        debug_assert_eq!(cells.len(), self.heads.len());
+        self.rows.push(cells.into());
+    }
+
+    fn render(&self, colours: bool) -> String {
+        let width = |i: usize| {
+            let cells = self.rows.iter().map(|row| row[i].0.chars().count());
+            cells.chain([self.heads[i].0.len()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.heads.len()).map(width).collect();
+        let mut text = String::new();
+        let mut line = |cells: &mut dyn Iterator<Item = (&str, Style)>| {
+            let mut row = String::new();
+            for (i, (cell, style)) in cells.enumerate() {
+                let pad = " ".repeat(widths[i] - cell.chars().count());
+                let cell = paint(colours, style, cell);
+                // Writing to a String cannot fail.
+                let _ = if self.heads[i].1 {
+                    write!(row, "{pad}{cell}  ")
+                } else {
+                    write!(row, "{cell}{pad}  ")
+                };
+            }
+            text.push_str(row.trim_end());
+            text.push('\n');
+        };
+        line(&mut self.heads.iter().map(|(h, _)| (*h, HEAD)));
+        for row in &self.rows {
+            line(&mut row.iter().map(|(cell, style)| (cell.as_str(), *style)));
+        }
+        text
+    }
+}
+
+/// Bytes as people read them: `1.5 GiB`.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut value = bytes as f64 / 1024.0;
+    let mut unit = 0;
+    // 1023.95 would print as 1024.0.
+    while value >= 1023.95 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    format!("{value:.1} {}", UNITS[unit])
+}
+
+/// Seconds as people read them: `2 h 5 min`.
+pub fn duration(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        3600..86400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+        _ => format!("{} d {} h", seconds / 86400, seconds % 86400 / 3600),
+    }
+}
+
+/// A name that may hold anything, safe to print: control characters, which
+/// could drive a terminal, are shown as `\x..`.
+pub fn safe(name: &[u8]) -> String {
+    let mut text = String::new();
+    for chunk in name.utf8_chunks() {
+        for c in chunk.valid().chars() {
+            if c.is_control() {
+                text.extend(c.escape_default());
+            } else {
+                text.push(c);
+            }
+        }
+        for byte in chunk.invalid() {
+            let _ = write!(text, "\\x{byte:02x}");
+        }
+    }
+    text
+}
+
+/// A spinner on a terminal, nothing elsewhere.
+pub fn spinner(text: &str) -> ProgressBar {
+    if !colours(io::stderr().is_terminal()) {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner().with_message(text.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(100));
+    bar
+}
+
+/// A bar that counts bytes on a terminal, nothing elsewhere.
+pub fn byte_bar(total: u64) -> ProgressBar {
+    if !colours(io::stderr().is_terminal()) {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template(
+        "{msg:20!} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}",
+    )
+    .expect("the template is fixed and right");
+    ProgressBar::new(total).with_style(style)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_times_read_well() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1536), "1.5 KiB");
+        assert_eq!(size(1 << 30), "1.0 GiB");
+        assert_eq!(size(u64::MAX), "16.0 EiB");
+        assert_eq!(duration(59), "59 s");
+        assert_eq!(duration(7500), "2 h 5 min");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let mut table = Table::new(&["NAME", ">SIZE"]);
+        table.row([("a".into(), GOOD), ("10".into(), DIM)]);
+        table.row([("long".into(), BAD), ("5".into(), DIM)]);
+        assert_eq!(table.render(false), "NAME  SIZE\na       10\nlong     5\n");
+        assert!(table.render(true).contains("\u{1b}["));
+    }
+
+    #[test]
+    fn names_cannot_drive_the_terminal() {
+        assert_eq!(safe(b"a\x1b[31mb\xff"), "a\\u{1b}[31mb\\xff");
+    }
+}

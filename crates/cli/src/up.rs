@@ -1,0 +1,421 @@
+//! `tatami up`: lays out a volume, starts its daemons, mounts it; again and
+//! again, doing what is missing.
+
+use crate::daemon;
+use crate::error::{Context, Failure, Outcome};
+use crate::keys::{KEYS, name};
+use crate::mount_cmd;
+use crate::mounts;
+use crate::place::{At, Place, write_whole};
+use crate::ready::Starting;
+use crate::term::{self, HEAD, Out};
+use indicatif::ProgressBar;
+use std::fmt::Write as _;
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
+use tatami_wire::{Cred, Ino, NodeId, SetAttr, VolumeId};
+
+/// Most nodes on one machine: each has a daemon and a mount.
+const NODES_MAX: u16 = 256;
+
+/// `tatami up`
+#[derive(Debug, clap::Args)]
+pub struct UpArgs {
+    #[command(flatten)]
+    at: At,
+    /// Number of nodes on this machine, when the volume is made [default: 1]
+    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
+    nodes: Option<u16>,
+    /// Where to mount: with one node at PATH, with several at PATH/node0,
+    /// PATH/node1 and so on [default: /mnt/tatami as root, else DIR/mnt]
+    #[arg(long, short = 'm', value_name = "PATH", conflicts_with = "no_mount")]
+    mount: Option<PathBuf>,
+    /// Start the daemons only
+    #[arg(long)]
+    no_mount: bool,
+    /// Name of the volume, when it is made [default: tatami]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+}
+
+/// Makes the volume run.
+///
+/// # Errors
+/// Something does not start; what this call had started is stopped again.
+pub fn run(args: &UpArgs) -> Outcome {
+    let place = open(args)?;
+    crate::log::start(&place.config, false)?;
+    make_dir(&place.dir)?;
+    let _lock = place.lock()?;
+    let fresh = !place.volume_file().exists();
+    let volume = if fresh { lay_out(&place, args)? } else { place.volume()? };
+    check_same(&place, &volume, args)?;
+
+    let spinner = term::spinner("starting daemons");
+    let mut started = Started { place: &place, volume: &volume, nodes: vec![], mounts: vec![] };
+    let paths = mount_cmd::planned(&place, &volume);
+    let outcome = started.nodes(&spinner).and_then(|()| {
+        give_root(&place)?;
+        match place.config.flag(name::MOUNT_ENABLED) {
+            true => started.mounts(&paths, &spinner),
+            false => Ok(()),
+        }
+    });
+    spinner.finish_and_clear();
+    outcome.map_err(|e| started.undo(e))?;
+    tell(&place, &volume, fresh, &started)
+}
+
+/// The place with what these flags mean put on top of the configuration.
+fn open(args: &UpArgs) -> Outcome<Place> {
+    let mut at = args.at.clone();
+    let mut remember = Vec::new();
+    let mut set = |name: &'static str, value: String| {
+        let key = crate::keys::find(name).expect("a key of the table");
+        at.overrides.0.push((key, value.clone()));
+        remember.push((name, value));
+    };
+    if let Some(path) = &args.mount {
+        let path = mount_cmd::resolve(path)?;
+        let text = path.to_str().ok_or_else(|| Failure::usage("--mount: the path is not UTF-8"))?;
+        set(name::MOUNT_PATH, text.to_owned());
+        set(name::MOUNT_ENABLED, "true".into());
+    }
+    if args.no_mount {
+        set(name::MOUNT_ENABLED, "false".into());
+    }
+    if let Some(name) = &args.name {
+        let key = crate::keys::find(name::VOLUME_NAME).expect("a key of the table");
+        at.overrides.0.push((key, name.clone()));
+    }
+    let mut place = at.open()?;
+    // Daemons get what the user set; what was derived from flags of `up` they don't need.
+    place.at.overrides = args.at.overrides.clone();
+    if !remember.is_empty() {
+        make_dir(&place.dir)?;
+        place.remember(&remember)?;
+    }
+    Ok(place)
+}
+
+fn make_dir(dir: &Path) -> Outcome {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|e| {
+        Failure::new(format!("cannot make the volume's directory {}", dir.display()))
+            .because(e)
+            .try_this("name another one: --dir DIR")
+    })
+}
+
+/// Makes the files of a new volume. `volume.toml` comes last: without it
+/// there is no volume yet.
+fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
+    let count = args.nodes.unwrap_or(1);
+    let dir = |id: u16| place.dir.join(format!("node{id}"));
+    let longest = dir(count - 1).join("socket");
+    if longest.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(Failure::usage(format!(
+            "the directory {} has too long a name",
+            place.dir.display()
+        ))
+        .because(format!(
+            "the path of a UNIX socket has at most {SOCKET_PATH_MAX} bytes, and {} has {}",
+            longest.display(),
+            longest.as_os_str().len()
+        ))
+        .try_this("choose a shorter one: --dir DIR"));
+    }
+    let config = place.dir.join("tatami.toml");
+    if !config.exists() {
+        write_whole(&config, &documented(place))?;
+    }
+    let key = place.key_file();
+    let key = if key.exists() { KeyFile::load(&key) } else { KeyFile::create(&key) };
+    key.map_err(|e| Failure::new(e.to_string()))?;
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).context(|| "no random numbers for the volume's id".to_owned())?;
+    let host = place.config.text(name::NODE_LISTEN);
+    if host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) {
+        return Err(Failure::usage(format!("node.listen: {host} means every address"))
+            .because("other nodes connect to the address that is written down")
+            .try_this("name the address, or the host name, by which others reach this machine"));
+    }
+    let ports = free_ports(&host, count)?;
+    let node = |(id, port): (u16, u16)| NodeEntry {
+        id,
+        name: format!("node{id}"),
+        address: if host.contains(':') {
+            format!("[{host}]:{port}")
+        } else {
+            format!("{host}:{port}")
+        },
+        socket: dir(id).join("socket"),
+        dir: dir(id),
+    };
+    let volume = VolumeFile {
+        volume: VolumeId(id),
+        name: place.config.text(name::VOLUME_NAME),
+        epoch: 1,
+        shards: vec![NodeId(0)],
+        nodes: (0..count).zip(ports).map(node).collect(),
+    };
+    volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))?;
+    Ok(volume)
+}
+
+/// Ports that nobody uses now. All are held until all are found, so that
+/// they differ.
+fn free_ports(host: &str, count: u16) -> Outcome<Vec<u16>> {
+    let what = || format!("no free port on {host}");
+    let mut held = Vec::new();
+    for _ in 0..count {
+        held.push(TcpListener::bind((host, 0)).context(what)?);
+    }
+    held.iter().map(|l| l.local_addr().map(|a| a.port()).context(what)).collect()
+}
+
+/// The root directory of an ordinary user's volume belongs to that user, who
+/// could make nothing in it otherwise.
+fn give_root(place: &Place) -> Outcome {
+    let me = crate::volume_path::cred();
+    if me.is_root() {
+        return Ok(());
+    }
+    let client = place.client(None)?;
+    let failed = |e| crate::volume_path::failed("cannot hand over the root directory", e);
+    let root = client.getattr(&Cred::ROOT, Ino::ROOT).map_err(failed)?;
+    if root.uid == 0 {
+        let set = SetAttr { uid: Some(me.uid), gid: Some(me.gid), ..SetAttr::default() };
+        client.setattr(&Cred::ROOT, Ino::ROOT, set).map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// A configuration file in which every key is explained and none is set.
+fn documented(place: &Place) -> String {
+    let mut text = String::from(
+        "# Configuration of this Tatami volume. Lines that begin with # show defaults.\n\
+         # Each key can also be given as a flag (--section-key=value) or in the\n\
+         # environment (TATAMI_SECTION_KEY); `tatami config` shows what is in force.\n",
+    );
+    let mut section = "";
+    for key in &KEYS {
+        let (own, short) = key.name.split_once('.').unwrap_or(("", key.name));
+        if own != section {
+            let _ = writeln!(text, "\n[{own}]"); // writing to a String cannot fail
+            section = own;
+        }
+        text.push('\n');
+        for line in wrap(key.doc, 76) {
+            let _ = writeln!(text, "# {line}");
+        }
+        let unit = if key.unit.is_empty() { String::new() } else { format!(" {}", key.unit) };
+        let _ = writeln!(text, "# {}{unit}; {}", key.range, key.env);
+        let value = key.default_value(&place.dir);
+        let quoted = match value {
+            crate::keys::Value::Text(s) => toml::Value::String(s).to_string(),
+            other => other.to_string(),
+        };
+        let _ = writeln!(text, "#{short} = {quoted}");
+    }
+    text
+}
+
+/// Words in lines of at most `width` characters.
+pub fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("it starts with one");
+        if line.is_empty() {
+            line.push_str(word);
+        } else if line.len() + 1 + word.len() <= width {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
+    let there = volume.nodes.len();
+    if args.nodes.is_some_and(|n| usize::from(n) != there) {
+        let wanted = args.nodes.unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "the volume in {} has {there} node{}, not {wanted}",
+            place.dir.display(),
+            if there == 1 { "" } else { "s" }
+        ))
+        .because("nodes cannot be added to a volume or taken from it yet")
+        .try_this(format!(
+            "start it as it is: tatami up{}; or make another one: tatami up --nodes {wanted} --dir DIR",
+            place.dir_flag()
+        )));
+    }
+    if let Some(name) = args.name.as_ref().filter(|name| **name != volume.name) {
+        let what = format!(
+            "the volume in {} is named {:?}, not {name:?}",
+            place.dir.display(),
+            volume.name
+        );
+        return Err(Failure::usage(what).try_this("leave out --name, or name another --dir"));
+    }
+    Ok(())
+}
+
+/// What this call has started, to be stopped again if the rest fails.
+struct Started<'a> {
+    place: &'a Place,
+    volume: &'a VolumeFile,
+    nodes: Vec<NodeEntry>,
+    mounts: Vec<PathBuf>,
+}
+
+impl Started<'_> {
+    /// Starts the daemons that do not run, all at once.
+    fn nodes(&mut self, spinner: &ProgressBar) -> Outcome {
+        let mut failure = None;
+        let mut starting: Vec<(&NodeEntry, Starting)> = Vec::new();
+        for entry in &self.volume.nodes {
+            let process = daemon::answers(self.place, self.volume, entry).and_then(|there| {
+                if there { Ok(None) } else { daemon::start(self.place, entry).map(Some) }
+            });
+            match process {
+                Ok(process) => starting.extend(process.map(|p| (entry, p))),
+                Err(e) => {
+                    failure = Some(e);
+                    break;
+                }
+            }
+        }
+        // Those under way are waited for even so: what is ready can be
+        // stopped in good order.
+        for (entry, process) in starting {
+            spinner.set_message(format!("waiting for {}", entry.name));
+            match process.wait() {
+                Ok(()) => self.nodes.push(entry.clone()),
+                Err(e) => failure = failure.or(Some(e)),
+            }
+        }
+        for entry in &self.nodes {
+            daemon::note_made(self.place, entry)?;
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    /// Mounts what is not mounted, likewise.
+    fn mounts(&mut self, paths: &[PathBuf], spinner: &ProgressBar) -> Outcome {
+        let mut failure = None;
+        let mut starting = Vec::new();
+        for (entry, path) in self.volume.nodes.iter().zip(paths) {
+            match mount_cmd::ensure(self.place, entry, path) {
+                Ok(process) => starting.extend(process.map(|p| (path, p))),
+                Err(e) => {
+                    failure = Some(e);
+                    break;
+                }
+            }
+        }
+        for (path, process) in starting {
+            spinner.set_message(format!("mounting {}", path.display()));
+            match process.wait() {
+                Ok(()) => self.mounts.push(path.clone()),
+                Err(e) => failure = failure.or(Some(e)),
+            }
+        }
+        failure.map_or(Ok(()), Err)
+    }
+
+    fn undo(&mut self, failure: Failure) -> Failure {
+        for path in self.mounts.drain(..) {
+            if let Err(e) = mounts::end(&self.place.dir, &path, true, "") {
+                term::note(&e.report());
+            }
+        }
+        for entry in self.nodes.drain(..).rev() {
+            if let Err(e) = daemon::stop(self.place, self.volume, &entry, true) {
+                term::note(&e.report());
+            }
+        }
+        failure
+    }
+}
+
+fn tell(place: &Place, volume: &VolumeFile, fresh: bool, started: &Started) -> Outcome {
+    let mut out = Out::new();
+    let nodes = volume.nodes.len();
+    let did = match (fresh, started.nodes.len()) {
+        (true, _) => "is made and runs",
+        (false, 0) if started.mounts.is_empty() => "ran already",
+        (false, _) => "runs",
+    };
+    let head =
+        format!("Volume {} {did}, {nodes} node{}.", volume.name, if nodes == 1 { "" } else { "s" });
+    writeln!(out, "{}", out.paint(HEAD, &head))?;
+    writeln!(out, "  directory  {}", place.dir.display())?;
+    let mounted: Vec<_> = mounts::MountRecord::of_volume(&place.dir);
+    for (i, record) in mounted.iter().enumerate() {
+        let label = if i == 0 { "mounted at" } else { "" };
+        writeln!(out, "  {label:10} {}", record.path.display())?;
+    }
+    if mounted.is_empty() {
+        writeln!(out, "  not mounted; without a mount: tatami ls{} :/", place.dir_flag())?;
+    }
+    let flag = place.dir_flag();
+    writeln!(out, "\nNext:")?;
+    if let Some(record) = mounted.first() {
+        let file = record.path.join("hello");
+        let file = file.display();
+        writeln!(out, "  echo hello > {file}")?;
+        writeln!(out, "  tatami where {file}")?;
+    } else {
+        writeln!(out, "  tatami cp{flag} /etc/hostname :/hello")?;
+        writeln!(out, "  tatami cat{flag} :/hello")?;
+    }
+    writeln!(out, "  tatami status{flag}")?;
+    writeln!(out, "  tatami down{flag}")?;
+    out.flush()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_file_that_is_laid_out_is_valid_and_sets_nothing() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let at = At { dir: Some(dir.path().to_owned()), ..At::default() };
+        let text = documented(&at.open().expect("an empty place"));
+        for key in &KEYS {
+            assert!(text.contains(key.env), "{}", key.name);
+        }
+        // With every default uncommented it must still be a good file.
+        let set: String = text
+            .lines()
+            .map(|l| {
+                l.strip_prefix('#').filter(|l| !l.starts_with(' ')).unwrap_or(l).to_owned() + "\n"
+            })
+            .collect();
+        for text in [text, set] {
+            std::fs::write(dir.path().join("tatami.toml"), &text).expect("written");
+            at.open().unwrap_or_else(|e| panic!("{e}\n{text}"));
+        }
+    }
+
+    #[test]
+    fn ports_are_free_and_differ() {
+        let mut ports = free_ports("127.0.0.1", 8).expect("there are eight");
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 8);
+    }
+
+    #[test]
+    fn words_are_wrapped() {
+        assert_eq!(wrap("a bb ccc", 4), ["a bb", "ccc"]);
+    }
+}

@@ -1,0 +1,128 @@
+//! Who uses a mount: processes with their working directory, their root, an
+//! open file or a mapped file below it, or a mount namespace of their own that
+//! shows it. Found in /proc by reading links, which does not touch the file
+//! system in question and so cannot hang on it.
+
+use crate::mountinfo;
+use crate::term;
+use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+/// Most users that a message lists.
+const LISTED: usize = 8;
+
+/// One process that keeps a mount busy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub pid: i32,
+    /// Its name.
+    pub name: String,
+    /// How it uses the mount.
+    pub what: String,
+}
+
+/// Everybody who uses something at or below `path`, by process number.
+pub fn of(path: &Path) -> Vec<User> {
+    let mut found = BTreeMap::new();
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let me = std::process::id() as i32;
+    let device = mountinfo::at(path).map(|m| m.device);
+    let namespace = std::fs::read_link("/proc/self/ns/mnt").ok();
+    for process in processes.flatten() {
+        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
+            continue;
+        };
+        if pid == me {
+            continue;
+        }
+        // A process that ends meanwhile, or is another user's, shows nothing.
+        // Where it cannot be read, it counts as ours.
+        let theirs = std::fs::read_link(process.path().join("ns/mnt")).ok();
+        let elsewhere = theirs.is_some() && theirs != namespace;
+        let what = match (&device, elsewhere) {
+            (Some(device), true) => holds(&process.path(), path, device),
+            _ => uses(&process.path(), path),
+        };
+        if let Some(what) = what {
+            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
+            let name = term::safe(name.trim().as_bytes());
+            found.insert(pid, User { pid, name, what });
+        }
+    }
+    found.into_values().collect()
+}
+
+/// A process with another mount namespace keeps the file system as long as it
+/// is mounted there, unless our unmounting reaches it.
+fn holds(process: &Path, path: &Path, device: &str) -> Option<String> {
+    let table = std::fs::read(process.join("mountinfo")).ok()?;
+    let held = mountinfo::parse(&table)
+        .into_iter()
+        .find(|m| m.device == device && !(m.path == path && m.propagates))?;
+    let shown = term::safe(held.path.as_os_str().as_bytes());
+    Some(format!("sees it at {shown} in a mount namespace of its own"))
+}
+
+fn uses(process: &Path, path: &Path) -> Option<String> {
+    let below = |link: PathBuf| {
+        let target = std::fs::read_link(link).ok()?;
+        target.starts_with(path).then_some(target)
+    };
+    let show = |p: &Path| term::safe(p.as_os_str().as_bytes());
+    for (link, what) in [("cwd", "works in"), ("root", "has its root at"), ("exe", "runs")] {
+        if let Some(target) = below(process.join(link)) {
+            return Some(format!("{what} {}", show(&target)));
+        }
+    }
+    for fd in std::fs::read_dir(process.join("fd")).ok()?.flatten() {
+        if let Some(target) = below(fd.path()) {
+            return Some(format!("has {} open", show(&target)));
+        }
+    }
+    let maps = std::fs::read(process.join("maps")).ok()?;
+    let mapped = maps.split(|b| *b == b'\n').filter_map(|line| {
+        let at = line.iter().position(|b| *b == b'/')?;
+        let target = Path::new(std::ffi::OsStr::from_bytes(&line[at..]));
+        target.starts_with(path).then(|| format!("has {} mapped", show(target)))
+    });
+    mapped.into_iter().next()
+}
+
+/// One line a process.
+pub fn describe(users: &[User]) -> String {
+    let mut lines: Vec<String> = users
+        .iter()
+        .take(LISTED)
+        .map(|user| format!("{} (process {}) {}", user.name, user.pid, user.what))
+        .collect();
+    if users.len() > LISTED {
+        lines.push(format!("and {} more", users.len() - LISTED));
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_open_file_shows() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().canonicalize().expect("it is there");
+        assert!(of(&path).is_empty());
+        let file = std::fs::File::create(path.join("f")).expect("created");
+        let mut child = std::process::Command::new("cat")
+            .stdin(std::process::Stdio::piped())
+            .stdout(file)
+            .spawn()
+            .expect("cat runs");
+        let users = of(&path);
+        drop(child.stdin.take());
+        child.wait().expect("it ends");
+        let user = users.iter().find(|u| u.pid == child.id() as i32).expect("it uses it");
+        assert!(user.what.ends_with("f open"), "{}", user.what);
+        assert!(describe(&users).contains(&format!("(process {})", child.id())));
+    }
+}

@@ -1,0 +1,173 @@
+//! Paths on the command line: in the volume (`:/dir/file`) or on this machine.
+
+use crate::error::{Failure, Outcome};
+use crate::place::Place;
+use crate::term;
+use rustix::process::{getegid, geteuid, getgroups};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use tatami_client::tree::Tree;
+use tatami_wire::{Cred, Errno, GROUPS_MAX, NodeId};
+
+/// A path as given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AnyPath {
+    /// In the volume, absolute.
+    Volume(Vec<u8>),
+    /// On this machine.
+    Local(PathBuf),
+}
+
+impl From<OsString> for AnyPath {
+    /// `:/a` and `tatami:/a` mean the volume, and so does `:a`. A local file
+    /// whose name begins with a colon is `./:name`.
+    fn from(text: OsString) -> AnyPath {
+        let bytes = text.as_bytes();
+        let rest = bytes.strip_prefix(b":").or_else(|| bytes.strip_prefix(b"tatami:"));
+        match rest {
+            Some(rest) if rest.starts_with(b"/") => AnyPath::Volume(rest.to_vec()),
+            Some(rest) => AnyPath::Volume([b"/", rest].concat()),
+            None => AnyPath::Local(text.into()),
+        }
+    }
+}
+
+/// As clap's value parser.
+#[derive(Clone, Debug)]
+pub struct Parser;
+
+impl clap::builder::TypedValueParser for Parser {
+    type Value = AnyPath;
+
+    fn parse_ref(
+        &self,
+        _: &clap::Command,
+        _: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<AnyPath, clap::Error> {
+        Ok(value.to_owned().into())
+    }
+}
+
+impl clap::builder::ValueParserFactory for AnyPath {
+    type Parser = Parser;
+
+    fn value_parser() -> Parser {
+        Parser
+    }
+}
+
+/// For messages.
+impl std::fmt::Display for AnyPath {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            AnyPath::Volume(path) => write!(f, ":{}", term::safe(path)),
+            AnyPath::Local(path) => f.write_str(&term::safe(path.as_os_str().as_bytes())),
+        }
+    }
+}
+
+impl AnyPath {
+    /// The path within the volume; a local one is an error that says what to do.
+    ///
+    /// # Errors
+    /// It is local.
+    pub fn in_volume(&self) -> Outcome<&[u8]> {
+        match self {
+            AnyPath::Volume(path) => Ok(path),
+            AnyPath::Local(path) => {
+                let what = format!("{self} is a path on this machine, not in the volume");
+                let name = path.strip_prefix("/").unwrap_or(path);
+                Err(Failure::usage(what).try_this(format!(
+                    "paths in the volume begin with a colon: :/{}",
+                    term::safe(name.as_os_str().as_bytes())
+                )))
+            }
+        }
+    }
+
+    /// A failure with a file of the volume, with what helps against it.
+    pub fn failed(&self, what: &str, errno: Errno) -> Failure {
+        failed(&format!("{what} {self}"), errno)
+    }
+}
+
+/// A failure of an operation of the volume, with what helps against it.
+pub fn failed(what: &str, errno: Errno) -> Failure {
+    let failure = Failure::new(format!("{what}: {errno}"));
+    match errno {
+        Errno::EHOSTDOWN => Failure { exit: crate::error::Exit::Degraded, ..failure }
+            .try_this("a node is down: tatami status; tatami up"),
+        Errno::EKEYREJECTED | Errno::EPROTO => {
+            failure.try_this("this user may lack the volume's key for other nodes: run it as root")
+        }
+        Errno::ENOSPC => failure.try_this("tatami df; tatami status"),
+        Errno::ENAMETOOLONG => failure.because("a name has at most 255 bytes, a path 4096"),
+        Errno::ELOOP => failure.because("symbolic links lead in a circle, or through more than 40"),
+        _ => failure,
+    }
+}
+
+/// The user that runs the command.
+pub fn cred() -> Cred {
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
+    let groups = getgroups().unwrap_or_default();
+    Cred { uid, gid, groups: groups.iter().map(|g| g.as_raw()).take(GROUPS_MAX).collect() }
+}
+
+/// The permission bits that new files do not get.
+pub fn umask() -> u16 {
+    // There is no other way to read it than to set it; nothing else runs in
+    // this process that makes files meanwhile.
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
+    rustix::process::umask(mask);
+    mask.bits() as u16 & 0o777
+}
+
+/// The volume as the user sees it.
+///
+/// # Errors
+/// No daemon answers.
+pub fn tree(place: &Place, node: Option<NodeId>) -> Outcome<Tree> {
+    Ok(Tree::new(place.client(node)?, cred()))
+}
+
+/// The last name of a path; empty for the root.
+pub fn last(path: &[u8]) -> &[u8] {
+    let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
+    let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
+    &path[start..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_colon_means_the_volume() {
+        let parse = |text: &str| AnyPath::from(OsString::from(text));
+        assert_eq!(parse(":/a/b"), AnyPath::Volume(b"/a/b".to_vec()));
+        assert_eq!(parse("tatami:/a"), AnyPath::Volume(b"/a".to_vec()));
+        assert_eq!(parse(":a"), AnyPath::Volume(b"/a".to_vec()));
+        assert_eq!(parse(":"), AnyPath::Volume(b"/".to_vec()));
+        assert_eq!(parse("a:/b"), AnyPath::Local("a:/b".into()));
+        assert_eq!(parse("./:a"), AnyPath::Local("./:a".into()));
+        let text = parse("/dir/f").in_volume().expect_err("local").report();
+        assert!(text.contains(":/dir/f"), "{text}");
+    }
+
+    #[test]
+    fn the_last_name_of_a_path() {
+        for (path, name) in
+            [("/a/b", "b"), ("/a/b//", "b"), ("b", "b"), ("/", ""), ("", ""), ("/..", "..")]
+        {
+            assert_eq!(last(path.as_bytes()), name.as_bytes(), "{path}");
+        }
+    }
+
+    #[test]
+    fn the_umask_is_read_and_left() {
+        assert_eq!(umask(), umask());
+    }
+}
