@@ -1,0 +1,267 @@
+//! House rules, as a test: what a reader would otherwise have to remember.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use tatami_tests::command::{program, run, sources};
+
+/// Longest source file, in lines: beyond it, nobody knows what is where.
+const LINES_MAX: usize = 900;
+
+fn root() -> &'static Path {
+    sources().parent().expect("the workspace")
+}
+
+/// Every file that belongs to the project: tracked by git, or new and not ignored.
+fn project_files() -> Vec<PathBuf> {
+    let mut git = program("git ls-files --cached --others --exclude-standard");
+    let listed = run(git.current_dir(root())).out;
+    listed.lines().map(PathBuf::from).filter(|p| root().join(p).is_file()).collect()
+}
+
+fn text(path: &Path) -> String {
+    String::from_utf8_lossy(&fs::read(root().join(path)).expect("a file of the project"))
+        .into_owned()
+}
+
+fn with_extension(extensions: &[&str]) -> Vec<PathBuf> {
+    let fits = |path: &PathBuf| {
+        path.extension().and_then(|e| e.to_str()).is_some_and(|e| extensions.contains(&e))
+    };
+    project_files().into_iter().filter(fits).collect()
+}
+
+fn report(what: &str, found: &[String]) {
+    assert!(found.is_empty(), "{what}:\n  {}", found.join("\n  "));
+}
+
+/// The lines of code of a file, without its unit tests.
+fn code(path: &Path) -> String {
+    let all = text(path);
+    all.split("#[cfg(test)]").next().unwrap_or_default().to_owned()
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let long: Vec<String> = with_extension(&["rs", "c", "h", "sh", "py"])
+        .iter()
+        .map(|p| (p, text(p).lines().count()))
+        .filter(|(_, lines)| *lines > LINES_MAX)
+        .map(|(p, lines)| format!("{} has {lines} lines", p.display()))
+        .collect();
+    report(&format!("files of more than {LINES_MAX} lines"), &long);
+}
+
+#[test]
+fn no_markers_are_left() {
+    // Spelt in halves, so that this file does not find itself.
+    let markers: Vec<String> = [
+        ("TO", "DO"),
+        ("FIX", "ME"),
+        ("XX", "X"),
+        ("HA", "CK"),
+        ("todo", "!("),
+        ("unimpl", "emented!("),
+        ("dbg", "!("),
+        ("<<<<", "<<<"),
+        (">>>>", ">>>"),
+    ]
+    .iter()
+    .map(|(a, b)| format!("{a}{b}"))
+    .collect();
+    let mut found = Vec::new();
+    for path in project_files().iter().filter(|p| !p.ends_with("Cargo.lock")) {
+        for (number, line) in text(path).lines().enumerate() {
+            if markers.iter().any(|m| line.contains(m.as_str())) {
+                found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    report("left markers", &found);
+}
+
+#[test]
+fn no_path_of_one_persons_machine_is_named() {
+    let homes: Vec<String> = [("/ho", "me/"), ("/ro", "ot/"), ("/wo", "rk/"), ("/Us", "ers/")]
+        .iter()
+        .map(|(a, b)| format!("{a}{b}"))
+        .collect();
+    let mut found = Vec::new();
+    for path in project_files() {
+        for (number, line) in text(&path).lines().enumerate() {
+            if homes.iter().any(|h| line.contains(h.as_str())) {
+                found.push(format!("{}:{}: {}", path.display(), number + 1, line.trim()));
+            }
+        }
+    }
+    report("absolute paths of somebody's machine", &found);
+}
+
+#[test]
+fn every_crate_is_in_the_architecture() {
+    let architecture = text(Path::new("ARCHITECTURE.md"));
+    let crates = fs::read_dir(root().join("crates")).expect("crates");
+    let missing: Vec<String> = crates
+        .map(|entry| format!("crates/{}", entry.expect("an entry").file_name().display()))
+        .filter(|name| !architecture.contains(&format!("`{name}`")))
+        .collect();
+    report("crates without a line in ARCHITECTURE.md", &missing);
+}
+
+/// Layers: nothing below knows what is above (see ARCHITECTURE.md).
+#[test]
+fn crates_depend_downwards_only() {
+    let allowed: [(&str, &[&str]); 11] = [
+        ("layout", &[]),
+        ("fuse", &[]),
+        ("wire", &["layout"]),
+        ("cluster", &["wire", "layout"]),
+        ("meta", &["wire", "layout"]),
+        ("object", &["wire", "layout"]),
+        ("client", &["wire", "layout"]),
+        ("node", &["wire", "layout", "cluster", "meta", "object", "client"]),
+        ("mount", &["wire", "layout", "client", "fuse"]),
+        ("bench", &["wire", "layout", "client", "fuse", "mount"]),
+        ("cli", &["wire", "layout", "client", "cluster", "node", "mount", "bench"]),
+    ];
+    let mut wrong = Vec::new();
+    for (name, may) in allowed {
+        let manifest = text(&Path::new("crates").join(name).join("Cargo.toml"));
+        let normal = manifest.split("[dev-dependencies]").next().unwrap_or_default();
+        for line in normal.lines().filter(|l| l.starts_with("tatami-")) {
+            let other = line["tatami-".len()..].split(['.', ' ', '=']).next().unwrap_or_default();
+            if !may.contains(&other) {
+                wrong.push(format!("crates/{name} depends on {other}"));
+            }
+        }
+    }
+    report("dependencies that go up", &wrong);
+}
+
+/// What would make the same input give another result (clippy.toml bans the
+/// calls; this finds what clippy cannot see, such as `Default` of a map).
+#[test]
+fn meta_and_layout_are_deterministic() {
+    let banned = [
+        "SystemTime::now",
+        "Instant::now",
+        "thread::spawn",
+        "getrandom",
+        "fastrand",
+        "RandomState",
+        "std::net",
+        "os::unix::net",
+        "mio::",
+        "HashMap::default()",
+        "HashSet::default()",
+    ];
+    let mut found = Vec::new();
+    for path in with_extension(&["rs"]) {
+        let in_scope = path.starts_with("crates/meta/src") || path.starts_with("crates/layout/src");
+        if in_scope && !path.ends_with("tests.rs") {
+            let code = code(&path);
+            let hits = banned.iter().filter(|b| code.contains(*b));
+            found.extend(hits.map(|b| format!("{}: {b}", path.display())));
+        }
+    }
+    report("nondeterminism in meta or layout", &found);
+}
+
+/// The client runs inside other people's programs.
+#[test]
+fn the_client_starts_no_thread_and_touches_no_signal() {
+    let banned =
+        ["thread::spawn", "Builder::new().spawn", "sigaction", "signal(", "tokio", "fork("];
+    let mut found = Vec::new();
+    for path in with_extension(&["rs"]).iter().filter(|p| p.starts_with("crates/client/src")) {
+        let code = code(path);
+        found.extend(
+            banned.iter().filter(|b| code.contains(*b)).map(|b| format!("{}: {b}", path.display())),
+        );
+    }
+    report("in crates/client", &found);
+}
+
+#[test]
+fn every_crate_takes_part_in_the_lints() {
+    let mut missing = Vec::new();
+    for path in project_files().iter().filter(|p| p.ends_with("Cargo.toml")) {
+        let manifest = text(path);
+        if manifest.contains("[package]") && !manifest.contains("[lints]\nworkspace = true") {
+            missing.push(path.display().to_string());
+        }
+    }
+    report("crates without `[lints] workspace = true`", &missing);
+}
+
+/// Every source file says at its top what it is for.
+#[test]
+fn every_module_says_what_it_is_for() {
+    let silent: Vec<String> = with_extension(&["rs"])
+        .iter()
+        .filter(|p| !text(p).starts_with("//!"))
+        .map(|p| p.display().to_string())
+        .collect();
+    report("files that do not begin with `//!`", &silent);
+}
+
+/// The names of the tests in a source file.
+fn tests_in(source: &str) -> BTreeSet<&str> {
+    let mut found = BTreeSet::new();
+    let mut lines = source.lines();
+    while let Some(line) = lines.next() {
+        if line.trim() == "#[test]" {
+            let name = lines.clone().find_map(|l| l.trim().strip_prefix("fn "));
+            found.extend(name.and_then(|n| n.split('(').next()));
+        }
+    }
+    found
+}
+
+/// Sentences of SEMANTICS.md name their tests, as `file::test` in this folder
+/// or `path/to/file.rs::test`. The tests are there.
+#[test]
+fn sentences_of_the_semantics_name_tests_that_exist() {
+    let page = text(Path::new("docs/SEMANTICS.md"));
+    let words = page.split('`').skip(1).step_by(2);
+    let named: BTreeSet<(&str, &str)> =
+        words.filter(|w| !w.contains(' ')).filter_map(|w| w.rsplit_once("::")).collect();
+    assert!(named.len() >= 20, "docs/SEMANTICS.md names {} tests", named.len());
+    let mut missing = Vec::new();
+    for (file, test) in named.into_iter().filter(|(file, _)| *file != "file") {
+        let path = match file.ends_with(".rs") {
+            true => PathBuf::from(file),
+            false => Path::new("tests/e2e").join(file).with_extension("rs"),
+        };
+        let there = root().join(&path).is_file() && tests_in(&text(&path)).contains(test);
+        if !there {
+            missing.push(format!("{file}::{test}"));
+        }
+    }
+    report("tests named in docs/SEMANTICS.md that do not exist", &missing);
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut broken = Vec::new();
+    for path in with_extension(&["md"]) {
+        let page = text(&path);
+        for target in page.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if file.is_empty() || file.contains("://") {
+                continue;
+            }
+            let place = root().join(path.parent().unwrap_or(Path::new(""))).join(file);
+            if !place.exists() {
+                broken.push(format!("{}: {target}", path.display()));
+            }
+        }
+    }
+    report("links to nothing", &broken);
+}
+
+#[test]
+fn the_check_that_decides_is_the_one_that_developers_run() {
+    assert!(text(Path::new(".ci/run")).contains("make test"));
+    assert!(text(Path::new("README.md")).contains("make test"));
+}

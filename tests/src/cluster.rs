@@ -1,0 +1,303 @@
+//! A file system under test: real daemons and real mounts in a folder of their
+//! own, started and stopped with the command that users have.
+
+use crate::command::{Said, ask, run, tatami_bin};
+use crate::process::{self, kill_hard};
+use crate::starter::Starter;
+use crate::{evidence, seed};
+use parking_lot::Mutex;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+/// How long one test may take before it counts as hung: its evidence is taken,
+/// its processes end, and so does whatever waits for them. Far above what any
+/// test needs on a slow machine.
+const HUNG: Duration = Duration::from_secs(900);
+/// How long the test then has to fail by itself before the process is aborted.
+const HUNG_STILL: Duration = Duration::from_secs(60);
+
+/// What is done in the folder of a cluster before its first start.
+pub type Preparation = Box<dyn Fn(&Path)>;
+
+/// What a cluster is to be like.
+pub struct Setup {
+    /// Daemons, each with a mount.
+    pub nodes: u16,
+    /// Lines of the configuration file.
+    pub config: String,
+    /// Prepares the folder before the first start, for example with a small
+    /// disk in the place of a node's data directory.
+    pub prepare: Option<Preparation>,
+}
+
+impl Setup {
+    /// `nodes` daemons with the default configuration.
+    pub fn nodes(nodes: u16) -> Setup {
+        Setup { nodes, config: String::new(), prepare: None }
+    }
+
+    /// With these lines in the configuration file.
+    pub fn config(mut self, lines: &str) -> Setup {
+        self.config = lines.to_owned();
+        self
+    }
+
+    /// With every byte going through the mount process.
+    pub fn without_passthrough(self) -> Setup {
+        self.config("[mount]\npassthrough = false\n")
+    }
+
+    /// With this done in the folder before the first start.
+    pub fn prepare(mut self, what: impl Fn(&Path) + 'static) -> Setup {
+        self.prepare = Some(Box::new(what));
+        self
+    }
+
+    /// Starts it.
+    pub fn start(self) -> Cluster {
+        Cluster::start_with(self)
+    }
+}
+
+/// A running file system. [`Cluster::finish`] checks it and stops it; when it
+/// is dropped without (the test failed), it leaves evidence and no process.
+pub struct Cluster {
+    test: String,
+    dir: PathBuf,
+    nodes: u16,
+    seed: u64,
+    plain: bool,
+    starter: Mutex<Starter>,
+    finished: bool,
+    watchdog: Option<Sender<()>>,
+}
+
+impl Cluster {
+    /// `nodes` daemons, each with a mount, as `tatami up` starts them.
+    ///
+    /// # Panics
+    /// If they do not start.
+    pub fn start(nodes: u16) -> Cluster {
+        Cluster::start_with(Setup::nodes(nodes))
+    }
+
+    fn start_with(setup: Setup) -> Cluster {
+        // libtest names the thread after the test.
+        let test = std::thread::current().name().unwrap_or("test").to_owned();
+        let base = std::env::var_os("TATAMI_TEST_DIR").map_or("/tmp".into(), PathBuf::from);
+        let short: String = test.rsplit("::").next().unwrap_or(&test).chars().take(24).collect();
+        // The path of a UNIX socket has at most 107 bytes.
+        let dir = base.join(format!("tatami-{}-{short}", std::process::id()));
+        fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        // Other users must be able to walk to the mounts.
+        let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
+        fs::set_permissions(&dir, open).expect("a folder just made can be opened up");
+        if !setup.config.is_empty() {
+            fs::write(dir.join("tatami.toml"), &setup.config)
+                .expect("the configuration is written");
+        }
+        if let Some(prepare) = setup.prepare {
+            prepare(&dir);
+        }
+        let watchdog = Some(watch(test.clone(), dir.clone()));
+        let seed = seed::root_seed();
+        // The tests themselves, tried on the disk below: they must expect
+        // nothing that a local disk does not do.
+        let plain = std::env::var_os("TATAMI_TEST_PLAIN").is_some();
+        let nodes = setup.nodes;
+        let starter = Mutex::new(Starter::new(&dir));
+        let cluster = Cluster { test, dir, nodes, seed, plain, starter, finished: false, watchdog };
+        cluster.up();
+        cluster
+    }
+
+    /// Starts what is not running, daemons and mounts.
+    pub fn up(&self) {
+        let nodes = self.nodes.to_string();
+        let mount = self.dir.join("mnt");
+        if self.plain {
+            fs::create_dir_all(&mount).expect("a folder in the place of all mounts");
+            return;
+        }
+        run(self.command("up").args(["--nodes", &nodes]).arg("--mount").arg(mount));
+    }
+
+    /// The root of this test's random choices.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The folder of the file system: configuration, data directories, logs.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> u16 {
+        self.nodes
+    }
+
+    /// Where the mount of a node is.
+    pub fn mount(&self, node: u16) -> PathBuf {
+        assert!(node < self.nodes, "the cluster has {} nodes", self.nodes);
+        match self.nodes {
+            1 => self.dir.join("mnt"),
+            _ if self.plain => self.dir.join("mnt"),
+            _ => self.dir.join("mnt").join(format!("node{node}")),
+        }
+    }
+
+    /// `tatami VERB --dir …`, for arguments to be added.
+    pub fn command(&self, verb: &str) -> Command {
+        let mut command = Command::new(tatami_bin());
+        command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
+        command.stdin(std::process::Stdio::null()).env("LC_ALL", "C");
+        command
+    }
+
+    /// Runs `tatami VERB --dir … ARGS`, which must succeed.
+    pub fn tatami(&self, verb: &str, args: &[&str]) -> Said {
+        run(self.command(verb).args(args))
+    }
+
+    /// `tatami status --json`.
+    pub fn status(&self) -> serde_json::Value {
+        let said = ask(self.command("status").arg("--json"));
+        serde_json::from_str(&said.out)
+            .unwrap_or_else(|e| panic!("status --json: {e}\n{}\n{}", said.out, said.err))
+    }
+
+    /// Process number of a daemon.
+    pub fn node_pid(&self, node: u16) -> i32 {
+        self.find(&["node", "run"], &format!("node{node}"))
+    }
+
+    /// Process number of a node's mount.
+    pub fn mount_pid(&self, node: u16) -> i32 {
+        self.find(&["mount"], &format!("node{node}"))
+    }
+
+    /// The one process of this cluster whose arguments start with `verb` and
+    /// end, one of them, in the path component `last`.
+    fn find(&self, verb: &[&str], last: &str) -> i32 {
+        let pids = process::processes_of(&self.dir);
+        let matching = |pid: &&i32| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let words: Vec<&str> = line.split('\0').skip(1).collect();
+            words.starts_with(verb) && words.iter().any(|w| w.rsplit('/').next() == Some(last))
+        };
+        let found: Vec<i32> = pids.iter().filter(matching).copied().collect();
+        match found[..] {
+            [pid] => pid,
+            _ => panic!("tatami {} of {last}: processes {found:?} of {pids:?}", verb.join(" ")),
+        }
+    }
+
+    /// `kill -9` of a daemon.
+    pub fn kill_node(&self, node: u16) {
+        kill_hard(self.node_pid(node));
+    }
+
+    /// Starts a daemon that is down; returns when it is ready.
+    pub fn start_node(&self, node: u16) {
+        self.starter.lock().start(node);
+    }
+
+    /// `kill -9` of a mount process. What it had mounted stays, and answers
+    /// with errors.
+    pub fn kill_mount(&self, node: u16) {
+        kill_hard(self.mount_pid(node));
+    }
+
+    /// Mounts a node's mount again, in the place of a dead one.
+    pub fn start_mount(&self, node: u16) {
+        process::unmount_all(&self.mount(node));
+        self.up();
+        assert!(process::mounts_below(&self.mount(node)).len() == 1, "node {node} is not mounted");
+    }
+
+    /// `tatami fsck`, which must find nothing.
+    ///
+    /// # Panics
+    /// With its findings.
+    pub fn fsck(&self) {
+        if self.plain {
+            return;
+        }
+        let said = ask(&mut self.command("fsck"));
+        assert!(
+            said.code == Some(0),
+            "fsck ended with {:?}\n{}\n{}",
+            said.code,
+            said.out,
+            said.err
+        );
+    }
+
+    /// Checks the file system, stops it and removes its folder.
+    ///
+    /// # Panics
+    /// If `fsck` finds anything, or if anything is left after `tatami down`.
+    pub fn finish(mut self) {
+        self.fsck();
+        if !self.plain {
+            run(&mut self.command("down"));
+        }
+        let left = process::processes_of(&self.dir);
+        assert!(left.is_empty(), "tatami down left processes {left:?}");
+        let left: Vec<_> = process::mounts_below(&self.dir.join("mnt"));
+        assert!(left.is_empty(), "tatami down left mounts {left:?}");
+        self.finished = true;
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if !self.finished {
+            let place = evidence::collect(&self.test, &self.dir);
+            let _ = fs::write(place.join("seed.txt"), format!("TATAMI_SEED={}\n", self.seed));
+        }
+        drop(self.watchdog.take());
+        sweep(&self.dir);
+        if let Err(error) = fs::remove_dir_all(&self.dir) {
+            eprintln!("{}: {error}", self.dir.display());
+        }
+    }
+}
+
+/// Ends every process and mount of the cluster in `dir`.
+fn sweep(dir: &Path) {
+    for path in process::mounts_below(dir) {
+        process::abort_mount(&path);
+    }
+    for pid in process::processes_of(dir) {
+        kill_hard(pid);
+    }
+    process::unmount_all(dir);
+}
+
+/// Starts the watch over one test; it ends when the sender is dropped.
+fn watch(test: String, dir: PathBuf) -> Sender<()> {
+    let (sender, receiver) = mpsc::channel();
+    let body = move || {
+        let limit = HUNG * u32::try_from(seed::scale()).unwrap_or(u32::MAX);
+        if receiver.recv_timeout(limit) != Err(mpsc::RecvTimeoutError::Timeout) {
+            return;
+        }
+        eprintln!("{test} hangs: no end after {} s", limit.as_secs());
+        evidence::collect(&test, &dir);
+        sweep(&dir);
+        if receiver.recv_timeout(HUNG_STILL) == Err(mpsc::RecvTimeoutError::Timeout) {
+            eprintln!("{test} hangs still, with its processes and mounts gone");
+            std::process::abort();
+        }
+    };
+    std::thread::Builder::new()
+        .name("watchdog".into())
+        .spawn(body)
+        .expect("a thread can be started");
+    sender
+}

@@ -1,0 +1,17 @@
+//! What end-to-end tests share: daemons and mounts that clean up after
+//! themselves, programs to run, evidence of failures, random choices that can
+//! be replayed, and a model of how a file system behaves.
+
+pub mod cluster;
+pub mod command;
+pub mod evidence;
+pub mod files;
+pub mod map;
+pub mod model;
+pub mod process;
+pub mod seed;
+mod starter;
+pub mod subject;
+pub mod worker;
+
+pub use cluster::{Cluster, Setup};
