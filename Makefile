@@ -1,0 +1,48 @@
+# What to do with Tatami's sources. `make` alone lists it.
+# Everything that is missing is installed from Debian and crates.io.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test soak bench lint install tools packages fmt
+
+PREFIX ?= /usr/local
+# How much more than `make test` the long forms do.
+SCALE ?= 20
+TOOLS := target/tools/bin
+
+help: ## list what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+
+quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
+	@scripts/quickstart.sh
+
+test: packages tools ## format, clippy, unit, property and end-to-end tests
+	@scripts/test.sh
+
+soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each
+	@TATAMI_TEST_SCALE=$(SCALE) scripts/test.sh
+
+bench: packages ## measure Tatami and the plain disk side by side
+	cargo build --quiet --locked --release --bin tatami
+	target/release/tatami bench suite
+
+lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies
+	@scripts/lint.sh
+	$(TOOLS)/cargo-deny --log-level error check licenses bans sources
+
+install: ## build and install tatami, its man page and completions below PREFIX (/usr/local)
+	@scripts/install.sh $(PREFIX)
+
+packages:
+	@scripts/packages.sh build test
+
+tools: $(TOOLS)/pjdfstest $(TOOLS)/fsx
+
+# Versions are fixed: a test that becomes stricter by itself tells nothing.
+# Built without optimisation: they spend their time in the kernel.
+$(TOOLS)/pjdfstest: CRATE := pjdfstest@0.2.2
+$(TOOLS)/fsx: CRATE := fsx@0.3.2
+$(TOOLS)/cargo-deny: CRATE := cargo-deny@0.20.2
+$(TOOLS)/%:
+	CARGO_TARGET_DIR=target/tools/build cargo install --quiet --debug --locked --root target/tools $(CRATE)

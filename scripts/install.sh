@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Installs tatami, its man pages and shell completions below a prefix.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+prefix=${1:-/usr/local}
+
+cargo build --quiet --locked --release --bin tatami
+tatami=target/release/tatami
+install -D "$tatami" "$prefix/bin/tatami"
+mkdir -p "$prefix/share/man/man1" "$prefix/share/bash-completion/completions" \
+  "$prefix/share/zsh/site-functions" "$prefix/share/fish/vendor_completions.d"
+"$tatami" man "$prefix/share/man/man1"
+"$tatami" completions bash >"$prefix/share/bash-completion/completions/tatami"
+"$tatami" completions zsh >"$prefix/share/zsh/site-functions/_tatami"
+"$tatami" completions fish >"$prefix/share/fish/vendor_completions.d/tatami.fish"
+echo "Installed $("$tatami" --version) in $prefix/bin. Try: tatami up"

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Installs from Debian what is missing for the purposes named: build, test, jobs.
+# Does nothing, and asks nobody, where all is there.
+set -euo pipefail
+
+declare -A packages=(
+  # A linker, and fusermount3 for mounts without root.
+  [build]="build-essential fuse3"
+  # The two programs of the quickstart and their MPI.
+  [jobs]="lammps openmpi-bin libopenmpi-dev openssh-client pnetcdf-bin libpnetcdf-dev netcdf-bin"
+  # What the end-to-end tests run on mounts.
+  [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
+)
+packages[test]+=" ${packages[jobs]}"
+
+wanted=()
+for purpose in "$@"; do
+  read -ra more <<<"${packages[$purpose]}"
+  wanted+=("${more[@]}")
+done
+
+missing=()
+for package in "${wanted[@]}"; do
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] || missing+=("$package")
+done
+[ "${#missing[@]}" -eq 0 ] && exit 0
+
+if [ "$(id -u)" -ne 0 ]; then
+  echo "These Debian packages are missing: ${missing[*]}" >&2
+  echo "Install them: sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+  exit 1
+fi
+echo "Installing from Debian: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+install() { apt-get install -y -q --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
+log=$(mktemp)
+# Package lists are fetched only where the ones here do not do.
+if ! install; then
+  apt-get update -q >>"$log" 2>&1 || { cat "$log" >&2; exit 1; }
+  install || { cat "$log" >&2; exit 1; }
+fi
+rm -f "$log"

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Everything that decides whether the sources are good. `make test` installs
+# what this needs. TATAMI_TEST_SCALE (1) multiplies what the end-to-end tests do.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+start=$SECONDS
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+scripts/lint.sh
+
+echo "== tests"
+# One build for all of it, with the program that the end-to-end tests run.
+cargo build --quiet --locked --workspace --all-targets
+status=0
+cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
+
+# Every test binary reports "test result: ok. 3 passed; 0 failed; …".
+awk -v seconds=$((SECONDS - start)) '
+  /^test result: / { for (i = 2; i < NF; i++) { if ($(i + 1) == "passed;") passed += $i; if ($(i + 1) == "failed;") failed += $i } }
+  END { printf "%d passed, %d failed, %d s\n", passed, failed, seconds }
+' "$log"
+exit "$status"
