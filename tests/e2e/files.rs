@@ -8,6 +8,7 @@ use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use tatami_tests::files::{bytes_of, create, get, open, open_with, put, refused, stat};
 use tatami_tests::map::Map;
 use tatami_tests::model::pattern;
@@ -399,6 +400,35 @@ fn two_descriptors_of_one_mount_see_each_other_at_once() {
         two.set_len(10).expect("ftruncate");
         assert_eq!(one.metadata().expect("fstat").len(), 10);
         assert_eq!(one.read_at(&mut [0; 100], 0).expect("pread"), 10);
+    });
+}
+
+/// Every child process closes its copies of our descriptors.
+#[test]
+fn a_size_does_not_go_back_while_others_close_their_descriptors() {
+    local_and_remote(|folder, place| {
+        place("f");
+        let (one, two) = (open(folder.join("f")), open(folder.join("f")));
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for file in [&one, &two] {
+                scope.spawn(|| {
+                    while !ended.load(SeqCst) {
+                        drop(file.try_clone().expect("dup"));
+                    }
+                });
+            }
+            let all_seen = (1..=300u64).all(|i| {
+                one.write_all_at(&[1; 100], (i - 1) * 100).expect("pwrite");
+                let seen = [two.metadata().expect("fstat").len(), stat(folder.join("f")).len()];
+                seen == [i * 100; 2] || {
+                    println!("{seen:?} after {} were written", i * 100);
+                    false
+                }
+            });
+            ended.store(true, SeqCst);
+            assert!(all_seen);
+        });
     });
 }
 

@@ -5,7 +5,6 @@ use crate::open::{Backing, OpenInode, Sort};
 use crate::size::{self, Occasion};
 use crate::{attr, caller};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 use tatami_client::{DataFile, stat_file};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{Opened, Request};
@@ -363,7 +362,7 @@ impl FileSystem {
         } else {
             file.data.write_at(write.data, write.offset)
         };
-        inode.written.store(true, SeqCst);
+        inode.wrote();
         result
     }
 
@@ -392,7 +391,7 @@ impl FileSystem {
             _ => return Err(Errno::EOPNOTSUPP),
         };
         let result = file.data.allocate(mode, offset, len);
-        file.inode.written.store(true, SeqCst);
+        file.inode.wrote();
         result.map(|_| ())
     }
 
@@ -417,7 +416,7 @@ impl FileSystem {
     pub(crate) fn copy(&self, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
         let (source, target) = (self.file(from.0)?, self.file(to.0)?);
         let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
-        target.inode.written.store(true, SeqCst);
+        target.inode.wrote();
         copied
     }
 

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use tatami_client::DataFile;
 use tatami_fuse::BackingId;
 use tatami_wire::{Ino, Timestamp};
@@ -22,10 +22,48 @@ pub(crate) struct OpenInode {
     /// writing, the state of the bytes, cuts, the end of writing.
     pub(crate) order: Mutex<()>,
     pub(crate) state: Mutex<State>,
-    /// Goes up whenever the shard has been told something of the bytes.
+    /// Goes up whenever the shard has been told something of the bytes, before
+    /// that is noted anywhere else.
     pub(crate) generation: AtomicU64,
-    /// Bytes were changed through us, and the shard has not been told.
-    pub(crate) written: AtomicBool,
+    /// Changes of the bytes made through us.
+    writes: AtomicU64,
+    /// Of these, the shard has been told.
+    writes_told: AtomicU64,
+}
+
+impl OpenInode {
+    fn new(ino: Ino) -> OpenInode {
+        OpenInode {
+            ino,
+            order: Mutex::new(()),
+            state: Mutex::default(),
+            generation: AtomicU64::new(0),
+            writes: AtomicU64::new(0),
+            writes_told: AtomicU64::new(0),
+        }
+    }
+
+    /// Bytes were changed through us.
+    pub(crate) fn wrote(&self) {
+        self.writes.fetch_add(1, SeqCst);
+    }
+
+    /// How often bytes were changed through us.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(SeqCst)
+    }
+
+    /// Whether bytes were changed through us of which the shard has not been
+    /// told. It counts as told when it has answered.
+    pub(crate) fn is_ahead(&self) -> bool {
+        self.writes_told.load(SeqCst) < self.writes()
+    }
+
+    /// The shard has answered that it knows of the first `writes`.
+    pub(crate) fn told_of(&self, writes: u64) {
+        self.generation.fetch_add(1, SeqCst);
+        self.writes_told.fetch_max(writes, SeqCst);
+    }
 }
 
 /// What is known of an open inode.
@@ -127,13 +165,7 @@ impl OpenInodes {
     pub(crate) fn enter(&self, ino: Ino) -> Arc<OpenInode> {
         let mut shard = self.shard(ino).lock();
         let entry = shard.entry(ino).or_insert_with(|| Entry {
-            inode: Arc::new(OpenInode {
-                ino,
-                order: Mutex::new(()),
-                state: Mutex::default(),
-                generation: AtomicU64::new(0),
-                written: AtomicBool::new(false),
-            }),
+            inode: Arc::new(OpenInode::new(ino)),
             users: 0,
             kept: false,
         });
@@ -250,6 +282,21 @@ mod tests {
         assert!(last.kept);
         assert!(open.find(Ino(5)).is_none());
         assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+    }
+
+    #[test]
+    fn the_shard_knows_of_a_write_once_it_has_answered() {
+        let inode = OpenInode::new(Ino(5));
+        assert!(!inode.is_ahead());
+        inode.wrote();
+        let telling = inode.writes();
+        assert!(inode.is_ahead(), "while it is being told");
+        inode.wrote();
+        inode.told_of(telling);
+        assert!(inode.is_ahead(), "of the second write it was not told");
+        inode.told_of(inode.writes());
+        assert!(!inode.is_ahead());
+        assert_eq!(inode.generation.load(SeqCst), 2);
     }
 
     #[test]

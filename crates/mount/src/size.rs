@@ -100,7 +100,7 @@ impl FileSystem {
     }
 
     fn is_changed(&self, inode: &OpenInode) -> bool {
-        inode.written.load(SeqCst) || inode.generation.load(SeqCst) > 0
+        inode.is_ahead() || inode.generation.load(SeqCst) > 0
     }
 
     /// Puts into `attr` what the shard does not know yet. Returns whether there is any.
@@ -109,7 +109,7 @@ impl FileSystem {
             let state = inode.state.lock();
             (state.backing.clone(), state.told, state.writer.clone())
         };
-        let written = inode.written.load(SeqCst);
+        let written = inode.is_ahead();
         let now = match (backing, writer) {
             (Some(backing), _) => match stat(&backing.file) {
                 Ok(now) if written || told != Some(mark(&now)) => Some(now),
@@ -165,55 +165,29 @@ impl FileSystem {
             };
             (last, state.noted)
         };
-        let now = self.unsaid(inode, data)?;
+        // Before the look at the bytes, so that a write after it counts again.
+        let writes = inode.writes();
+        let now = unsaid(inode, data)?;
         let end = last && noted && occasion == Occasion::Release;
         if now.is_none() && !end {
             return Ok(());
         }
         let told = now.map(DataState::from);
-        match self.client.commit(&Cred::ROOT, inode.ino, told, last) {
-            Ok(attr) => {
-                let mut state = inode.state.lock();
-                if let Some(now) = now {
-                    state.told = Some(mark(&now));
-                }
-                state.noted &= !last;
-                let passed = state.backing.is_some();
-                drop(state);
-                inode.generation.fetch_add(1, SeqCst);
-                // Writes that bypass us cannot take setuid away themselves.
-                if now.is_some() && passed {
-                    self.drop_suid(&attr);
-                }
-                Ok(())
+        let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
+        inode.told_of(writes);
+        let passed = {
+            let mut state = inode.state.lock();
+            if let Some(now) = now {
+                state.told = Some(mark(&now));
             }
-            Err(e) => {
-                if now.is_some() {
-                    inode.written.store(true, SeqCst);
-                }
-                Err(e)
-            }
-        }
-    }
-
-    /// What the bytes are, if the shard does not know.
-    fn unsaid(&self, inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
-        let (backing, told) = {
-            let state = inode.state.lock();
-            (state.backing.clone(), state.told)
+            state.noted &= !last;
+            state.backing.is_some()
         };
-        // Before the look at the bytes, so that a write after it counts again.
-        let written = inode.written.swap(false, SeqCst);
-        let now = match backing {
-            Some(backing) => stat(&backing.file)
-                .map(|now| Some(now).filter(|now| written || told != Some(mark(now)))),
-            None if written => data.stat().map(Some),
-            None => Ok(None),
-        };
-        if now.is_err() && written {
-            inode.written.store(true, SeqCst);
+        // Writes that bypass us cannot take setuid away themselves.
+        if now.is_some() && passed {
+            self.drop_suid(&attr);
         }
-        now.map(|now| now.filter(|now| now.exists))
+        Ok(())
     }
 
     /// Takes setuid and setgid away, as a write by an ordinary user does.
@@ -323,8 +297,8 @@ impl FileSystem {
             change.blocks = Some(now.blocks);
             change.changed = Some(now.changed);
             let mut attr = self.change(request, &mut change, ino)?;
-            inode.state.lock().told = Some(mark(&now));
             inode.generation.fetch_add(1, SeqCst);
+            inode.state.lock().told = Some(mark(&now));
             if let Some(mtime) = change.mtime.map(|_| attr.mtime) {
                 self.date_backing(inode, mtime)?;
             }
@@ -359,6 +333,23 @@ impl FileSystem {
         }
         Ok(())
     }
+}
+
+/// What the bytes are, if the shard does not know.
+fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
+    let (backing, told) = {
+        let state = inode.state.lock();
+        (state.backing.clone(), state.told)
+    };
+    let ahead = inode.is_ahead();
+    let now = match backing {
+        Some(backing) => {
+            Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now)))
+        }
+        None if ahead => Some(data.stat()?),
+        None => None,
+    };
+    Ok(now.filter(|now| now.exists))
 }
 
 /// By which a change of `state` is recognised. Storage is not part of it: disks
