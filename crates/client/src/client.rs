@@ -138,7 +138,8 @@ impl Client {
     }
 
     /// One request to the shard that it concerns. It takes effect once, even
-    /// if the daemon dies before it answers and is started again.
+    /// if the daemon dies before it answers and is started again. No request is
+    /// needed for what the shard has delegated to us: see [`Client::hold_delegations`].
     ///
     /// # Errors
     /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
@@ -146,8 +147,19 @@ impl Client {
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         let shard = op.target().shard();
         let node = *self.map.shards.get(usize::from(shard.0)).ok_or(Errno::ESTALE)?;
+        let peer = self.peer(node)?;
+        if let Some(result) = peer.delegations.answer(&op) {
+            return result;
+        }
+        let asked = peer.delegations.ask(&op);
         let call = MetaCall { shard, cred: cred.clone(), op };
-        let result: MetaResult = self.peer(node)?.meta(&call)?;
+        let answer = peer.meta(&call);
+        let (result, granted): (MetaResult, _) = match answer {
+            Ok((result, granted)) => (result, granted),
+            Err(e) => (Err(e), None),
+        };
+        let told = result.as_ref().map_err(|e| *e);
+        peer.delegations.learn(&call.op, asked, told, granted.as_ref());
         result
     }
 

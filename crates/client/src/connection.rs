@@ -168,6 +168,12 @@ impl Write for Stream {
     }
 }
 
+impl AsFd for Connection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
 /// A connection that has passed its handshake. Requests are answered in the
 /// order in which they are sent.
 pub struct Connection {
@@ -271,6 +277,12 @@ impl Connection {
     ) -> Result<R, FrameError> {
         self.send(class, seq, request, &[])?;
         Ok(self.receive(class, seq, &mut [])?.0)
+    }
+
+    /// Whether bytes have been received that nobody has asked for yet: waiting
+    /// for the socket would be in vain.
+    pub fn has_input(&self) -> bool {
+        self.start < self.end
     }
 
     /// Receives a reply that may bring an open file along.

@@ -14,9 +14,11 @@
 mod client;
 pub mod connection;
 mod data;
+mod delegations;
 pub mod fsck;
 mod names;
 mod peer;
+mod recalls;
 mod remote;
 pub mod tree;
 

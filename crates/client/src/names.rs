@@ -141,6 +141,13 @@ impl Client {
         expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
     }
 
+    /// Tells that no handle of ours can change these files any more, at most
+    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX) of one shard, and that we have nothing
+    /// to tell of their bytes.
+    pub fn closed(&self, inos: Vec<Ino>) -> Result<(), Errno> {
+        expect!(self.meta(&Cred::ROOT, MetaOp::Closed { inos }), MetaReply::Done => ())
+    }
+
     /// Makes everything acknowledged by the shard of `ino` survive a power cut.
     pub fn sync(&self, ino: Ino) -> Result<(), Errno> {
         debug_assert_eq!(ino.shard(), MetaOp::Sync.target().shard(), "one shard so far");

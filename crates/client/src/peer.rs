@@ -2,10 +2,12 @@
 //! its daemon is away.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::delegations::Delegations;
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::time::{Duration, Instant};
+use tatami_wire::delegation::Granted;
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::{Role, SLOTS_MAX};
 use tatami_wire::{Errno, NodeId};
@@ -40,6 +42,8 @@ pub(crate) struct Peer {
     slot_freed: Condvar,
     data: Mutex<Vec<Connection>>,
     admin: Mutex<Vec<Connection>>,
+    /// What the shards of this node have delegated to us.
+    pub(crate) delegations: Delegations,
 }
 
 /// Keeps trying until a deadline, with growing pauses.
@@ -82,15 +86,19 @@ impl Peer {
             slot_freed: Condvar::new(),
             data: Mutex::default(),
             admin: Mutex::default(),
+            delegations: Delegations::default(),
         }
     }
 
     /// One metadata request, repeated under the same sequence number until it
-    /// is answered.
+    /// is answered, and what was granted with the answer.
     ///
     /// # Errors
     /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
-    pub(crate) fn meta<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, Errno> {
+    pub(crate) fn meta<Q: Serialize, R: DeserializeOwned>(
+        &self,
+        request: &Q,
+    ) -> Result<(R, Option<Granted>), Errno> {
         let mut slot = self.take_slot();
         let seq = slot.next;
         slot.next += 1;
@@ -101,10 +109,10 @@ impl Peer {
                 None => self.connect(Role::Meta, slot.number),
             };
             match connection {
-                Ok(mut connection) => match connection.call(Class::Meta, seq, request) {
-                    Ok(reply) => {
+                Ok(mut connection) => match ask(&mut connection, seq, request) {
+                    Ok(answer) => {
                         slot.connection = Some(connection);
-                        break Ok(reply);
+                        break Ok(answer);
                     }
                     Err(e) => self.log_broken("metadata request", &e),
                 },
@@ -213,6 +221,11 @@ impl Peer {
         tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
     }
 
+    /// The connection over which the node asks for what it has delegated.
+    pub(crate) fn connect_recalls(&self) -> Result<Connection, ConnectError> {
+        self.connect(Role::Recall, 0)
+    }
+
     fn connect(&self, role: Role, slot: u32) -> Result<Connection, ConnectError> {
         Connection::open(&self.endpoint, &self.caller, role, slot, self.patience)
     }
@@ -231,4 +244,16 @@ impl Peer {
             self.slot_freed.wait(&mut slots);
         }
     }
+}
+
+fn ask<Q: Serialize, R: DeserializeOwned>(
+    connection: &mut Connection,
+    seq: u64,
+    request: &Q,
+) -> Result<(R, Option<Granted>), FrameError> {
+    connection.send(Class::Meta, seq, request, &[])?;
+    let mut payload = [0; Granted::LEN_MAX];
+    let (reply, len) = connection.receive(Class::Meta, seq, &mut payload)?;
+    let granted = (len > 0).then(|| Granted::decode(&payload[..len])).transpose()?;
+    Ok((reply, granted))
 }

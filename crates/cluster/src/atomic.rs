@@ -14,7 +14,10 @@ pub(crate) fn temporary(path: &Path) -> PathBuf {
 
 /// Puts `content` at `path`, with `mode`. When it returns, the file survives a
 /// power cut.
-pub(crate) fn write(path: &Path, content: &[u8], mode: Mode) -> io::Result<()> {
+///
+/// # Errors
+/// Those of the disk. The file is as it was then.
+pub fn write(path: &Path, content: &[u8], mode: Mode) -> io::Result<()> {
     let temporary = temporary(path);
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
     let mut file = File::from(rustix::fs::open(&temporary, flags, mode)?);

@@ -5,7 +5,7 @@
 //! format version, and what belongs to another volume or node, comes from a
 //! newer Tatami or is damaged is refused with a sentence on what to do.
 
-mod atomic;
+pub mod atomic;
 mod data_dir;
 mod key_file;
 mod volume;

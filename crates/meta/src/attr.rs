@@ -3,13 +3,13 @@
 
 use crate::error::Outcome;
 use crate::inode::Inode;
-use crate::keys::{self, Parsed, tag};
+use crate::keys::{self, Key, Parsed, tag};
 use crate::permission::{self, want};
 use crate::store::Store;
 use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::meta::{Bytes, DataState, MetaReply};
+use tatami_wire::meta::{Bytes, CLOSED_MAX, DataState, MetaReply};
 use tatami_wire::{
     Access, Cap, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr, SetTime, Timestamp,
     VolumeKey,
@@ -184,7 +184,7 @@ pub(crate) fn grant<S: Store>(
     if access.write {
         let mark = keys::writer(ino, txn.ctx.client);
         if txn.inode(ino)?.writers == 0 || txn.get(&mark)?.is_none() {
-            let inode = txn.edit(ino)?;
+            let inode = txn.edit_hidden(ino)?;
             inode.writers += 1;
             inode.touched = true;
             txn.put(mark, vec![1]);
@@ -229,10 +229,31 @@ pub(crate) fn commit<S: Store>(
         }
     }
     if close && marked {
-        txn.edit(ino)?.writers -= 1;
-        txn.delete(mark);
+        unmark(txn, ino, mark)?;
     }
     Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+}
+
+/// Takes the note away that a client may change the bytes.
+fn unmark<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mark: Key) -> Outcome<()> {
+    txn.edit_hidden(ino)?.writers -= 1;
+    txn.delete(mark);
+    Ok(())
+}
+
+/// Files that the client has not open for writing any more.
+pub(crate) fn closed<S: Store>(txn: &mut Txn<'_, S>, inos: &[Ino]) -> Outcome<MetaReply> {
+    if inos.len() > CLOSED_MAX {
+        return Err(Errno::EINVAL.into());
+    }
+    for ino in inos {
+        let mark = keys::writer(*ino, txn.ctx.client);
+        let there = txn.find(*ino)?.is_some_and(|inode| inode.writers > 0);
+        if there && txn.get(&mark)?.is_some() {
+            unmark(txn, *ino, mark)?;
+        }
+    }
+    Ok(MetaReply::Done)
 }
 
 pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {

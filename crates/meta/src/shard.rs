@@ -12,7 +12,7 @@ use crate::{attr, check, entry, orphan, rename, xattr};
 use std::collections::BTreeSet;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
-    ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
+    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
 };
 
 /// What a shard must know of itself.
@@ -92,6 +92,7 @@ impl<S: Store> Meta<S> {
     /// number that is past, `ENOSPC` when the disk is (nearly) full, `EIO` when the
     /// store fails or has failed (see [`Meta::trouble`]).
     pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> MetaResult {
+        self.meet_nothing();
         if !cred.is_valid() {
             return Err(Errno::EINVAL);
         }
@@ -136,6 +137,31 @@ impl<S: Store> Meta<S> {
         }
         self.sessions.done(ctx, wrote);
         Ok(Ok(reply))
+    }
+
+    /// The inodes that the last [`Meta::apply`] has looked at, maybe more than
+    /// once: its answer depends on nothing else that can be delegated. Empty for
+    /// one whose answer was given before.
+    pub fn seen(&self) -> &[Ino] {
+        &self.state.seen
+    }
+
+    /// The inodes that the last [`Meta::apply`] has changed, themselves or
+    /// (directories) their entries.
+    pub fn changed(&self) -> &[Ino] {
+        &self.state.changed
+    }
+
+    /// Empties [`Meta::seen`] and [`Meta::changed`], for an answer that was
+    /// given without [`Meta::apply`].
+    pub fn meet_nothing(&mut self) {
+        self.state.seen.clear();
+        self.state.changed.clear();
+    }
+
+    /// The attributes of an inode now; `None` where there is none, or it does not read.
+    pub fn attr(&mut self, ino: Ino) -> Option<Attr> {
+        self.state.inode(ino).ok().flatten().map(|inode| inode.attr(ino))
     }
 
     /// Makes all operations applied so far survive the death of the process,
@@ -264,6 +290,7 @@ fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outc
         }
         MetaOp::Open { ino, access } => attr::open(txn, key, *ino, *access),
         MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
+        MetaOp::Closed { inos } => attr::closed(txn, inos),
         // The daemon syncs once for all that ask; the answer is the same.
         MetaOp::Sync => Ok(MetaReply::Done),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),

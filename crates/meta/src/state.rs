@@ -41,6 +41,10 @@ pub(crate) struct State<S> {
     /// The store said since the last commit that it has room.
     room: bool,
     poisoned: bool,
+    /// Inodes that the operation under way has looked at, maybe more than once.
+    pub seen: Vec<Ino>,
+    /// Inodes that the last operation has changed.
+    pub changed: Vec<Ino>,
 }
 
 impl<S: Store> State<S> {
@@ -78,6 +82,8 @@ impl<S: Store> State<S> {
             shard,
             room: false,
             poisoned: false,
+            seen: Vec::new(),
+            changed: Vec::new(),
         })
     }
 

@@ -22,6 +22,8 @@ pub(crate) struct Txn<'a, S> {
     pub ctx: &'a Context,
     pub cred: &'a Cred,
     inodes: Vec<(Ino, Option<Inode>)>,
+    /// Those of `inodes` of which clients see that they have changed.
+    changed: Vec<Ino>,
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
@@ -34,6 +36,7 @@ impl<'a, S: Store> Txn<'a, S> {
             ctx,
             cred,
             inodes: Vec::new(),
+            changed: Vec::new(),
             writes: Vec::new(),
             inode_delta: 0,
             garbage: Vec::new(),
@@ -48,6 +51,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// Hands the writes to the state. Returns the nodes on which objects
     /// have become garbage.
     pub fn finish(self) -> Vec<NodeId> {
+        self.state.changed.extend(self.changed);
         for (ino, inode) in self.inodes {
             match inode {
                 Some(inode) => self.state.put_inode(ino, inode),
@@ -74,6 +78,7 @@ impl<'a, S: Store> Txn<'a, S> {
         if ino.shard() != self.state.shard() {
             return Err(Errno::ESTALE.into());
         }
+        self.state.seen.push(ino);
         match self.inodes.iter().find(|(i, _)| *i == ino) {
             Some((_, inode)) => Ok(inode.clone().map(Arc::new)),
             None => self.state.inode(ino),
@@ -93,27 +98,45 @@ impl<'a, S: Store> Txn<'a, S> {
     /// # Errors
     /// As [`Txn::inode`]
     pub fn edit(&mut self, ino: Ino) -> Outcome<&mut Inode> {
-        let at = match self.inodes.iter().position(|(i, _)| *i == ino) {
-            Some(at) => at,
-            None => {
-                let mut inode = Arc::unwrap_or_clone(self.inode(ino)?);
-                inode.version += 1;
-                self.inodes.push((ino, Some(inode)));
-                self.inodes.len() - 1
-            }
-        };
+        let first = !self.changed.contains(&ino);
+        let at = self.enter(ino)?;
+        if first {
+            self.changed.push(ino);
+        }
+        let inode = self.inodes[at].1.as_mut().ok_or(Errno::ESTALE)?;
+        inode.version += u64::from(first);
+        Ok(inode)
+    }
+
+    /// The inode, to be changed in what no attribute shows.
+    ///
+    /// # Errors
+    /// As [`Txn::inode`]
+    pub fn edit_hidden(&mut self, ino: Ino) -> Outcome<&mut Inode> {
+        let at = self.enter(ino)?;
         self.inodes[at].1.as_mut().ok_or_else(|| Errno::ESTALE.into())
+    }
+
+    fn enter(&mut self, ino: Ino) -> Outcome<usize> {
+        if let Some(at) = self.inodes.iter().position(|(i, _)| *i == ino) {
+            return Ok(at);
+        }
+        let inode = Arc::unwrap_or_clone(self.inode(ino)?);
+        self.inodes.push((ino, Some(inode)));
+        Ok(self.inodes.len() - 1)
     }
 
     /// Adds a new inode.
     pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
         self.inode_delta += 1;
+        self.changed.push(ino);
         self.inodes.push((ino, Some(inode)));
     }
 
     /// Deletes an inode record that does not read. What lies beside it
     /// is found by the next check.
     pub fn drop_damaged(&mut self, ino: Ino) {
+        self.changed.push(ino);
         self.inodes.push((ino, None));
         self.inode_delta -= 1;
     }
@@ -290,6 +313,7 @@ impl<'a, S: Store> Txn<'a, S> {
                 self.garbage.push(node);
             }
         }
+        self.changed.push(ino);
         match self.inodes.iter_mut().find(|(i, _)| *i == ino) {
             Some((_, changed)) => *changed = None,
             None => self.inodes.push((ino, None)),

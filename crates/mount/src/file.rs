@@ -106,6 +106,9 @@ impl FileSystem {
         let opening = self.opening(ino, access.write);
         let opened = {
             let _order = access.write.then(|| opening.inode().order.lock());
+            if access.write {
+                self.closings.reopen(ino, 0);
+            }
             let opened = caller::run(request, |cred| self.client.open(cred, ino, access));
             if opened.is_ok() && access.write {
                 opening.inode().state.lock().noted = true;
@@ -140,6 +143,7 @@ impl FileSystem {
         let exclusive = flags & libc::O_EXCL != 0;
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
         self.open.announce(Sort::File);
+        let before = self.closings.now();
         let result = self.creating(request, mode, |cred| {
             let node = NewNode::File(self.client.new_layout());
             self.client.create(cred, parent, name, node, mode, umask, exclusive, Some(access))
@@ -148,6 +152,10 @@ impl FileSystem {
         let mut made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
         let cap = made.cap.ok_or(Errno::EPROTO);
         let opening = self.announced(made.attr.ino, access.write);
+        if access.write && !made.created && self.closings.reopen(made.attr.ino, before) {
+            // The end of an earlier open may have been told after this one.
+            self.client.open(&Cred::ROOT, made.attr.ino, access)?;
+        }
         {
             let mut state = opening.inode().state.lock();
             state.noted |= access.write;

@@ -2,6 +2,7 @@
 
 use crate::attr;
 use crate::caller;
+use crate::closings::Closings;
 use crate::directory::OpenDir;
 use crate::errno::{of_inode, to_kernel};
 use crate::file::{OpenFile, Write};
@@ -33,6 +34,7 @@ pub(crate) struct FileSystem {
     pub(crate) walks: Walks,
     pub(crate) gone: Gone,
     pub(crate) stamps: Stamps,
+    pub(crate) closings: Closings,
 }
 
 impl FileSystem {
@@ -43,6 +45,7 @@ impl FileSystem {
         valid: Validity,
     ) -> FileSystem {
         FileSystem {
+            closings: Closings::new(client.clone()),
             client,
             device,
             passthrough,

@@ -17,6 +17,7 @@
 mod announce;
 mod attr;
 mod caller;
+mod closings;
 mod directory;
 mod errno;
 mod error;
@@ -32,6 +33,7 @@ mod open;
 mod options;
 mod passthrough;
 mod place;
+mod recalls;
 mod signals;
 mod size;
 mod stamps;

@@ -4,6 +4,7 @@ use crate::announce::Announcer;
 use crate::error::MountError;
 use crate::filesystem::FileSystem;
 use crate::options::{MountOptions, Passthrough};
+use crate::recalls::Recalls;
 use crate::signals::Event;
 use crate::{passthrough, place};
 use std::path::{Path, PathBuf};
@@ -39,6 +40,7 @@ pub enum Ended {
 pub struct Mount {
     // In this order they end: first the news of it, then the requests.
     announcer: Option<Announcer>,
+    recalls: Option<Recalls>,
     session: Arc<Session>,
     fs: Arc<FileSystem>,
     info: MountInfo,
@@ -107,12 +109,15 @@ impl Mount {
         let threads = Threads { base: options.threads, max: options.threads_max };
         let session = Session::start(channel, &agreed, fs.clone(), threads)
             .map_err(|source| MountError::Serve { path, source })?;
+        let recalls = Recalls::start(&client)
+            .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
+            .ok();
         let announcer = home.map(|node| {
             let caller = Caller { client: client.id(), volume: Some(client.volume()), key: None };
             let endpoint = Endpoint::Unix(PathBuf::from(&node.socket));
             Announcer::start(endpoint, caller, info.clone())
         });
-        Ok(Mount { announcer, session: Arc::new(session), fs, info })
+        Ok(Mount { announcer, recalls, session: Arc::new(session), fs, info })
     }
 
     /// Where it is mounted, and whether local files bypass us.
@@ -128,6 +133,7 @@ impl Mount {
         self.session.channel().unmount(false)?;
         self.session.wait(None);
         self.fs.close_all();
+        self.fs.closings.end();
         Ok(())
     }
 
@@ -147,7 +153,7 @@ impl Mount {
         event.wait();
         let session = &self.session;
         if session.wait(Some(Duration::ZERO)) {
-            self.fs.close_all();
+            self.finish();
             return Ok(Ended::Unmounted);
         }
         if let Err(error) = session.channel().unmount(false) {
@@ -170,6 +176,7 @@ impl Mount {
         } else {
             self.fs.tell_all();
         }
+        self.fs.closings.end();
     }
 }
 
@@ -177,6 +184,7 @@ impl Drop for Mount {
     fn drop(&mut self) {
         self.announcer = None;
         self.finish();
+        self.recalls = None;
     }
 }
 

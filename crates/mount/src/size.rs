@@ -167,24 +167,24 @@ impl FileSystem {
         };
         // Before the look at the bytes, so that a write after it counts again.
         let writes = inode.writes();
-        let now = unsaid(inode, data)?;
-        let end = last && noted && occasion == Occasion::Release;
-        if now.is_none() && !end {
+        let Some(now) = unsaid(inode, data)? else {
+            if last && noted && occasion == Occasion::Release {
+                inode.state.lock().noted = false;
+                self.closings.add(inode.ino);
+            }
             return Ok(());
-        }
-        let told = now.map(DataState::from);
+        };
+        let told = Some(DataState::from(now));
         let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
         inode.told_of(writes);
         let passed = {
             let mut state = inode.state.lock();
-            if let Some(now) = now {
-                state.told = Some(mark(&now));
-            }
+            state.told = Some(mark(&now));
             state.noted &= !last;
             state.backing.is_some()
         };
         // Writes that bypass us cannot take setuid away themselves.
-        if now.is_some() && passed {
+        if passed {
             self.drop_suid(&attr);
         }
         Ok(())
@@ -286,6 +286,7 @@ impl FileSystem {
         let (data, ours) = match writer {
             Some(data) => (data, false),
             None => {
+                self.closings.reopen(ino, 0);
                 let (attr, cap) =
                     caller::run(request, |cred| self.client.open(cred, ino, Access::WRITE))?;
                 (Arc::new(self.client.data(&attr, cap)?), true)
@@ -343,9 +344,7 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
     };
     let ahead = inode.is_ahead();
     let now = match backing {
-        Some(backing) => {
-            Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now)))
-        }
+        Some(backing) => Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now))),
         None if ahead => Some(data.stat()?),
         None => None,
     };

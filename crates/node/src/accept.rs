@@ -2,6 +2,7 @@
 
 use crate::counters::Place;
 use crate::executor::{ExecutorHandle, NewConnection};
+use crate::meta_conn::Kind;
 use crate::peer::Peer;
 use crate::shared::{Registered, Shared, enlarge_buffers};
 use crate::stream::{Deadlined, Stream};
@@ -135,11 +136,14 @@ fn greet(
     }
     drop(place);
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
-    if let (Role::Meta, Some(executor)) = (hello.role, executor) {
+    if let (Role::Meta | Role::Recall, Some(executor)) = (hello.role, executor) {
         if stream.set_nonblocking().is_ok() {
-            let slot = hello.slot;
+            let kind = match hello.role {
+                Role::Recall => Kind::Recall,
+                _ => Kind::Requests { slot: hello.slot },
+            };
             let stream = stream.clone();
-            executor.hand_over(NewConnection { stream, peer, slot, admission });
+            executor.hand_over(NewConnection { stream, peer, kind, admission });
         }
         return;
     }
@@ -179,12 +183,16 @@ fn admit(
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }
     let (places, what) = match hello.role {
-        Role::Meta => (&shared.meta_places, "names"),
+        Role::Meta | Role::Recall => (&shared.meta_places, "names"),
         Role::Data => (&shared.data_places, "bytes"),
         Role::Admin => (&shared.admin_places, "questions"),
     };
-    if hello.role == Role::Meta && executor.is_none() {
+    if matches!(hello.role, Role::Meta | Role::Recall) && executor.is_none() {
         return Err(format!("node {} serves no shard of the namespace", shared.node()));
+    }
+    // Others wait until it gives back what it was given.
+    if hello.role == Role::Recall && !peer.is_trusted() {
+        return Err("names are delegated to the superuser's mounts only".to_owned());
     }
     let full = || format!("node {} has too many connections for {what}", shared.node());
     let place = places.take().ok_or_else(full)?;

@@ -6,9 +6,12 @@
 //! all who asked in the round.
 
 use crate::accept::Admission;
-use crate::meta_conn::{MetaConnection, NoRequest};
+use crate::delegations::Recall;
+use crate::holders::HoldersFile;
+use crate::meta_conn::{Kind, MetaConnection, NoRequest};
 use crate::options::Durability;
 use crate::peer::Peer;
+use crate::recalls::Recalls;
 use crate::round::{self, Answer};
 use crate::shards::Shards;
 use crate::shared::{Shared, now};
@@ -16,10 +19,12 @@ use crate::stream::Stream;
 use mio::{Events, Poll, Token, Waker};
 use std::collections::HashMap;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tatami_meta::{Context, FjallStore};
+use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, NewNode};
 use tatami_wire::{ClientId, Errno};
@@ -28,6 +33,9 @@ use tatami_wire::{ClientId, Errno};
 const ROUND_MAX: usize = 1024;
 /// Most requests of one connection in one round.
 const ROUND_OF_ONE_MAX: usize = 16;
+/// How long a client that is silent keeps what was delegated to it, and so the
+/// longest time for which it can hold others up.
+const TERM: Duration = Duration::from_secs(5);
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 1024;
 
@@ -37,7 +45,7 @@ const WAKER: Token = Token(usize::MAX);
 pub(crate) struct NewConnection {
     pub(crate) stream: Arc<Stream>,
     pub(crate) peer: Peer,
-    pub(crate) slot: u32,
+    pub(crate) kind: Kind,
     pub(crate) admission: Admission,
 }
 
@@ -77,16 +85,19 @@ pub(crate) struct Executor {
     /// Connections that may have requests.
     ready: Vec<usize>,
     round: Vec<Answer>,
+    recalls: Recalls,
 }
 
 impl Executor {
-    /// An executor of `shards`, to be run by a thread of its own.
+    /// An executor of `shards`, to be run by a thread of its own; `holders` is
+    /// where it keeps to whom names may be delegated.
     ///
     /// # Errors
     /// When the system has no descriptors left.
     pub(crate) fn new(
         shared: Arc<Shared>,
         shards: Shards<FjallStore>,
+        holders: PathBuf,
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -101,6 +112,7 @@ impl Executor {
             slots: HashMap::new(),
             ready: Vec::new(),
             round: Vec::new(),
+            recalls: Recalls::new(TERM, HoldersFile::at(holders)),
         };
         Ok((executor, ExecutorHandle { new: sender, waker }))
     }
@@ -110,7 +122,7 @@ impl Executor {
         let mut events = Events::with_capacity(EVENTS);
         self.tell_condition();
         while !self.shared.stop.is_set() {
-            let timeout = (!self.ready.is_empty()).then_some(Duration::ZERO);
+            let timeout = self.patience();
             match self.poll.poll(&mut events, timeout) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
@@ -135,27 +147,65 @@ impl Executor {
                     self.list(at);
                 }
             }
+            self.end_terms();
             self.do_round();
         }
         self.shards
     }
 
+    /// How long the executor may sleep.
+    fn patience(&mut self) -> Option<Duration> {
+        let now = Instant::now();
+        let until = match self.recalls.closed_until(now) {
+            Some(until) => until,
+            None if !self.ready.is_empty() => return Some(Duration::ZERO),
+            None => self.recalls.deadline()?,
+        };
+        // Rounded up, so that the moment is not missed by less than epoll can tell.
+        Some(until.saturating_duration_since(now) + Duration::from_millis(1))
+    }
+
+    /// Closes the recall connections of clients that do not answer.
+    fn end_terms(&mut self) {
+        if self.recalls.deadline().is_none_or(|deadline| Instant::now() < deadline) {
+            return;
+        }
+        for at in self.recalls.expire() {
+            if let Some(connection) = &self.connections[at] {
+                let (peer, client) = (&connection.peer, connection.admission.client);
+                tracing::warn!(%peer, %client, "names were not given back in time; others go on");
+            }
+            self.drop_connection(at);
+        }
+        self.release();
+    }
+
     fn take_new(&mut self) {
-        while let Ok(NewConnection { stream, peer, slot, admission }) = self.new.try_recv() {
+        while let Ok(NewConnection { stream, peer, kind, admission }) = self.new.try_recv() {
             let at = self.free.pop().unwrap_or(self.connections.len());
             if at == self.connections.len() {
                 self.connections.push(None);
             }
-            let key = (admission.client, slot);
-            let connection = MetaConnection::new(stream, peer, slot, admission);
+            let client = admission.client;
+            let connection = MetaConnection::new(stream, peer, kind, admission);
             if let Err(e) = connection.register(self.poll.registry(), Token(at)) {
                 tracing::error!(error = %e, "cannot watch a connection; it was dropped");
                 self.free.push(at);
                 continue;
             }
             self.connections[at] = Some(connection);
-            // A client that connects again on a slot has given up the old connection.
-            if let Some(old) = self.slots.insert(key, at) {
+            // A client that connects again has given up the old connection.
+            let old = match kind {
+                Kind::Requests { slot } => self.slots.insert((client, slot), at),
+                Kind::Recall => match self.recalls.opened(client, at) {
+                    Ok(old) => old,
+                    Err(error) => {
+                        tracing::error!(%client, %error, "nothing is delegated: check the disk");
+                        Some(at)
+                    }
+                },
+            };
+            if let Some(old) = old {
                 self.drop_connection(old);
             }
             self.list(at);
@@ -163,7 +213,7 @@ impl Executor {
     }
 
     fn list(&mut self, at: usize) {
-        if let Some(connection) = &mut self.connections[at]
+        if let Some(Some(connection)) = self.connections.get_mut(at)
             && !connection.listed
         {
             connection.listed = true;
@@ -173,11 +223,19 @@ impl Executor {
 
     /// Drains, applies, commits, answers.
     fn do_round(&mut self) {
+        let closed = self.recalls.closed_until(Instant::now()).is_some();
         for at in std::mem::take(&mut self.ready) {
-            match &mut self.connections[at] {
-                Some(connection) => connection.listed = false,
-                None => continue,
+            let Some(connection) = &mut self.connections[at] else { continue };
+            if connection.kind == Kind::Recall {
+                connection.listed = false;
+                self.hear(at);
+                continue;
             }
+            if closed {
+                self.ready.push(at);
+                continue;
+            }
+            connection.listed = false;
             if self.round.len() >= ROUND_MAX {
                 self.list(at);
             } else {
@@ -193,10 +251,12 @@ impl Executor {
         round::commit(&mut self.shards, &mut round);
         if changed && self.shared.durability == Durability::Sync {
             round::sync(&mut self.shards, &mut round, true);
+            self.settle(&mut round);
             self.answer(&mut round);
         } else {
             let mut waiting: Vec<_> =
                 round.extract_if(.., |answer| answer.waits_for_sync()).collect();
+            self.settle(&mut round);
             // Nobody else waits for the disk.
             self.answer(&mut round);
             if !waiting.is_empty() {
@@ -209,13 +269,57 @@ impl Executor {
         self.tell_condition();
     }
 
+    /// Sends what the round recalls, and keeps the answers that must wait for it.
+    fn settle(&mut self, round: &mut Vec<Answer>) {
+        self.recalls.settle(round);
+        for Recall { at, id, inos } in self.recalls.take_recalls() {
+            if let Some(connection) = &mut self.connections[at] {
+                connection.tell(&RecallNote::Recall { id, inos });
+                self.send(at);
+            }
+        }
+    }
+
+    /// Sends the answers that need not wait any more.
+    fn release(&mut self) {
+        let shards = &mut self.shards;
+        let mut released = self.recalls.released(|attr| shards.is_current(attr));
+        self.answer(&mut released);
+    }
+
+    /// Takes what a client says on its recall connection.
+    fn hear(&mut self, at: usize) {
+        while let Some(connection) = &mut self.connections[at] {
+            let client = connection.admission.client;
+            match connection.next_word() {
+                Ok(RecallCall::Alive) => {
+                    self.recalls.alive(client);
+                    let millis = self.recalls.term().as_millis() as u32;
+                    connection.tell(&RecallNote::Term { millis });
+                    self.send(at);
+                }
+                Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
+                Err(NoRequest::None | NoRequest::Paused) => break,
+                Err(NoRequest::Broken(e)) => {
+                    tracing::debug!(peer = %connection.peer, error = %e, "recall connection ended");
+                    self.drop_connection(at);
+                }
+            }
+        }
+        self.release();
+    }
+
     /// Takes requests from one connection and applies them.
     fn drain(&mut self, at: usize) {
         for _ in 0..ROUND_OF_ONE_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
             match connection.next_request() {
                 Ok((seq, call)) => {
-                    let answer = apply(&self.shared, &mut self.shards, connection, at, seq, call);
+                    let mut answer =
+                        apply(&self.shared, &mut self.shards, connection, at, seq, call);
+                    if let (true, Some((_, call))) = (self.recalls.are_used(), &answer.request) {
+                        answer.met = self.shards.met(call);
+                    }
                     self.round.push(answer);
                 }
                 Err(NoRequest::None) => return,
@@ -242,9 +346,9 @@ impl Executor {
 
     fn answer(&mut self, round: &mut Vec<Answer>) {
         let mut to = Vec::with_capacity(round.len());
-        for Answer { to: at, seq, result, .. } in round.drain(..) {
+        for Answer { to: at, seq, result, granted, .. } in round.drain(..) {
             if let Some(connection) = &mut self.connections[at] {
-                connection.answer(seq, &result);
+                connection.answer(seq, &result, granted.as_ref());
                 to.push(at);
             }
         }
@@ -270,9 +374,14 @@ impl Executor {
     fn drop_connection(&mut self, at: usize) {
         let Some(connection) = self.connections[at].take() else { return };
         connection.deregister(self.poll.registry());
-        let key = (connection.admission.client, connection.slot);
-        if self.slots.get(&key) == Some(&at) {
-            self.slots.remove(&key);
+        let client = connection.admission.client;
+        match connection.kind {
+            Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
+                self.slots.remove(&(client, slot));
+                self.recalls.closed(at, None);
+            }
+            Kind::Requests { .. } => self.recalls.closed(at, None),
+            Kind::Recall => self.recalls.closed(at, Some(client)),
         }
         self.free.push(at);
     }
@@ -299,15 +408,18 @@ fn apply(
 ) -> Answer {
     let trusted = connection.peer.is_trusted();
     if let Err(e) = may(shared, shards, trusted, &call) {
-        return Answer { to, seq, result: Err(e), request: None };
+        return Answer::new(to, seq, Err(e), None);
     }
     if let Some(cred) = &connection.peer.bound_to {
         call.cred.clone_from(cred);
     }
     let client = connection.admission.client;
-    let ctx = Context { now: now(), client, slot: connection.slot, seq, trusted };
+    let Kind::Requests { slot } = connection.kind else {
+        return Answer::new(to, seq, Err(Errno::EPROTO), None);
+    };
+    let ctx = Context { now: now(), client, slot, seq, trusted };
     let result = shards.apply(&ctx, &call);
-    Answer { to, seq, result, request: Some((ctx, call)) }
+    Answer::new(to, seq, result, Some((ctx, call)))
 }
 
 /// Whether the request may be put to the shard at all. What the user may do

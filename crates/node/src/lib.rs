@@ -5,6 +5,7 @@
 //! ```text
 //! acceptor ─ handshake (a thread each, bounded, 10 s)
 //!    ├─ Meta  → executor: one thread, owns the shards; drain, apply, commit once, answer
+//!    ├─ Recall → executor as well: who may answer questions about names by itself
 //!    ├─ Data  → the handshake's thread goes on: blocking, in order
 //!    └─ Admin → likewise
 //! housekeeping: removes objects of gone inodes, expires clients, settles sizes
@@ -15,7 +16,9 @@ mod admin;
 mod clients;
 mod counters;
 mod data;
+mod delegations;
 mod executor;
+mod holders;
 mod housekeeping;
 mod inbox;
 mod listen;
@@ -23,6 +26,7 @@ mod meta_conn;
 mod node;
 mod options;
 mod peer;
+mod recalls;
 mod round;
 mod shards;
 mod shared;

@@ -5,9 +5,11 @@ use crate::accept::Admission;
 use crate::peer::Peer;
 use crate::stream::Stream;
 use mio::{Interest, Registry, Token, event::Source, unix::SourceFd};
+use serde::de::DeserializeOwned;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::meta::{MetaCall, MetaResult};
 
@@ -22,11 +24,20 @@ const OUTPUT_MAX: usize = 8 << 20;
 /// Room for answers that every connection keeps, in bytes.
 const OUTPUT_KEEP: usize = 16 * 1024;
 
+/// What a connection is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Requests and their answers, on this slot of the client.
+    Requests { slot: u32 },
+    /// News of what is delegated to the client.
+    Recall,
+}
+
 /// See the module.
 pub(crate) struct MetaConnection {
     stream: Arc<Stream>,
     pub(crate) peer: Peer,
-    pub(crate) slot: u32,
+    pub(crate) kind: Kind,
     pub(crate) admission: Admission,
     /// Received bytes are `input[start..end]`.
     input: Vec<u8>,
@@ -54,11 +65,11 @@ pub(crate) enum NoRequest {
 }
 
 impl MetaConnection {
-    pub(crate) fn new(stream: Arc<Stream>, peer: Peer, slot: u32, admission: Admission) -> Self {
+    pub(crate) fn new(stream: Arc<Stream>, peer: Peer, kind: Kind, admission: Admission) -> Self {
         MetaConnection {
             stream,
             peer,
-            slot,
+            kind,
             admission,
             input: vec![0; INPUT_KEEP],
             start: 0,
@@ -90,13 +101,22 @@ impl MetaConnection {
 
     /// The next request, received if need be.
     pub(crate) fn next_request(&mut self) -> Result<(u64, MetaCall), NoRequest> {
+        self.next(Class::Meta)
+    }
+
+    /// The next that a client says on its recall connection.
+    pub(crate) fn next_word(&mut self) -> Result<RecallCall, NoRequest> {
+        Ok(self.next(Class::Recall)?.1)
+    }
+
+    fn next<T: DeserializeOwned>(&mut self, class: Class) -> Result<(u64, T), NoRequest> {
         if self.output.len() - self.sent > OUTPUT_PAUSE {
             return Err(NoRequest::Paused);
         }
         loop {
             let waiting = &self.input[self.start..self.end];
             if let Some((header, body)) = frame::split(waiting).map_err(NoRequest::Broken)? {
-                if header.class != Class::Meta || header.payload_len != 0 {
+                if header.class != class || header.payload_len != 0 {
                     return Err(NoRequest::Broken(FrameError::Unexpected));
                 }
                 let call = frame::decode_body(body).map_err(NoRequest::Broken)?;
@@ -156,8 +176,15 @@ impl MetaConnection {
     }
 
     /// Puts an answer behind those that wait.
-    pub(crate) fn answer(&mut self, seq: u64, result: &MetaResult) {
-        frame::encode(&mut self.output, Class::Meta, seq, result, 0);
+    pub(crate) fn answer(&mut self, seq: u64, result: &MetaResult, granted: Option<&Granted>) {
+        let granted = granted.map(Granted::encode).unwrap_or_default();
+        frame::encode(&mut self.output, Class::Meta, seq, result, granted.len());
+        self.output.extend(granted);
+    }
+
+    /// Puts news behind what waits.
+    pub(crate) fn tell(&mut self, note: &RecallNote) {
+        frame::encode(&mut self.output, Class::Recall, 0, note, 0);
     }
 
     /// Sends what the socket takes. An error ends the connection.

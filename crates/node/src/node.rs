@@ -34,7 +34,7 @@ pub struct Node {
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
     /// Held until everything else is gone.
-    _dir: DataDir,
+    dir: DataDir,
 }
 
 /// Ends a node from another thread.
@@ -113,11 +113,12 @@ impl Node {
             acceptor: None,
             housekeeper: None,
             ended: false,
-            _dir: dir,
+            dir,
         };
         if !shards.is_empty() {
-            let (executor, handle) = Executor::new(shared.clone(), shards)
-                .map_err(system("make the executor's event queue"))?;
+            let (executor, handle) =
+                Executor::new(shared.clone(), shards, node.dir.meta_dir().join("holders"))
+                    .map_err(system("make the executor's event queue"))?;
             let alarm = Alarm(shared.clone());
             let thread = spawn("executor", move || {
                 let _alarm = alarm;

@@ -1,9 +1,11 @@
 //! The answers of one round of the executor, from the moment that the requests
 //! were applied until the answers may leave.
 
+use crate::recalls::Met;
 use crate::shards::Shards;
 use tatami_meta::{Context, Store};
 use tatami_wire::ShardId;
+use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaResult};
 
 /// An answer that waits for its round to be settled.
@@ -14,9 +16,23 @@ pub(crate) struct Answer {
     pub(crate) result: MetaResult,
     /// What was put to a shard; `None` when it was refused before.
     pub(crate) request: Option<(Context, MetaCall)>,
+    /// What it met there, if that matters.
+    pub(crate) met: Met,
+    /// What is delegated with it.
+    pub(crate) granted: Option<Granted>,
 }
 
 impl Answer {
+    /// An answer that may leave when the round is settled.
+    pub(crate) fn new(
+        to: usize,
+        seq: u64,
+        result: MetaResult,
+        request: Option<(Context, MetaCall)>,
+    ) -> Answer {
+        Answer { to, seq, result, request, met: Met::default(), granted: None }
+    }
+
     /// Whether the asker waits for everything to survive a power cut.
     pub(crate) fn waits_for_sync(&self) -> bool {
         matches!(&self.request, Some((_, call)) if call.op == MetaOp::Sync)
@@ -44,6 +60,7 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], failed: &[ShardI
         let Some((ctx, call)) = &answer.request else { continue };
         if failed.contains(&call.shard) {
             answer.result = shards.apply(ctx, call);
+            answer.met = shards.met(call);
             if let Err(e) = shards.commit_one(call.shard) {
                 answer.result = Err(e);
             }
@@ -90,7 +107,7 @@ mod tests {
         let now = Timestamp::from_sec(2);
         let ctx = Context { now, client: ClientId([1; 16]), slot, seq, trusted: true };
         let result = shards.apply(&ctx, &call);
-        Answer { to: 0, seq, result, request: Some((ctx, call)) }
+        Answer::new(0, seq, result, Some((ctx, call)))
     }
 
     fn mkdir(name: &str) -> MetaOp {

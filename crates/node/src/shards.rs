@@ -1,6 +1,7 @@
 //! The shards that this node serves, with their stores.
 
 use crate::options::StartError;
+use crate::recalls::Met;
 use crate::shared::now;
 use parking_lot::Mutex;
 use rustix::fs::Mode;
@@ -9,7 +10,7 @@ use std::path::Path;
 use tatami_meta::{Config, Context, FjallStore, Meta, OpenError, Store};
 use tatami_wire::handshake::Identity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Errno, NodeId, ShardId};
+use tatami_wire::{Attr, Errno, NodeId, ShardId};
 
 /// See the module.
 pub(crate) struct Shards<S> {
@@ -81,6 +82,7 @@ impl<S: Store> Shards<S> {
             return meta.apply(ctx, &call.cred, &call.op);
         };
         if ctx.trusted && !self.garbage.contains(&(call.shard, node)) {
+            meta.meet_nothing();
             return Ok(MetaReply::Garbage(Vec::new()));
         }
         let result = meta.apply(ctx, &call.cred, &call.op);
@@ -88,6 +90,20 @@ impl<S: Store> Shards<S> {
             self.garbage.remove(&(call.shard, node));
         }
         result
+    }
+
+    /// What the operation that was applied last, `call`, has met.
+    pub(crate) fn met(&mut self, call: &MetaCall) -> Met {
+        let Some(meta) = self.metas.get_mut(&call.shard) else { return Met::default() };
+        let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
+        let dir = call.op.entry().and_then(|(dir, _)| meta.attr(dir));
+        Met { seen, changed, dir }
+    }
+
+    /// Whether attributes are those of the inode now.
+    pub(crate) fn is_current(&mut self, attr: &Attr) -> bool {
+        let meta = self.metas.get_mut(&attr.ino.shard());
+        meta.and_then(|meta| meta.attr(attr.ino)).is_some_and(|now| now.version == attr.version)
     }
 
     /// Commits all shards and returns those that could not.

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixListener;
 use tatami_client::connection::{Caller, ConnectError, Connection};
 use tatami_node::{Node, StartError};
 use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
+use tatami_wire::delegation::RecallCall;
 use tatami_wire::frame::{self, BODY_MAX, Class, HEADER_LEN, PAYLOAD_MAX};
 use tatami_wire::handshake::{HandshakeError, Role};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
@@ -29,7 +30,7 @@ fn handshake_error(result: Result<Connection, ConnectError>) -> HandshakeError {
 fn strangers_are_refused_in_the_handshake_and_told_why() {
     let volume = Volume::new(1);
     let _node = volume.start(0);
-    for role in [Role::Meta, Role::Data, Role::Admin] {
+    for role in [Role::Meta, Role::Data, Role::Admin, Role::Recall] {
         let wrong_key = Caller { key: Some(VolumeKey::new([1; 32])), ..caller(1) };
         let error = handshake_error(try_connect(&volume.tcp(0), &wrong_key, role));
         assert!(matches!(error, HandshakeError::Key), "{error}");
@@ -87,8 +88,12 @@ fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
     stream
 }
 
-const ROLES: [(Role, Class); 3] =
-    [(Role::Meta, Class::Meta), (Role::Data, Class::Object), (Role::Admin, Class::Admin)];
+const ROLES: [(Role, Class); 4] = [
+    (Role::Meta, Class::Meta),
+    (Role::Data, Class::Object),
+    (Role::Admin, Class::Admin),
+    (Role::Recall, Class::Recall),
+];
 
 #[test]
 fn frames_that_are_wrong_end_their_connection() {
@@ -134,7 +139,7 @@ proptest! {
     fn a_node_outlives_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
-        which in 0usize..3,
+        which in 0..ROLES.len(),
     ) {
         static NODE: std::sync::OnceLock<(Volume, Running)> = std::sync::OnceLock::new();
         let (volume, _) = NODE.get_or_init(|| {
@@ -155,6 +160,7 @@ proptest! {
                 frame::encode(&mut sent, class, 1, &call, 0);
             }
             Role::Admin => frame::encode(&mut sent, class, 1, &AdminCall::Ping, 0),
+            Role::Recall => frame::encode(&mut sent, class, 1, &RecallCall::Alive, 0),
         }
         sent.extend_from_slice(&bytes);
         for (at, byte) in changes {

@@ -4,12 +4,15 @@ mod common;
 
 use common::*;
 use std::io::Read;
+use std::time::{Duration, Instant};
+use tatami_client::connection::Connection;
 use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
+use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{Class, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
-use tatami_wire::meta::{DataState, MetaOp, MetaReply};
+use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, SeekFor};
-use tatami_wire::{Errno, Ino, NodeId, Piece};
+use tatami_wire::{Cred, Errno, Ino, NodeId, Piece, SetAttr, ShardId};
 
 #[test]
 fn names_are_kept_over_both_transports_and_over_a_restart() {
@@ -282,4 +285,155 @@ fn with_sync_durability_everything_works_as_without() {
     session.create("file", 0);
     assert!(session.lookup("file").is_ok());
     assert_eq!(session.meta(MetaOp::Sync), Ok(MetaReply::Done));
+}
+
+/// A recall connection, and what it says.
+struct Recalls {
+    connection: Connection,
+    /// The client's term ends at the earliest so long after it.
+    alive: Instant,
+    term: Duration,
+}
+
+impl Recalls {
+    fn open(volume: &Volume, id: u8) -> Recalls {
+        let connection = connect(&volume.tcp(0), &caller(id), Role::Recall);
+        let mut recalls = Recalls { connection, alive: Instant::now(), term: Duration::ZERO };
+        recalls.sign();
+        recalls
+    }
+
+    fn sign(&mut self) {
+        self.alive = Instant::now();
+        self.connection.send(Class::Recall, 0, &RecallCall::Alive, &[]).expect("sent");
+        let RecallNote::Term { millis } = self.next() else { panic!("not a term") };
+        self.term = Duration::from_millis(millis.into());
+        assert!(self.term >= Duration::from_secs(1));
+    }
+
+    /// Whether `asked` waits as long as it must.
+    fn holds_up(&self, asked: &Asked) -> bool {
+        // On a slow machine the term may be over: then nothing must wait.
+        !asked.is_answered() || self.alive.elapsed() >= self.term
+    }
+
+    fn next(&mut self) -> RecallNote {
+        self.connection.receive(Class::Recall, 0, &mut []).expect("a note").0
+    }
+
+    fn give_back(&mut self, id: u64) {
+        self.connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[]).expect("sent");
+    }
+}
+
+/// One request on a connection of its own, not yet answered.
+struct Asked(Connection);
+
+impl Asked {
+    fn new(volume: &Volume, id: u8, op: MetaOp) -> Asked {
+        let mut connection = connect(&volume.tcp(0), &caller(id), Role::Meta);
+        let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
+        // Later than all that the client has sent before.
+        let seq = 1 << 32;
+        connection.send(Class::Meta, seq, &call, &[]).expect("sent");
+        Asked(connection)
+    }
+
+    fn is_answered(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let wait = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&wait)).expect("poll") > 0
+    }
+
+    fn answer(mut self) -> (MetaResult, Option<Granted>) {
+        let mut payload = [0; Granted::LEN_MAX];
+        let (result, len) = self.0.receive(Class::Meta, 1 << 32, &mut payload).expect("an answer");
+        (result, (len > 0).then(|| Granted::decode(&payload[..len]).expect("it reads")))
+    }
+}
+
+fn chmod(ino: Ino, mode: u16) -> MetaOp {
+    MetaOp::SetAttr { ino, set: SetAttr { mode: Some(mode), ..SetAttr::default() } }
+}
+
+#[test]
+fn an_answer_waits_until_what_it_contradicts_is_given_back() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let (attr, _) = Session::new(volume.tcp(0), 9).create("file", 0);
+    let other = Session::new(volume.tcp(0), 9).create("other", 0).0;
+    // Nothing is delegated to who cannot be asked for it.
+    let get = MetaOp::GetAttr { ino: attr.ino };
+    assert_eq!(Asked::new(&volume, 1, get.clone()).answer().1, None);
+    let mut a = Recalls::open(&volume, 1);
+    let (_, granted) = Asked::new(&volume, 1, get.clone()).answer();
+    assert_eq!(granted.expect("it is").delegated, [attr.ino]);
+
+    // Its own change asks for nothing.
+    let mut names = connect(&volume.tcp(0), &caller(1), Role::Meta);
+    let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op: chmod(attr.ino, 0o600) };
+    names.send(Class::Meta, 1 << 33, &call, &[]).expect("sent");
+    let mut payload = [0; Granted::LEN_MAX];
+    let (result, len): (MetaResult, _) =
+        names.receive(Class::Meta, 1 << 33, &mut payload).expect("an answer");
+    assert!(result.is_ok());
+    assert_eq!(Granted::decode(&payload[..len]).expect("it reads").changed, [attr.ino]);
+
+    // Another's does. Nobody sees it meanwhile, and nobody else waits.
+    a.sign();
+    let changing = Asked::new(&volume, 2, chmod(attr.ino, 0o640));
+    let RecallNote::Recall { id, inos } = a.next() else { panic!("not a recall") };
+    assert_eq!(inos, [attr.ino]);
+    let reading = Asked::new(&volume, 3, get);
+    assert!(a.holds_up(&changing) && a.holds_up(&reading));
+    let elsewhere = Asked::new(&volume, 4, MetaOp::GetAttr { ino: other.ino });
+    assert!(elsewhere.answer().0.is_ok());
+    a.give_back(id);
+    assert!(changing.answer().0.is_ok());
+    let (seen, _) = reading.answer();
+    assert!(matches!(seen, Ok(MetaReply::Attr(attr)) if attr.mode == 0o640));
+}
+
+#[test]
+fn an_answer_waits_for_no_longer_than_a_term_or_a_connection() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let (attr, _) = Session::new(volume.tcp(0), 9).create("file", 0);
+    let get = MetaOp::GetAttr { ino: attr.ino };
+    for leaves in [true, false] {
+        let id = if leaves { 1 } else { 2 };
+        let mut a = Recalls::open(&volume, id);
+        assert!(Asked::new(&volume, id, get.clone()).answer().1.is_some());
+        let changing = Asked::new(&volume, id + 10, chmod(attr.ino, 0o640));
+        assert!(matches!(a.next(), RecallNote::Recall { .. }));
+        if leaves {
+            drop(a);
+            assert!(changing.answer().0.is_ok());
+        } else {
+            assert!(changing.answer().0.is_ok());
+            // Whoever was too slow learns so.
+            assert!(a.connection.receive::<RecallNote>(Class::Recall, 0, &mut []).is_err());
+        }
+    }
+}
+
+#[test]
+fn a_daemon_that_starts_waits_for_those_who_may_know_something() {
+    let volume = Volume::new(1);
+    let node = volume.start(0);
+    let (attr, _) = Session::new(volume.tcp(0), 9).create("file", 0);
+    let a = Recalls::open(&volume, 1);
+    node.stop();
+    let started = Instant::now();
+    let node = volume.start(0);
+    let get = MetaOp::GetAttr { ino: attr.ino };
+    let asked = Asked::new(&volume, 2, get.clone());
+    assert!(!asked.is_answered() || started.elapsed() >= a.term);
+    drop(a);
+    let _back = Recalls::open(&volume, 1);
+    assert!(asked.answer().0.is_ok());
+    // Or until their time is over.
+    node.stop();
+    let _node = volume.start(0);
+    assert!(Asked::new(&volume, 2, get).answer().0.is_ok());
 }

@@ -6,7 +6,8 @@
 //!         │magic │class │flags │ body len │ payload len │ crc32c │ sequence  │
 //!         │ u16  │ u8   │ u8   │ u32      │ u32         │ u32    │ u64       │
 //!         └──────┴──────┴──────┴──────────┴─────────────┴────────┴───────────┘
-//!         body (postcard), then payload (raw bytes of a file)
+//!         body (postcard), then payload (raw bytes of a file; with an answer
+//!         about names: what was granted with it)
 //! ```
 //!
 //! All numbers are little-endian. No flags are defined: the byte is 0. The checksum covers the header (with the
@@ -34,6 +35,8 @@ pub enum Class {
     Object = 3,
     /// [`crate::admin::AdminCall`] and [`crate::admin::AdminResult`].
     Admin = 4,
+    /// [`crate::delegation::RecallCall`] and [`crate::delegation::RecallNote`].
+    Recall = 5,
 }
 
 /// The fixed start of a frame.
@@ -94,6 +97,7 @@ impl Header {
             2 => Class::Meta,
             3 => Class::Object,
             4 => Class::Admin,
+            5 => Class::Recall,
             other => return Err(FrameError::Class(other)),
         };
         if b[3] != 0 {

@@ -33,6 +33,9 @@ pub enum Role {
     Data = 2,
     /// Questions to the node.
     Admin = 3,
+    /// News for a client that names are delegated to, from the executor of a
+    /// shard; see [`crate::delegation`]. A client has one to a node.
+    Recall = 4,
 }
 
 /// What the client tells of itself.
@@ -241,6 +244,7 @@ fn decode_hello(b: &[u8; HELLO_LEN]) -> Option<(Hello, [u8; 16])> {
         1 => Role::Meta,
         2 => Role::Data,
         3 => Role::Admin,
+        4 => Role::Recall,
         _ => return None,
     };
     let slot = u32::from_le_bytes([b[29], b[30], b[31], b[32]]);

@@ -10,6 +10,7 @@
 pub mod admin;
 pub mod attr;
 pub mod cap;
+pub mod delegation;
 pub mod errno;
 pub mod frame;
 pub mod handshake;

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// as in POSIX, not text.
 pub type Bytes = serde_bytes::ByteBuf;
 
+/// Most inodes that one [`MetaOp::Closed`] names.
+pub const CLOSED_MAX: usize = 128;
+
 /// One request to one shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
@@ -112,6 +115,10 @@ pub enum MetaOp {
     /// Tells the shard what the bytes are now. With `close` the client has no
     /// handle for writing any more. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
+    /// This client has no handle for writing on these inodes (of one shard, at
+    /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. Those that are
+    /// gone are passed over. → `Done`
+    Closed { inos: Vec<Ino> },
     /// Makes everything acknowledged so far survive a power cut. → `Done`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that
@@ -201,6 +208,7 @@ impl MetaOp {
             | Create { .. }
             | Tmpfile { .. }
             | Commit { .. }
+            | Closed { .. }
             | Unlink { .. }
             | Rmdir { .. }
             | Rename { .. }
@@ -231,6 +239,20 @@ impl MetaOp {
         )
     }
 
+    /// The one entry that the operation looks up, makes or removes: its
+    /// directory and name. `None` for those that concern none, or two.
+    pub fn entry(&self) -> Option<(Ino, &Bytes)> {
+        use MetaOp::*;
+        match self {
+            Lookup { parent, name }
+            | Create { parent, name, .. }
+            | Unlink { parent, name, .. }
+            | Rmdir { parent, name, .. }
+            | Link { parent, name, .. } => Some((*parent, name)),
+            _ => None,
+        }
+    }
+
     /// The inode whose shard must answer.
     pub fn target(&self) -> Ino {
         use MetaOp::*;
@@ -254,7 +276,7 @@ impl MetaOp {
             | Release { ino }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } => *dir,
-            InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
+            InFlux { inos, .. } | Closed { inos } => inos.first().copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
             Sync
             | StatVolume

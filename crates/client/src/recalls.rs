@@ -1,0 +1,109 @@
+//! The connection over which a node takes back what it has delegated to us.
+
+use crate::Client;
+use crate::connection::Connection;
+use crate::delegations::{Delegations, uptime};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+use tatami_wire::delegation::{RecallCall, RecallNote};
+use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::{Errno, NodeId};
+
+/// First and longest pause before a node that does not answer is tried again.
+const PAUSE: Duration = Duration::from_millis(10);
+const PAUSE_LONGEST: Duration = Duration::from_millis(250);
+/// How long one wait for news is at most; after it, the next begins.
+const WAIT: Duration = Duration::from_secs(60);
+/// We tell that we are alive so many times in a term.
+const SIGNS: u32 = 3;
+
+impl Client {
+    /// The nodes that serve shards of the namespace.
+    pub fn name_nodes(&self) -> BTreeSet<NodeId> {
+        self.map().shards.iter().copied().collect()
+    }
+
+    /// Lets `node` delegate names to us, until `stop` is readable. It is a thread's
+    /// whole work, and a front end's decision: what is delegated to us is answered
+    /// without asking whether the user may look it up. Whoever calls this checks
+    /// that himself, as the kernel does for a mount.
+    ///
+    /// # Errors
+    /// `ENXIO` for a node that does not exist.
+    pub fn hold_delegations(&self, node: NodeId, stop: BorrowedFd<'_>) -> Result<(), Errno> {
+        let peer = self.peer(node)?;
+        let mut pause = PAUSE;
+        loop {
+            match peer.connect_recalls() {
+                Ok(mut connection) => {
+                    pause = PAUSE;
+                    peer.delegations.begin();
+                    let ended = serve(&mut connection, &peer.delegations, stop);
+                    // Before the connection is closed: that says that we have forgotten all.
+                    peer.delegations.end();
+                    match ended {
+                        Ok(()) => return Ok(()),
+                        Err(error) => tracing::debug!(%node, %error, "recall connection ended"),
+                    }
+                }
+                Err(error) => tracing::debug!(%node, %error, "nothing is delegated to us"),
+            }
+            if is_readable(&[stop], pause) {
+                return Ok(());
+            }
+            pause = (pause * 2).min(PAUSE_LONGEST);
+        }
+    }
+}
+
+/// Serves one connection; `Ok` when it is time to stop.
+fn serve(
+    connection: &mut Connection,
+    delegations: &Delegations,
+    stop: BorrowedFd<'_>,
+) -> Result<(), FrameError> {
+    let mut asked = Some(uptime());
+    connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
+    // Until the first answer tells it.
+    let mut next = uptime() + WAIT;
+    loop {
+        let now = uptime();
+        if now >= next && asked.is_none() {
+            asked = Some(now);
+            connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
+        }
+        let wait = match asked {
+            Some(_) => WAIT,
+            None => next.saturating_sub(now),
+        };
+        if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
+            continue;
+        }
+        if is_readable(&[stop], Duration::ZERO) {
+            return Ok(());
+        }
+        match connection.receive(Class::Recall, 0, &mut [])?.0 {
+            RecallNote::Term { millis } => {
+                let term = Duration::from_millis(millis.into());
+                if let Some(from) = asked.take() {
+                    delegations.extend(from, term);
+                    next = from + term / SIGNS;
+                }
+            }
+            RecallNote::Recall { id, inos } => {
+                delegations.recall(&inos);
+                connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+            }
+        }
+    }
+}
+
+/// Waits until one of `fds` is readable, or has ended, or the time is over.
+fn is_readable(fds: &[BorrowedFd<'_>], wait: Duration) -> bool {
+    let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+    let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+    // An interrupted wait is one that found nothing.
+    poll(&mut fds, Some(&wait)).is_ok_and(|n| n > 0)
+}

@@ -1,0 +1,490 @@
+//! Which inodes are delegated to which clients, and which are being recalled.
+//!
+//! Pure bookkeeping: the executor hands in the time, sends what is to be sent,
+//! and holds answers back while [`Delegations::is_recalled`] says so. An answer
+//! leaves when all clients that were told something else have given it back, or
+//! their term is over. So nobody sees a change before those who were told the
+//! state before it have forgotten that, and nothing waits for longer than a term.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, Instant};
+use tatami_wire::{ClientId, Ino};
+use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+
+/// Most inodes that are delegated at a time; beyond it, none is until some are
+/// recalled or a holder leaves.
+const DELEGATED_MAX: usize = 1 << 20;
+/// An inode that is recalled a second time within so long is not delegated again
+/// for as long: several clients work there, and recalls cost more than they save.
+const CONTENDED: Duration = Duration::from_secs(1);
+/// Recalled inodes remembered; past it, those whose time is over are swept out.
+const CONTENDED_SWEEP: usize = 4096;
+
+/// Number of a holder: one term of one client, never used twice.
+type HolderId = u32;
+
+type Map<K, V> = HashMap<K, V, Xxh3DefaultBuilder>;
+
+/// Few inodes have more than one holder.
+#[derive(Debug)]
+enum Holders {
+    One(HolderId),
+    Many(Vec<HolderId>),
+}
+
+impl Holders {
+    fn add(&mut self, holder: HolderId) {
+        match self {
+            Holders::One(one) if *one == holder => {}
+            Holders::One(one) => *self = Holders::Many(vec![*one, holder]),
+            Holders::Many(many) if many.contains(&holder) => {}
+            Holders::Many(many) => many.push(holder),
+        }
+    }
+
+    fn ids(&self) -> &[HolderId] {
+        match self {
+            Holders::One(one) => std::slice::from_ref(one),
+            Holders::Many(many) => many,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Holder {
+    client: ClientId,
+    /// Its recall connection, as the executor numbers them.
+    at: usize,
+    alive: Instant,
+    /// Recalls that it has not answered.
+    unanswered: BTreeMap<u64, Vec<Ino>>,
+    /// Inodes to be named in the next recall.
+    outbox: Vec<Ino>,
+}
+
+/// A recall to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Recall {
+    /// The connection that it goes to.
+    pub(crate) at: usize,
+    pub(crate) id: u64,
+    pub(crate) inos: Vec<Ino>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Delegations {
+    term: Duration,
+    clients: Map<ClientId, HolderId>,
+    holders: BTreeMap<HolderId, Holder>,
+    last_holder: HolderId,
+    last_recall: u64,
+    delegated: Map<Ino, Holders>,
+    /// Who has not yet given an inode back.
+    recalled: Map<Ino, Vec<HolderId>>,
+    /// When an inode was recalled last, and until when it is not delegated again.
+    contended: Map<Ino, (Instant, Option<Instant>)>,
+    /// Clients that may hold something from before our start, and until when.
+    before: Option<(HashSet<ClientId>, Instant)>,
+}
+
+impl Delegations {
+    /// Nothing is delegated, but to `before` by a daemon that ran here until `now`.
+    pub(crate) fn new(term: Duration, before: HashSet<ClientId>, now: Instant) -> Delegations {
+        Delegations {
+            term,
+            clients: Map::default(),
+            holders: BTreeMap::new(),
+            last_holder: 0,
+            last_recall: 0,
+            delegated: Map::default(),
+            recalled: Map::default(),
+            contended: Map::default(),
+            before: (!before.is_empty()).then(|| (before, now + term)),
+        }
+    }
+
+    /// How long a client that is silent keeps what it was given.
+    pub(crate) fn term(&self) -> Duration {
+        self.term
+    }
+
+    /// Until when nobody may be answered: clients may hold what a daemon before
+    /// us gave them. `None` when all have come back, or their term is over.
+    pub(crate) fn closed_until(&mut self, now: Instant) -> Option<Instant> {
+        let (clients, until) = self.before.as_ref()?;
+        if clients.is_empty() || *until <= now {
+            self.before = None;
+            return None;
+        }
+        Some(*until)
+    }
+
+    /// All clients that hold something, or may.
+    pub(crate) fn clients(&self) -> Vec<ClientId> {
+        let before = self.before.iter().flat_map(|(clients, _)| clients.iter().copied());
+        self.clients.keys().copied().chain(before).collect()
+    }
+
+    /// Whether any client has a recall connection.
+    pub(crate) fn any_client(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// Whether the client has a recall connection.
+    pub(crate) fn has(&self, client: ClientId) -> bool {
+        self.clients.contains_key(&client)
+    }
+
+    /// A client has opened its recall connection, and so holds nothing.
+    /// Returns its connection before.
+    pub(crate) fn open(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {
+        let old = self.clients.get(&client).copied().and_then(|id| self.end(id));
+        if let Some((before, _)) = &mut self.before {
+            before.remove(&client);
+        }
+        self.last_holder += 1;
+        let holder =
+            Holder { client, at, alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
+        self.holders.insert(self.last_holder, holder);
+        self.clients.insert(client, self.last_holder);
+        old
+    }
+
+    /// The recall connection `at` of a client has ended: the client, which
+    /// ends it only when it has forgotten all, or the machine below it, holds nothing.
+    pub(crate) fn close(&mut self, client: ClientId, at: usize) {
+        if let Some(&id) = self.clients.get(&client)
+            && self.holders.get(&id).is_some_and(|holder| holder.at == at)
+        {
+            self.end(id);
+        }
+    }
+
+    fn end(&mut self, id: HolderId) -> Option<usize> {
+        let holder = self.holders.remove(&id)?;
+        self.clients.remove(&holder.client);
+        // What it held is found out as it is met: its number means nothing any more.
+        self.recalled.retain(|_, waiting| {
+            waiting.retain(|w| *w != id);
+            !waiting.is_empty()
+        });
+        if self.holders.is_empty() {
+            self.delegated.clear();
+        } else if self.delegated.len() > DELEGATED_MAX / 2 {
+            let holders = &self.holders;
+            self.delegated.retain(|_, held| held.ids().iter().any(|h| holders.contains_key(h)));
+        }
+        Some(holder.at)
+    }
+
+    /// The client has said that it is alive.
+    pub(crate) fn alive(&mut self, client: ClientId, now: Instant) {
+        if let Some(id) = self.clients.get(&client)
+            && let Some(holder) = self.holders.get_mut(id)
+        {
+            holder.alive = now;
+        }
+    }
+
+    /// Delegates `ino` to `client`, if that may be now.
+    pub(crate) fn give(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
+        let Some(&id) = self.clients.get(&client) else { return false };
+        let silent = self.holders.get(&id).is_none_or(|h| h.alive + self.term <= now);
+        if silent || self.recalled.contains_key(&ino) {
+            return false;
+        }
+        if self.contended.get(&ino).is_some_and(|(_, until)| until.is_some_and(|u| now < u)) {
+            return false;
+        }
+        let full = self.delegated.len() >= DELEGATED_MAX;
+        match self.delegated.entry(ino) {
+            std::collections::hash_map::Entry::Occupied(mut held) => held.get_mut().add(id),
+            std::collections::hash_map::Entry::Vacant(_) if full => return false,
+            std::collections::hash_map::Entry::Vacant(free) => {
+                free.insert(Holders::One(id));
+            }
+        }
+        true
+    }
+
+    /// `client` has changed `ino`: everybody else must give it back.
+    pub(crate) fn changed(&mut self, client: ClientId, ino: Ino, now: Instant) {
+        let Some(held) = self.delegated.get_mut(&ino) else { return };
+        let own = self.clients.get(&client).copied();
+        let holders = &mut self.holders;
+        let others: Vec<_> = held
+            .ids()
+            .iter()
+            .copied()
+            .filter(|id| Some(*id) != own && holders.contains_key(id))
+            .collect();
+        match own.filter(|id| held.ids().contains(id)) {
+            Some(id) => *held = Holders::One(id),
+            None => drop(self.delegated.remove(&ino)),
+        }
+        if others.is_empty() {
+            return;
+        }
+        for id in &others {
+            if let Some(holder) = holders.get_mut(id) {
+                holder.outbox.push(ino);
+            }
+        }
+        self.recalled.entry(ino).or_default().extend(others);
+        if self.contended.len() >= CONTENDED_SWEEP {
+            self.contended.retain(|_, (last, _)| *last + CONTENDED * 2 > now);
+        }
+        let again = self.contended.get(&ino).is_some_and(|(last, _)| *last + CONTENDED > now);
+        if again || self.contended.len() < CONTENDED_SWEEP {
+            self.contended.insert(ino, (now, again.then_some(now + CONTENDED)));
+        }
+    }
+
+    /// What is to be sent because of [`Delegations::changed`].
+    pub(crate) fn take_recalls(&mut self) -> Vec<Recall> {
+        if self.recalled.is_empty() {
+            return Vec::new();
+        }
+        let mut recalls = Vec::new();
+        for holder in self.holders.values_mut().filter(|holder| !holder.outbox.is_empty()) {
+            self.last_recall += 1;
+            let inos = std::mem::take(&mut holder.outbox);
+            holder.unanswered.insert(self.last_recall, inos.clone());
+            recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
+        }
+        recalls
+    }
+
+    /// The client has given back what recall `id` named.
+    pub(crate) fn returned(&mut self, client: ClientId, id: u64) {
+        let Some(&holder_id) = self.clients.get(&client) else { return };
+        let Some(holder) = self.holders.get_mut(&holder_id) else { return };
+        for ino in holder.unanswered.remove(&id).unwrap_or_default() {
+            // The same inode may be in a later recall too, if it was given again in between.
+            let again = |inos: &Vec<Ino>| inos.contains(&ino);
+            if holder.outbox.contains(&ino) || holder.unanswered.values().any(again) {
+                continue;
+            }
+            if let Some(waiting) = self.recalled.get_mut(&ino) {
+                waiting.retain(|w| *w != holder_id);
+                if waiting.is_empty() {
+                    self.recalled.remove(&ino);
+                }
+            }
+        }
+    }
+
+    /// Whether anything is being recalled.
+    pub(crate) fn any_recalled(&self) -> bool {
+        !self.recalled.is_empty()
+    }
+
+    /// Whether one of `inos` is being recalled: what depends on it must wait.
+    pub(crate) fn is_recalled(&self, inos: &[Ino]) -> bool {
+        !self.recalled.is_empty() && inos.iter().any(|ino| self.recalled.contains_key(ino))
+    }
+
+    /// When the next client that owes an answer is past its term.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        if self.recalled.is_empty() {
+            return None;
+        }
+        let owing = self.holders.values().filter(|holder| holder.owes());
+        owing.map(|holder| holder.alive + self.term).min()
+    }
+
+    /// Ends the terms of clients that owe an answer and were silent for too
+    /// long. Returns their recall connections, which must be closed: a client
+    /// that is merely slow learns so that it holds nothing.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<usize> {
+        let late = |(id, holder): (&HolderId, &Holder)| {
+            (holder.owes() && holder.alive + self.term <= now).then_some(*id)
+        };
+        let late: Vec<_> = self.holders.iter().filter_map(late).collect();
+        late.into_iter().filter_map(|id| self.end(id)).collect()
+    }
+}
+
+impl Holder {
+    fn owes(&self) -> bool {
+        !self.unanswered.is_empty() || !self.outbox.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TERM: Duration = Duration::from_secs(5);
+    const A: ClientId = ClientId([1; 16]);
+    const B: ClientId = ClientId([2; 16]);
+    const C: ClientId = ClientId([3; 16]);
+
+    fn with(clients: &[ClientId], now: Instant) -> Delegations {
+        let mut delegations = Delegations::new(TERM, HashSet::new(), now);
+        for (at, client) in clients.iter().enumerate() {
+            assert_eq!(delegations.open(*client, at, now), None);
+        }
+        delegations
+    }
+
+    #[test]
+    fn a_change_waits_for_those_who_were_told_otherwise() {
+        let now = Instant::now();
+        let mut d = with(&[A, B], now);
+        assert!(d.give(A, Ino(7), now) && d.give(B, Ino(7), now) && d.give(B, Ino(8), now));
+        assert!(!d.give(C, Ino(7), now), "it has no recall connection");
+        // One's own change recalls nothing of one's own.
+        d.changed(B, Ino(8), now);
+        assert!(!d.any_recalled());
+        d.changed(C, Ino(7), now);
+        d.changed(C, Ino(8), now);
+        assert!(d.is_recalled(&[Ino(1), Ino(7)]) && !d.is_recalled(&[Ino(9)]));
+        assert!(!d.give(A, Ino(7), now), "it is being recalled");
+        let recalls = d.take_recalls();
+        let named: Vec<_> = recalls.iter().map(|r| (r.at, r.inos.clone())).collect();
+        assert_eq!(named, [(0, vec![Ino(7)]), (1, vec![Ino(7), Ino(8)])]);
+        assert_eq!(d.take_recalls(), []);
+        d.returned(A, recalls[0].id);
+        assert!(d.is_recalled(&[Ino(7)]), "B has it still");
+        d.returned(A, recalls[1].id);
+        assert!(d.is_recalled(&[Ino(7)]), "nobody answers for another");
+        d.returned(B, recalls[1].id);
+        assert!(!d.any_recalled());
+        assert_eq!(d.deadline(), None);
+    }
+
+    #[test]
+    fn what_several_change_is_not_given_for_a_while() {
+        let now = Instant::now();
+        let mut d = with(&[A, B], now);
+        for _ in 0..2 {
+            assert!(d.give(A, Ino(7), now), "once is no contention");
+            d.changed(B, Ino(7), now);
+            let recalls = d.take_recalls();
+            d.returned(A, recalls[0].id);
+        }
+        assert!(!d.give(A, Ino(7), now) && !d.give(B, Ino(7), now));
+        assert!(d.give(B, Ino(7), now + CONTENDED));
+    }
+
+    #[test]
+    fn who_is_silent_or_leaves_holds_nobody_up() {
+        let now = Instant::now();
+        let mut d = with(&[A, B], now);
+        assert!(d.give(A, Ino(7), now) && d.give(B, Ino(7), now));
+        d.changed(C, Ino(7), now);
+        d.take_recalls();
+        d.close(B, 0);
+        assert!(d.has(B), "that was another connection");
+        d.close(B, 1);
+        assert!(!d.has(B) && d.is_recalled(&[Ino(7)]));
+        d.alive(A, now + TERM / 2);
+        assert_eq!(d.deadline(), Some(now + TERM / 2 + TERM));
+        assert_eq!(d.expire(now + TERM), []);
+        assert_eq!(d.expire(now + TERM / 2 + TERM), [0]);
+        assert!(!d.any_recalled() && !d.has(A));
+    }
+
+    #[test]
+    fn a_client_that_comes_back_holds_nothing() {
+        let now = Instant::now();
+        let mut d = with(&[A], now);
+        assert!(d.give(A, Ino(7), now));
+        d.changed(B, Ino(7), now);
+        let recall = d.take_recalls().remove(0);
+        assert_eq!(d.open(A, 5, now), Some(0));
+        assert!(!d.any_recalled());
+        d.returned(A, recall.id);
+        d.changed(B, Ino(7), now);
+        assert!(!d.any_recalled());
+    }
+
+    #[test]
+    fn the_silent_are_given_nothing() {
+        let now = Instant::now();
+        let mut d = with(&[A], now);
+        assert!(!d.give(A, Ino(7), now + TERM));
+        d.alive(A, now + TERM);
+        assert!(d.give(A, Ino(7), now + TERM));
+    }
+
+    #[test]
+    fn after_a_start_all_wait_for_those_from_before() {
+        let now = Instant::now();
+        let mut d = Delegations::new(TERM, HashSet::from([A, B]), now);
+        assert_eq!(d.closed_until(now), Some(now + TERM));
+        d.open(A, 0, now);
+        assert_eq!(d.closed_until(now), Some(now + TERM));
+        assert_eq!(d.clients().len(), 2);
+        d.open(B, 1, now);
+        assert_eq!(d.closed_until(now), None);
+        let mut d = Delegations::new(TERM, HashSet::from([A]), now);
+        assert_eq!(d.closed_until(now + TERM), None, "its term is over");
+        assert_eq!(Delegations::new(TERM, HashSet::new(), now).closed_until(now), None);
+    }
+
+    /// Random histories against a model that knows who was told what.
+    #[test]
+    fn no_change_is_let_out_before_its_recalls_are_answered() {
+        use proptest::prelude::*;
+        #[derive(Clone, Debug)]
+        enum Step {
+            Give(u8, u64),
+            Change(u8, u64),
+            Answer(u8),
+            Reopen(u8),
+        }
+        let step = prop_oneof![
+            (0..3u8, 0..3u64).prop_map(|(c, i)| Step::Give(c, i)),
+            (0..3u8, 0..3u64).prop_map(|(c, i)| Step::Change(c, i)),
+            (0..3u8).prop_map(Step::Answer),
+            (0..3u8).prop_map(Step::Reopen),
+        ];
+        proptest!(|(steps in proptest::collection::vec(step, 1..60))| {
+            let mut now = Instant::now();
+            let clients = [A, B, C];
+            let mut d = with(&clients, now);
+            // What each client believes to hold, and what it has to answer.
+            let mut holds = vec![HashSet::new(); 3];
+            let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
+            for step in steps {
+                now += CONTENDED;
+                clients.iter().for_each(|c| d.alive(*c, now));
+                match step {
+                    Step::Give(c, i) => {
+                        if d.give(clients[c as usize], Ino(i), now) {
+                            holds[c as usize].insert(Ino(i));
+                        }
+                    }
+                    Step::Change(c, i) => {
+                        d.changed(clients[c as usize], Ino(i), now);
+                        for recall in d.take_recalls() {
+                            let of = recall.at % 3;
+                            inbox[of].push(recall);
+                        }
+                        let others = (0..3).filter(|o| *o != c as usize);
+                        for other in others.filter(|o| holds[*o].contains(&Ino(i))) {
+                            prop_assert!(d.is_recalled(&[Ino(i)]), "{other} believes it");
+                        }
+                    }
+                    Step::Answer(c) => {
+                        if !inbox[c as usize].is_empty() {
+                            let recall = inbox[c as usize].remove(0);
+                            recall.inos.iter().for_each(|i| { holds[c as usize].remove(i); });
+                            d.returned(clients[c as usize], recall.id);
+                        }
+                    }
+                    Step::Reopen(c) => {
+                        holds[c as usize].clear();
+                        inbox[c as usize].clear();
+                        d.open(clients[c as usize], c as usize + 3, now);
+                    }
+                }
+                let owed = inbox.iter().flatten().count();
+                prop_assert_eq!(d.any_recalled(), owed > 0);
+            }
+        });
+    }
+}

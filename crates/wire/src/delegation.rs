@@ -1,0 +1,79 @@
+//! Delegations: what lets a client answer questions about names by itself.
+//!
+//! A client that has a connection of [`Role::Recall`](crate::handshake::Role)
+//! open is given delegations along with answers: of an inode (its attributes
+//! are what the client was told) and, if that is a directory, of its entries.
+//! Before anybody sees a change that somebody else makes, the shard recalls the
+//! delegation and waits until the client has answered, or until its term is over.
+//! (Read delegations as in NFSv4.1, RFC 8881 section 10.4; callbacks of AFS.)
+//!
+//! A client counts its term from the moment at which it *sent* the
+//! [`RecallCall::Alive`] that was answered last, the daemon from when that came in,
+//! so the client's is over first. When the connection breaks, the client has
+//! nothing any more. A client's own changes are not recalled: it is told of
+//! them with the answer.
+
+use crate::{Attr, Ino};
+use serde::{Deserialize, Serialize};
+
+/// What a client says on its recall connection. The sequence number of the
+/// frame has no meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RecallCall {
+    /// It is alive: its term begins anew. Answered by [`RecallNote::Term`].
+    Alive,
+    /// It has given back what this recall named.
+    Returned(u64),
+}
+
+/// What a daemon says on a recall connection, asked or not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum RecallNote {
+    /// The answer to [`RecallCall::Alive`].
+    Term {
+        /// How long the delegations last from now on, in milliseconds.
+        millis: u32,
+    },
+    /// The client must give these back at once, and say so.
+    Recall {
+        /// Number of the recall.
+        id: u64,
+        /// Of which inodes.
+        inos: Vec<Ino>,
+    },
+}
+
+/// What comes along with the answer to a [`crate::meta::MetaOp`], as the
+/// frame's payload, if the client has a recall connection.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Granted {
+    /// Inodes that the operation has changed: what the client knew of their
+    /// attributes is past.
+    pub changed: Vec<Ino>,
+    /// Inodes that are delegated to the client.
+    pub delegated: Vec<Ino>,
+    /// The attributes of the directory in which the operation looked up or
+    /// changed an entry, after it, if that is delegated.
+    pub dir: Option<Attr>,
+}
+
+impl Granted {
+    /// Longest encoding, in bytes.
+    pub const LEN_MAX: usize = 1024;
+    /// Most inodes that are named as changed. An operation that changes more is none of a
+    /// client that anything is delegated to.
+    pub const CHANGED_MAX: usize = 32;
+
+    /// The payload.
+    pub fn encode(&self) -> Vec<u8> {
+        postcard::to_allocvec(self).expect("plain data: encoding into memory cannot fail")
+    }
+
+    /// Reads a payload.
+    ///
+    /// # Errors
+    /// What does not read.
+    pub fn decode(bytes: &[u8]) -> Result<Granted, crate::frame::FrameError> {
+        crate::frame::decode_body(bytes)
+    }
+}

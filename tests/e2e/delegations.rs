@@ -1,0 +1,186 @@
+//! What mounts know without asking: it costs no request, and it is never old,
+//! whatever happens to those who know it. Every test has a mount per node.
+
+use rustix::process::Signal;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tatami_tests::files::{create, names, put, refused, stat};
+use tatami_tests::{Cluster, process};
+
+/// No wait in these tests is longer.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+fn two() -> (Cluster, PathBuf, PathBuf) {
+    let cluster = Cluster::start(2);
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    (cluster, a, b)
+}
+
+/// Requests about names so far.
+fn requests(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
+}
+
+/// Repeats `work` until `rounds` of it have cost fewer than a tenth as many requests.
+fn becomes_free(cluster: &Cluster, rounds: u64, mut work: impl FnMut()) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let before = requests(cluster);
+        (0..rounds).for_each(|_| work());
+        let cost = requests(cluster) - before;
+        if cost < rounds / 10 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{cost} requests for {rounds} rounds");
+    }
+}
+
+/// Makes `mount` know `path`, in the sense that it asks nobody.
+fn warm(cluster: &Cluster, path: &Path) {
+    becomes_free(cluster, 500, || drop(fs::metadata(path)));
+}
+
+fn mode(path: impl AsRef<Path>) -> u32 {
+    stat(path).mode() & 0o7777
+}
+
+fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, PermissionsExt::from_mode(mode)).expect("chmod");
+}
+
+#[test]
+fn what_is_known_costs_no_request() {
+    let (cluster, a, b) = two();
+    fs::create_dir(a.join("d")).expect("mkdir");
+    put(a.join("d/f"), "x");
+    for mount in [&a, &b] {
+        becomes_free(&cluster, 500, || {
+            assert_eq!(stat(mount.join("d/f")).len(), 1);
+            assert_eq!(refused(fs::metadata(mount.join("d/none"))), libc::ENOENT);
+        });
+    }
+    cluster.finish();
+}
+
+/// In a directory that this mount made, and nobody else works in, a name that
+/// is not there need not be asked for.
+#[test]
+fn making_files_in_a_directory_of_ones_own_asks_once() {
+    let (cluster, a, _) = two();
+    let deadline = Instant::now() + PATIENCE;
+    for n in 0.. {
+        let dir = a.join(format!("d{n}"));
+        fs::create_dir(&dir).expect("mkdir");
+        let before = requests(&cluster);
+        for i in 0..500 {
+            drop(create(dir.join(i.to_string())));
+        }
+        let cost = requests(&cluster) - before;
+        if cost < 500 * 3 / 2 {
+            break;
+        }
+        assert!(Instant::now() < deadline, "{cost} requests for 500 files");
+    }
+    cluster.finish();
+}
+
+#[test]
+fn whoever_knows_something_learns_of_every_change() {
+    let (cluster, a, b) = two();
+    fs::create_dir(a.join("d")).expect("mkdir");
+    put(a.join("d/f"), "");
+    for round in 0..60u32 {
+        for (here, there) in [(&a, &b), (&b, &a)] {
+            // Often enough that it is known without asking.
+            let know = |path: PathBuf| (0..3).for_each(|_| drop(fs::metadata(&path)));
+            let made = format!("d/{round}");
+            ["d/f", "d", &made].iter().for_each(|name| know(there.join(name)));
+            set_mode(here.join("d/f"), 0o600 + round % 0o100);
+            assert_eq!(mode(there.join("d/f")), 0o600 + round % 0o100);
+            put(here.join("d/f"), vec![0; round as usize]);
+            assert_eq!(stat(there.join("d/f")).len(), u64::from(round));
+            assert_eq!(refused(fs::metadata(there.join(&made))), libc::ENOENT);
+            put(here.join(&made), "");
+            assert_eq!(stat(there.join(&made)).len(), 0);
+            fs::hard_link(here.join("d/f"), here.join("d/link")).expect("link");
+            assert_eq!(stat(there.join("d/f")).nlink(), 2);
+            fs::rename(here.join("d/link"), here.join(&made)).expect("rename");
+            assert_eq!(stat(there.join(&made)).ino(), stat(there.join("d/f")).ino());
+            assert_eq!(refused(fs::metadata(there.join("d/link"))), libc::ENOENT);
+            fs::remove_file(here.join(&made)).expect("unlink");
+            assert_eq!(refused(File::open(there.join(&made))), libc::ENOENT);
+            assert_eq!(stat(there.join("d/f")).nlink(), 1);
+            assert_eq!(stat(there.join("d")).mtime_nsec(), stat(here.join("d")).mtime_nsec());
+        }
+    }
+    cluster.finish();
+}
+
+/// What was known before is answered until the change; and after it, never again.
+#[test]
+fn a_mount_that_was_stopped_holds_others_up_for_a_term_and_then_asks() {
+    let (cluster, a, b) = two();
+    put(a.join("f"), "");
+    set_mode(a.join("f"), 0o600);
+    warm(&cluster, &b.join("f"));
+    let pid = cluster.mount_pid(1);
+    process::signal(pid, Signal::STOP);
+    let changed = std::thread::spawn({
+        let f = a.join("f");
+        move || set_mode(f, 0o640)
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !changed.is_finished() {
+        assert!(Instant::now() < deadline, "the stopped mount holds others up");
+        std::thread::yield_now();
+    }
+    changed.join().expect("changed");
+    assert_eq!(mode(a.join("f")), 0o640);
+    process::signal(pid, Signal::CONT);
+    assert_eq!(mode(b.join("f")), 0o640);
+    warm(&cluster, &b.join("f"));
+    cluster.finish();
+}
+
+#[test]
+fn a_mount_that_was_killed_holds_nobody_up() {
+    let (cluster, a, b) = two();
+    put(a.join("f"), "");
+    warm(&cluster, &b.join("f"));
+    cluster.kill_mount(1);
+    set_mode(a.join("f"), 0o640);
+    cluster.start_mount(1);
+    assert_eq!(mode(b.join("f")), 0o640);
+    cluster.finish();
+}
+
+/// The daemon that has given it dies. Its successor knows who may know something.
+#[test]
+fn what_is_known_is_not_old_after_the_daemon_was_killed() {
+    let (cluster, a, b) = two();
+    fs::create_dir(a.join("d")).expect("mkdir");
+    for round in 0..4u32 {
+        let (f, there) = (a.join(format!("d/{round}")), b.join(format!("d/{round}")));
+        put(&f, "");
+        set_mode(&f, 0o600);
+        warm(&cluster, &there);
+        cluster.kill_node(0);
+        cluster.start_node(0);
+        set_mode(&f, 0o640);
+        assert_eq!(mode(&there), 0o640);
+        warm(&cluster, &there);
+    }
+    // Nor when those who knew died with it.
+    cluster.kill_mount(1);
+    cluster.kill_node(0);
+    cluster.start_node(0);
+    set_mode(a.join("d/0"), 0o644);
+    cluster.start_mount(1);
+    assert_eq!(mode(b.join("d/0")), 0o644);
+    assert_eq!(names(b.join("d")).len(), 4);
+    cluster.finish();
+}
