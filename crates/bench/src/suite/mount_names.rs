@@ -91,6 +91,11 @@ impl Side {
     }
 }
 
+/// What the figures of one operation are called.
+fn names_of(operation: &str) -> [String; 3] {
+    ["CPU", "rate", "system calls"].map(|what| format!("mount {operation}, {what}"))
+}
+
 /// All figures of this module.
 ///
 /// # Errors
@@ -101,11 +106,33 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut servers = bench.volume.daemons()?;
     servers.extend(bench.volume.status(0)?.mounts.iter().map(|m| m.pid));
     let floor = bench.work.join("null");
+    let mut figures = Vec::new();
+    let names = OPERATIONS.map(|(_, name)| names_of(name));
+    if names.iter().any(|[cpu, rate, _]| bench.wants(cpu) || bench.wants(rate)) {
+        figures.extend(timed(bench, &ours, servers.clone(), &floor, null.pid())?);
+    }
+    if !names.iter().any(|[_, _, calls]| bench.wants(calls)) {
+        return Ok(figures);
+    }
+    if strace::available() {
+        figures.extend(system_calls(bench, &ours, servers, &floor, null.pid())?);
+    } else {
+        eprintln!("strace is not installed: system calls are not counted (apt-get install strace)");
+    }
+    Ok(figures)
+}
 
+fn timed(
+    bench: &Bench,
+    ours: &Path,
+    servers: Vec<u32>,
+    floor: &Path,
+    null: u32,
+) -> Result<Vec<Figure>, BenchError> {
     // The first round warms up.
     let (rounds, items) = (bench.runs + 1, bench.items() / 4);
-    let mut a = Side::start(bench, &ours, servers.clone(), rounds, items)?;
-    let mut b = Side::start(bench, &floor, vec![null.pid()], rounds, items)?;
+    let mut a = Side::start(bench, ours, servers, rounds, items)?;
+    let mut b = Side::start(bench, floor, vec![null], rounds, items)?;
     let mut pairs: [Pairs<Cost>; 3] = Default::default();
     for ((op, _), pairs) in OPERATIONS.into_iter().zip(&mut pairs) {
         for round in 0..rounds {
@@ -121,29 +148,13 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     let against = "empty FUSE file system";
     for ((_, name), pairs) in OPERATIONS.into_iter().zip(&pairs) {
+        let [cpu, rate, _] = names_of(name);
         let goal = (Better::Lower, Some(GOAL));
-        let cpu = pairs.runs(|c| c.cpu_us);
-        figures.push(bench.done(Figure::new(
-            format!("mount {name}, CPU"),
-            "µs/op",
-            against,
-            goal,
-            &cpu,
-        )));
-        let rate = pairs.runs(|c| c.rate);
+        let runs = pairs.runs(|c| c.cpu_us);
+        bench.keep(&mut figures, Figure::new(cpu, "µs/op", against, goal, &runs));
         let no_goal = (Better::Higher, None);
-        figures.push(bench.done(Figure::new(
-            format!("mount {name}, rate"),
-            "op/s",
-            against,
-            no_goal,
-            &rate,
-        )));
-    }
-    if strace::available() {
-        figures.extend(system_calls(bench, &ours, servers, &floor, null.pid())?);
-    } else {
-        eprintln!("strace is not installed: system calls are not counted (apt-get install strace)");
+        let runs = pairs.runs(|c| c.rate);
+        bench.keep(&mut figures, Figure::new(rate, "op/s", against, no_goal, &runs));
     }
     Ok(figures)
 }
@@ -167,14 +178,9 @@ fn system_calls(
         let runs: Runs = pairs.runs(per_op);
         let note = describe(&pairs, TRACED);
         let goal = (Better::Lower, Some(GOAL));
-        let figure = Figure::new(
-            format!("mount {name}, system calls"),
-            "per op",
-            "empty FUSE file system",
-            goal,
-            &runs,
-        );
-        figures.push(bench.done(figure.note(note)));
+        let [_, _, name] = names_of(name);
+        let figure = Figure::new(name, "per op", "empty FUSE file system", goal, &runs);
+        bench.keep(&mut figures, figure.note(note));
     }
     a.finish()?;
     b.finish()?;

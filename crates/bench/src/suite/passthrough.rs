@@ -115,6 +115,10 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for case in &CASES {
         for transfer in [1 << 20, 4096] {
+            let name = format!("passthrough {}, {}", case.what, size::print(transfer));
+            if !bench.wants(&name) {
+                continue;
+            }
             let start =
                 |file| Gang::start(&bench.launcher, vec![part(file, case, transfer, bytes, false)]);
             for file in [&ours, &theirs] {
@@ -130,10 +134,9 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             let objects = bench.volume.objects(0);
             let pairs =
                 alternate(bench.runs, || run(&mut a, &objects), || run(&mut b, &bench.plain))?;
-            let name = format!("passthrough {}, {}", case.what, size::print(transfer));
             let goal = (Better::Higher, Some(GOAL));
             let figure = Figure::new(name, "MiB/s", "backing disk", goal, &pairs.runs(|x| *x));
-            figures.push(bench.done(figure.note(note.clone())));
+            bench.keep(&mut figures, figure.note(note.clone()));
         }
     }
     for file in [&ours, &theirs] {
