@@ -26,8 +26,10 @@ pub use only::Prefix;
 use crate::error::{BenchError, at, doing};
 use crate::gang::Launcher;
 use crate::table::percent;
+use crate::tell;
 use only::PARTS;
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use volume::Volume;
 
@@ -91,12 +93,17 @@ impl Bench {
         if self.quick { 400 } else { 8000 }
     }
 
+    /// The same for a figure or its floor, which are taken together.
+    fn wants_like(&self, name: &str) -> bool {
+        self.wants(name) || self.wants(&floor_of(name))
+    }
+
     /// Tells of a figure that was taken and adds it, if it is wanted.
     fn keep(&self, figures: &mut Vec<Figure>, figure: Figure) {
         if !self.wants(&figure.name) {
             return;
         }
-        eprintln!(
+        tell(&format!(
             "  {}: {} {} against {}, ratio {:.2}, stolen {}",
             figure.name,
             crate::table::number(figure.value),
@@ -104,9 +111,14 @@ impl Bench {
             crate::table::number(figure.baseline),
             figure.ratio,
             percent(figure.stolen)
-        );
+        ));
         figures.push(figure);
     }
+}
+
+/// What the floor of a figure is called: what the kernel or the disk takes without us.
+fn floor_of(figure: &str) -> String {
+    format!("{figure}, floor")
 }
 
 /// One object of the summary: a figure, and where it comes from.
@@ -121,11 +133,11 @@ pub struct Entry {
     pub machine: Machine,
 }
 
-/// Takes all figures, prints the table and writes the summary.
+/// Takes all figures, writes the summary, and the table to `out`.
 ///
 /// # Errors
-/// What could not be run. A figure that misses its goal is no error.
-pub fn run(args: &SuiteArgs) -> Result<(), BenchError> {
+/// What could not be run, and [`BenchError::Output`]. A figure that misses its goal is no error.
+pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
     std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
     // Daemons and mounts have other working directories.
@@ -135,14 +147,14 @@ pub fn run(args: &SuiteArgs) -> Result<(), BenchError> {
         std::fs::create_dir_all(made).map_err(at("creating", made))?;
     }
     let machine = Machine::of(&plain);
-    eprintln!("{}", machine.line());
+    tell(&machine.line());
     let figures = take_all(args, &launcher, &dir);
     let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
     let figures = figures?;
     removed?;
     write(&args.out, &figures, &machine)?;
-    show(args, &figures);
-    Ok(())
+    let text = report(args, &figures);
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
 /// Each with a volume of its own: bytes on all CPUs, then names on one.
@@ -174,7 +186,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             only: args.only.clone(),
         };
         for (part, take) in parts.iter().filter(|(part, _)| wanted(part)) {
-            eprintln!("{part}:");
+            tell(&format!("{part}:"));
             all.extend(take(&bench)?);
         }
     }
@@ -220,15 +232,16 @@ fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchE
     std::fs::write(out, text + "\n").map_err(at("writing", out))
 }
 
-fn show(args: &SuiteArgs, figures: &[Figure]) {
+fn report(args: &SuiteArgs, figures: &[Figure]) -> String {
     let table = figure::table(figures);
-    println!("{}", if args.markdown { table.markdown() } else { table.render() });
+    let mut text = if args.markdown { table.markdown() } else { table.render() };
+    text.push('\n');
     for f in figures.iter().filter(|f| !f.note.is_empty()) {
-        println!("{}: {}", f.name, f.note);
+        text += &format!("{}: {}\n", f.name, f.note);
     }
     let missed = figures.iter().filter(|f| f.met == Some(false)).count();
     let held = figures.iter().filter(|f| f.met.is_some()).count();
-    println!("{} of {held} goals met; written to {}", held - missed, args.out.display());
+    text + &format!("{} of {held} goals met; written to {}\n", held - missed, args.out.display())
 }
 
 #[cfg(test)]
