@@ -203,10 +203,14 @@ fn a_later_state_of_the_bytes_is_not_undone_by_an_earlier_one() {
     assert_eq!(tell(&mut s, f.ino, seen(200, 2), false).expect("commit").size, 200);
     let late = tell(&mut s, f.ino, seen(100, 1), true).expect("commit");
     assert_eq!((late.size, late.mtime), (200, at(2)));
+    // One of them looked while the other was still writing: the time is that of the write
+    // already, the size is not.
+    assert_eq!(tell(&mut s, f.ino, seen(150, 2), false).expect("commit").size, 200);
+    assert_eq!(tell(&mut s, f.ino, seen(250, 2), false).expect("commit").size, 250);
     // A cut is ordered among them in the same way.
     let cut =
         |size, sec| SetAttr { size: Some(size), changed: Some(at(sec)), ..SetAttr::default() };
-    assert_eq!(s.setattr(f.ino, cut(0, 1)).expect("late").size, 200);
+    assert_eq!(s.setattr(f.ino, cut(0, 1)).expect("late").size, 250);
     assert_eq!(s.setattr(f.ino, cut(0, 3)).expect("in time").size, 0);
     s.assert_sound();
 }
