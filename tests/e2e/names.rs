@@ -184,7 +184,7 @@ fn inode_numbers_are_the_same_on_all_mounts_and_after_a_restart() {
     };
     let before = numbers(0);
     assert_eq!(numbers(1), before);
-    cluster.tatami("down", &[]);
+    cluster.down();
     cluster.up();
     assert_eq!((numbers(0), numbers(1)), (before, before));
     cluster.finish();

@@ -393,7 +393,7 @@ fn everything_is_there_again_after_down_and_up() {
     put(cluster.mount(0).join("here"), pattern(1, 0, 50_000));
     put(cluster.mount(1).join("there"), pattern(2, 0, 50_000));
     fs::create_dir(cluster.mount(1).join("dir")).expect("mkdir");
-    cluster.tatami("down", &[]);
+    cluster.down();
     assert!(!cluster.mount(0).join("here").exists(), "nothing is mounted after down");
     cluster.up();
     assert!(get(cluster.mount(1).join("here")) == pattern(1, 0, 50_000));

@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{self, Sender};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long one test may take before it counts as hung: its evidence is taken,
 /// its processes end, and so does whatever waits for them. Far above what any
@@ -18,6 +18,9 @@ use std::time::Duration;
 const HUNG: Duration = Duration::from_secs(900);
 /// How long the test then has to fail by itself before the process is aborted.
 const HUNG_STILL: Duration = Duration::from_secs(60);
+
+/// How long a mount may be busy after its test has closed all files.
+const BUSY: Duration = Duration::from_secs(300);
 
 /// What is done in the folder of a cluster before its first start.
 pub type Preparation = Box<dyn Fn(&Path)>;
@@ -123,6 +126,25 @@ impl Cluster {
             return;
         }
         run(self.command("up").args(["--nodes", &nodes]).arg("--mount").arg(mount));
+    }
+
+    /// `tatami down`. A program that another test of this process starts in this moment has
+    /// all our descriptors until it runs, and keeps a mount busy for so long.
+    ///
+    /// # Panics
+    /// If that fails, for being busy after minutes only.
+    pub fn down(&self) {
+        let start = Instant::now();
+        loop {
+            let said = ask(&mut self.command("down"));
+            if said.code == Some(0) {
+                return;
+            }
+            let busy = said.err.contains("is in use") || said.err.contains("is busy");
+            assert!(busy && start.elapsed() < BUSY, "down: {:?}\n{}", said.code, said.err);
+            println!("down once more: {}", said.err);
+            process::pause();
+        }
     }
 
     /// The root of this test's random choices.
@@ -244,7 +266,7 @@ impl Cluster {
     pub fn finish(mut self) {
         self.fsck();
         if !self.plain {
-            run(&mut self.command("down"));
+            self.down();
         }
         let left = process::processes_of(&self.dir);
         assert!(left.is_empty(), "tatami down left processes {left:?}");

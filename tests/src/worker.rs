@@ -11,8 +11,6 @@ use std::path::{Path, PathBuf};
 pub struct Worker {
     model: Model,
     subject: Subject,
-    /// The same folder through other mounts.
-    others: Vec<Subject>,
     rng: Rng,
     handles: bool,
     /// The operation under way when the file system died.
@@ -32,20 +30,11 @@ impl Worker {
         Worker {
             model: Model::default(),
             subject: Subject::new(folder),
-            others: Vec::new(),
             rng: Rng::with_seed(seed),
             handles,
             unknown: None,
             done: 0,
         }
-    }
-
-    /// Uses another mount as well, for some operations: files then lie on
-    /// either node. Not for a worker that keeps files open.
-    pub fn also_through(mut self, folder: impl Into<PathBuf>) -> Worker {
-        assert!(!self.handles, "what is held open through one mount is not seen through another");
-        self.others.push(Subject::new(folder));
-        self
     }
 
     /// One more operation, which must do what the model says. With one
@@ -58,19 +47,15 @@ impl Worker {
         let op = Op::random(&mut self.rng, self.handles);
         self.done += 1;
         let before = matches!(op, Op::Append { .. }).then(|| self.model.clone());
-        let subject = match self.rng.usize(..=self.others.len()) {
-            0 => &mut self.subject,
-            other => &mut self.others[other - 1],
-        };
         let expected = self.model.apply(&op);
-        let found = subject.apply(&op);
+        let found = self.subject.apply(&op);
         if found == expected {
             return Ok(());
         }
         let differs = format!(
             "step {}: {op:?} in {}: {found:?}, not {expected:?}",
             self.done,
-            subject.root().display()
+            self.subject.root().display()
         );
         let (Op::Append { path, .. }, Some(before)) = (&op, before) else {
             return Err(differs);
@@ -79,7 +64,7 @@ impl Worker {
             return Err(differs);
         }
         let read = Op::Read { path: path.clone() };
-        let there = subject.apply(&read);
+        let there = self.subject.apply(&read);
         for mut model in [self.model.clone(), before] {
             if model.apply(&read) == there {
                 self.model = model;

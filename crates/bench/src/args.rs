@@ -32,6 +32,9 @@ pub(crate) enum WorkloadArgs {
     NullMount {
         /// Where
         path: PathBuf,
+        /// Not empty: this file, by passthrough
+        #[arg(long)]
+        file: Option<PathBuf>,
     },
 }
 

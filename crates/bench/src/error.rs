@@ -13,6 +13,8 @@ pub enum BenchError {
     Path { what: &'static str, path: PathBuf, source: io::Error },
     #[error("{what}: {source}")]
     Io { what: &'static str, source: io::Error },
+    #[error("the report cannot be written: {0}")]
+    Output(io::Error),
     #[error("{what} '{name}': {errno}")]
     Volume { what: &'static str, name: String, errno: Errno },
     #[error(transparent)]

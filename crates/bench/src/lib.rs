@@ -32,45 +32,55 @@ pub use gang::Launcher;
 pub use reach::Reach;
 
 use args::WorkloadArgs;
+use std::io::Write;
 use tatami_client::Options;
 
 /// Runs what the command line asks for and prints the report.
 ///
-/// `options` is called only where the client library is used.
+/// `options` is called only where the client library is used. Reports go to `out`.
 ///
 /// # Errors
-/// A workload that could not be run to its end. A figure that misses its goal
-/// is no error.
+/// A workload that could not be run to its end, and an `out` that takes no more
+/// ([`BenchError::Output`]). A figure that misses its goal is no error.
 pub fn run(
     args: BenchArgs,
     options: impl FnOnce() -> Result<Options, BenchError>,
+    out: &mut impl Write,
 ) -> Result<(), BenchError> {
     match args.workload {
         WorkloadArgs::Worker => worker::main(),
-        WorkloadArgs::NullMount { path } => suite::null_mount(&path),
+        WorkloadArgs::NullMount { path, file } => suite::null_mount(&path, file.as_deref()),
         WorkloadArgs::Mdtest(args) => {
             let report = mdtest::run(&args, &Launcher::this_program()?, options)?;
-            show(args.json, &report, || report.render());
-            Ok(())
+            show(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Ior(args) => {
             let report = ior::run(&args, &Launcher::this_program()?, options)?;
-            show(args.json, &report, || report.render());
-            Ok(())
+            show(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Wire(args) => {
             let report = wire::run(&args, &Launcher::this_program()?)?;
-            show(args.json, &report, || report.render());
-            Ok(())
+            show(out, args.json, &report, || report.render())
         }
-        WorkloadArgs::Suite(args) => suite::run(&args),
+        WorkloadArgs::Suite(args) => suite::run(&args, out),
     }
 }
 
-fn show(json: bool, report: &impl serde::Serialize, render: impl FnOnce() -> String) {
-    if json {
-        println!("{}", serde_json::to_string_pretty(report).expect("reports are plain data"));
+fn show(
+    out: &mut impl Write,
+    json: bool,
+    report: &impl serde::Serialize,
+    render: impl FnOnce() -> String,
+) -> Result<(), BenchError> {
+    let text = if json {
+        serde_json::to_string_pretty(report).expect("reports are plain data") + "\n"
     } else {
-        print!("{}", render());
-    }
+        render()
+    };
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
+}
+
+/// Tells whoever waits how far it is. That standard error is closed is no reason to stop.
+fn tell(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

@@ -2,6 +2,7 @@
 
 use crate::error::{Failure, Outcome};
 use crate::place::At;
+use crate::term::Out;
 use tatami_bench::{BenchArgs, BenchError};
 
 /// `tatami bench`
@@ -28,8 +29,9 @@ pub fn run(args: &Args) -> Outcome {
         };
         open().map_err(|e| BenchError::Usage(e.report()))
     };
-    tatami_bench::run(args.bench.clone(), options).map_err(|e| match e {
+    tatami_bench::run(args.bench.clone(), options, &mut Out::new()).map_err(|e| match e {
         BenchError::Usage(text) => Failure::usage(text),
+        BenchError::Output(e) => Failure::from(e),
         other => Failure::new("the workload did not come to its end").because(other),
     })
 }

@@ -215,7 +215,7 @@ pub(crate) fn commit<S: Store>(
         check_state(state)?;
         let now = txn.now();
         let news = (old.size, old.blocks, old.mtime) != (state.size, state.blocks, state.mtime);
-        if news && state.changed >= old.changed {
+        if news && is_later(state, &old) {
             let inode = txn.edit(ino)?;
             inode.size = state.size;
             inode.blocks = state.blocks;
@@ -254,6 +254,14 @@ pub(crate) fn closed<S: Store>(txn: &mut Txn<'_, S>, inos: &[Ino]) -> Outcome<Me
         }
     }
     Ok(MetaReply::Done)
+}
+
+/// Whether a writer has seen the bytes later than who told of them last.
+///
+/// A disk notes the time of a write before it makes the file longer: who looks meanwhile sees
+/// the new time with the old size. Of two states of the same time, the longer is the later.
+fn is_later(state: &DataState, known: &Inode) -> bool {
+    (state.changed, state.size) >= (known.changed, known.size)
 }
 
 pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {

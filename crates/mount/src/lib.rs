@@ -12,10 +12,12 @@
 //!   open, and written through to the client by writers.
 //!
 //! [`null`] is a file system of names alone: the floor for what any request
-//! through a mount costs.
+//! through a mount costs. [`bare`] is one file by passthrough: the floor for
+//! the bytes of a local file.
 
 mod announce;
 mod attr;
+pub mod bare;
 mod caller;
 mod closings;
 mod directory;

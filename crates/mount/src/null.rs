@@ -4,8 +4,9 @@
 //! same requests, and answers each as fast as can be. What an operation costs
 //! on it is the floor for any file system that lives in a process.
 
+use crate::bare::Bare;
 use crate::error::MountError;
-use crate::place;
+use crate::{passthrough, place};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
@@ -13,25 +14,45 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_fuse::abi::{ROOT_ID, fopen};
 use tatami_fuse::{
-    Attr, Channel, Handler, Negotiated, Op, Opened, Reply, Request, Session, StatFs, Threads, Time,
-    UnmountError, Validity,
+    Attr, Channel, Device, Handler, Negotiated, Op, Opened, Reply, Request, Session, StatFs,
+    Threads, Time, UnmountError, Validity,
 };
 
-/// The empty file system, mounted. Dropped, it is unmounted.
+/// A file system that is only a floor, mounted. Dropped, it is unmounted.
 pub struct NullMount(Session);
 
 impl NullMount {
-    /// Mounts it on `path`, served by `threads` threads.
+    /// Mounts the empty one on `path`, served by `threads` threads.
     ///
     /// # Errors
     /// [`MountError`].
     pub fn start(path: &Path, threads: usize) -> Result<NullMount, MountError> {
+        NullMount::serve(path, threads, 0, |_| Ok(Null::new()))
+    }
+
+    /// Mounts that of one file on `path`: [`crate::bare::NAME`] there is `file`, past us.
+    ///
+    /// # Errors
+    /// [`MountError`].
+    pub fn start_bare(path: &Path, file: &Path, threads: usize) -> Result<NullMount, MountError> {
+        let depth = passthrough::stack_depth(file.parent());
+        NullMount::serve(path, threads, depth, |device| Bare::new(device, file))
+    }
+
+    fn serve<H: Handler>(
+        path: &Path,
+        threads: usize,
+        depth: u32,
+        handler: impl FnOnce(&Device) -> Result<H, MountError>,
+    ) -> Result<NullMount, MountError> {
         let path = place::check(path)?;
         let settings = place::settings("null".into(), false, true);
         let channel = Channel::mount(&path, &settings)?;
-        let agreed: Negotiated = channel.initialize(&crate::mount::wanted(1 << 20, 0, false))?;
+        let agreed: Negotiated =
+            channel.initialize(&crate::mount::wanted(1 << 20, depth, false))?;
+        let handler = Arc::new(handler(channel.device())?);
         let threads = Threads { base: threads, max: threads };
-        let session = Session::start(channel, &agreed, Arc::new(Null::new()), threads)
+        let session = Session::start(channel, &agreed, handler, threads)
             .map_err(|source| MountError::Serve { path, source })?;
         Ok(NullMount(session))
     }

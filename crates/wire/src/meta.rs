@@ -76,7 +76,8 @@ pub struct DataState {
     pub mtime: Timestamp,
     /// The object's [`ObjectState::changed`](crate::object::ObjectState::changed).
     /// A state older than the one the shard knows is not news: two writers on
-    /// two nodes may tell theirs in any order.
+    /// two nodes may tell theirs in any order. Of two of the same time, the
+    /// longer is the later: a disk notes the time of a write first.
     pub changed: Timestamp,
 }
 

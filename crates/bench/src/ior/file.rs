@@ -270,6 +270,13 @@ fn short(path: impl ToString, offset: u64, wanted: usize, got: usize) -> BenchEr
     BenchError::Short { path: path.to_string(), offset, wanted, got }
 }
 
+/// The unit of the page cache and of mappings, in bytes.
+pub fn page_bytes() -> u64 {
+    // SAFETY: it reads a constant of the system and touches no memory of ours.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    u64::try_from(bytes).unwrap_or(4096)
+}
+
 /// A shared mapping of a file.
 pub struct Map {
     start: *mut u8,

@@ -5,7 +5,7 @@ mod file;
 mod rank;
 mod shape;
 
-pub use file::{FilePlace, Method};
+pub use file::{FilePlace, Method, page_bytes};
 pub use rank::{Before, IorPart, IorRank};
 pub use shape::Shape;
 

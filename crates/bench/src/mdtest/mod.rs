@@ -187,6 +187,16 @@ impl Site {
                 }
                 Ok(Site { place: Place::Path { dir, relative: *relative }, tree: None })
             }
+            Place::Objects { dir } => {
+                let dir = dir.join(name);
+                for sub in &subs {
+                    for bucket in names::buckets() {
+                        let path = dir.join(sub).join(bucket);
+                        std::fs::create_dir_all(&path).map_err(at("creating", &path))?;
+                    }
+                }
+                Ok(Site { place: Place::Objects { dir }, tree: None })
+            }
             Place::Library { reach, dir } => {
                 let dir = format!("{}/{name}", dir.trim_end_matches('/'));
                 let tree = Tree::new(Arc::new(reach.client()?), own_cred());
@@ -215,7 +225,7 @@ impl Site {
     /// When that is not possible.
     pub fn remove(&self) -> Result<(), BenchError> {
         match (&self.place, &self.tree) {
-            (Place::Path { dir, .. }, _) => {
+            (Place::Path { dir, .. } | Place::Objects { dir }, _) => {
                 std::fs::remove_dir_all(dir).map_err(at("removing", dir))
             }
             (Place::Library { dir, .. }, Some(tree)) => {

@@ -25,6 +25,12 @@ pub enum Place {
         /// Resolve names from the open directory.
         relative: bool,
     },
+    /// In 256 directories below one, by system calls, with the names that a node gives the
+    /// objects of new files: what of a create is the disk's own.
+    Objects {
+        /// The directory.
+        dir: PathBuf,
+    },
     /// In a directory of the volume, by library calls. The directory is looked
     /// up once.
     Library {
@@ -121,6 +127,9 @@ impl Names {
                 let fd = relative.then(open).transpose();
                 Ok(Names::Path { fd: fd.map_err(|e| at("opening", &dir)(e.into()))?, dir })
             }
+            Place::Objects { dir } => {
+                Names::enter(&Place::Path { dir: dir.clone(), relative: true }, sub)
+            }
             Place::Library { reach, dir } => {
                 let client = reach.client()?;
                 let cred = own_cred();
@@ -208,6 +217,19 @@ fn run_library(
         Op::FileRemove => client.unlink(cred, dir, name, false).map(drop),
     };
     done.map_err(on(op.name(), name))
+}
+
+/// Number of directories over which a node spreads its objects.
+const BUCKETS: u64 = 256;
+
+/// Their names.
+pub(super) fn buckets() -> impl Iterator<Item = String> {
+    (0..BUCKETS).map(|bucket| format!("{bucket:02x}"))
+}
+
+/// Where the object of inode `number` lies: its bucket, the inode, and piece 0.
+pub(super) fn object_name(number: u64) -> String {
+    format!("{:02x}/{number:016x}.{:08x}", number % BUCKETS, 0)
 }
 
 /// The user of this process.

@@ -1,6 +1,6 @@
 //! One process of mdtest.
 
-use super::names::{Names, Op, Place};
+use super::names::{Names, Op, Place, object_name};
 use crate::error::BenchError;
 use crate::worker::{Done, Workload};
 use serde::{Deserialize, Serialize};
@@ -81,9 +81,11 @@ impl Workload for MdtestRank {
         let kind = if op.is_dir() { "dir" } else { "file" };
         let owner = self.owner(op);
         let names = self.names_of(op);
-        let list = (0..self.part.items)
-            .map(|i| names.prepare(&format!("{kind}.mdtest.{owner}.{i}")))
-            .collect();
+        let name = |i| match self.part.place {
+            Place::Objects { .. } => object_name(owner as u64 * self.part.items + i),
+            _ => format!("{kind}.mdtest.{owner}.{i}"),
+        };
+        let list = (0..self.part.items).map(|i| names.prepare(&name(i))).collect();
         self.names = list;
         Ok(String::new())
     }

@@ -43,9 +43,32 @@ impl Cost {
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for procs in [1, 4] {
-        figures.extend(with_procs(bench, procs)?);
+        let names = OPERATIONS.iter().map(|(_, name)| Names::of(name, procs));
+        let mut names = names.flat_map(|n| [Some(n.rate), Some(n.cpu), n.requests]).flatten();
+        if names.any(|name| bench.wants(&name)) {
+            figures.extend(with_procs(bench, procs)?);
+        }
     }
     Ok(figures)
+}
+
+/// What the figures of one operation are called.
+struct Names {
+    rate: String,
+    cpu: String,
+    /// Counted once: it does not depend on the number of processes.
+    requests: Option<String>,
+}
+
+impl Names {
+    fn of(operation: &str, procs: usize) -> Names {
+        let with = if procs == 1 { "1 process".into() } else { format!("{procs} processes") };
+        Names {
+            rate: format!("library {operation}, {with}"),
+            cpu: format!("library {operation}, {with}, CPU"),
+            requests: (procs == 1).then(|| format!("library {operation}, requests")),
+        }
+    }
 }
 
 fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
@@ -85,36 +108,20 @@ fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
     drop(library);
     site.remove()?;
     let mut figures = Vec::new();
-    for (i, (_, name)) in OPERATIONS.into_iter().enumerate() {
-        let with = if procs == 1 { "1 process".into() } else { format!("{procs} processes") };
+    for (i, (_, operation)) in OPERATIONS.into_iter().enumerate() {
+        let names = Names::of(operation, procs);
         let runs = costs[i].runs(|c| c.rate);
-        let figure = Figure::new(
-            format!("library {name}, {with}"),
-            "requests/s",
-            "wire echo",
-            (Better::Higher, Some(GOAL)),
-            &runs,
-        );
-        figures.push(bench.done(figure));
-        let figure = Figure::new(
-            format!("library {name}, {with}, CPU"),
-            "µs/request",
-            "wire echo",
-            (Better::Lower, None),
-            &costs[i].runs(|c| c.cpu_us),
-        );
-        figures.push(bench.done(figure));
-        if procs == 1 {
+        let goal = (Better::Higher, Some(GOAL));
+        let figure = Figure::new(names.rate, "requests/s", "wire echo", goal, &runs);
+        bench.keep(&mut figures, figure);
+        let (cpu, no_goal) = (costs[i].runs(|c| c.cpu_us), (Better::Lower, None));
+        let figure = Figure::new(names.cpu, "µs/request", "wire echo", no_goal, &cpu);
+        bench.keep(&mut figures, figure);
+        if let Some(name) = names.requests {
             let one = vec![1.0; requests[i].len()];
             let counts = Runs { ours: requests[i].clone(), floor: one, stolen: runs.stolen };
-            let figure = Figure::new(
-                format!("library {name}, requests"),
-                "requests/op",
-                "one",
-                (Better::Lower, Some(1.0)),
-                &counts,
-            );
-            figures.push(bench.done(figure));
+            let goal = (Better::Lower, Some(1.0));
+            bench.keep(&mut figures, Figure::new(name, "requests/op", "one", goal, &counts));
         }
     }
     Ok(figures)

@@ -11,6 +11,7 @@ mod library_names;
 mod machine;
 mod mount_names;
 mod null;
+mod only;
 mod pairs;
 mod passthrough;
 mod remote;
@@ -20,11 +21,15 @@ mod volume;
 pub use figure::{Better, Figure, Runs};
 pub use machine::Machine;
 pub use null::serve as null_mount;
+pub use only::Prefix;
 
 use crate::error::{BenchError, at, doing};
 use crate::gang::Launcher;
 use crate::table::percent;
+use crate::tell;
+use only::PARTS;
 use serde::{Deserialize, Serialize};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use volume::Volume;
 
@@ -40,9 +45,10 @@ pub struct SuiteArgs {
     /// How often each figure is taken, on both sides
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
-    /// Only these parts
-    #[arg(long, value_enum, value_delimiter = ',')]
-    pub only: Vec<Part>,
+    /// Only figures whose names begin so: a part (passthrough, remote, mount, library), or
+    /// more of the name without its commas, such as "passthrough write cached" or "mount create"
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
+    pub only: Vec<Prefix>,
     /// Little of everything: to see that it works, not to measure
     #[arg(long)]
     pub quick: bool,
@@ -57,19 +63,6 @@ pub struct SuiteArgs {
     pub program: Option<PathBuf>,
 }
 
-/// A part of the suite.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
-    /// Files of the mount's own node
-    Passthrough,
-    /// Files of another node
-    Remote,
-    /// Metadata through the mount
-    Mount,
-    /// Metadata through the client library
-    Library,
-}
-
 /// What all parts need.
 pub struct Bench {
     launcher: Launcher,
@@ -80,9 +73,16 @@ pub struct Bench {
     work: PathBuf,
     runs: usize,
     quick: bool,
+    /// What the figures taken are called like; empty for all.
+    only: Vec<Prefix>,
 }
 
 impl Bench {
+    /// Whether a figure of this name is to be taken.
+    fn wants(&self, name: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|prefix| prefix.covers(name))
+    }
+
     /// Bytes of a test file: small enough to stay in the page cache.
     fn file_bytes(&self) -> u64 {
         if self.quick { 8 << 20 } else { 512 << 20 }
@@ -93,9 +93,17 @@ impl Bench {
         if self.quick { 400 } else { 8000 }
     }
 
-    /// Tells of a figure that was taken, and hands it on.
-    fn done(&self, figure: Figure) -> Figure {
-        eprintln!(
+    /// The same for a figure or its floor, which are taken together.
+    fn wants_like(&self, name: &str) -> bool {
+        self.wants(name) || self.wants(&floor_of(name))
+    }
+
+    /// Tells of a figure that was taken and adds it, if it is wanted.
+    fn keep(&self, figures: &mut Vec<Figure>, figure: Figure) {
+        if !self.wants(&figure.name) {
+            return;
+        }
+        tell(&format!(
             "  {}: {} {} against {}, ratio {:.2}, stolen {}",
             figure.name,
             crate::table::number(figure.value),
@@ -103,9 +111,14 @@ impl Bench {
             crate::table::number(figure.baseline),
             figure.ratio,
             percent(figure.stolen)
-        );
-        figure
+        ));
+        figures.push(figure);
     }
+}
+
+/// What the floor of a figure is called: what the kernel or the disk takes without us.
+fn floor_of(figure: &str) -> String {
+    format!("{figure}, floor")
 }
 
 /// One object of the summary: a figure, and where it comes from.
@@ -120,11 +133,11 @@ pub struct Entry {
     pub machine: Machine,
 }
 
-/// Takes all figures, prints the table and writes the summary.
+/// Takes all figures, writes the summary, and the table to `out`.
 ///
 /// # Errors
-/// What could not be run. A figure that misses its goal is no error.
-pub fn run(args: &SuiteArgs) -> Result<(), BenchError> {
+/// What could not be run, and [`BenchError::Output`]. A figure that misses its goal is no error.
+pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
     std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
     // Daemons and mounts have other working directories.
@@ -134,26 +147,26 @@ pub fn run(args: &SuiteArgs) -> Result<(), BenchError> {
         std::fs::create_dir_all(made).map_err(at("creating", made))?;
     }
     let machine = Machine::of(&plain);
-    eprintln!("{}", machine.line());
+    tell(&machine.line());
     let figures = take_all(args, &launcher, &dir);
     let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
     let figures = figures?;
     removed?;
     write(&args.out, &figures, &machine)?;
-    show(args, &figures);
-    Ok(())
+    let text = report(args, &figures);
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
 /// Each with a volume of its own: bytes on all CPUs, then names on one.
 fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
     type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
-    type Parts = [(Part, Figures); 2];
-    let bytes: Parts = [(Part::Passthrough, passthrough::figures), (Part::Remote, remote::figures)];
-    let names: Parts =
-        [(Part::Mount, mount_names::figures), (Part::Library, library_names::figures)];
+    type Parts = [(&'static str, Figures); 2];
+    let [local, far, mount, library] = PARTS;
+    let bytes: Parts = [(local, passthrough::figures), (far, remote::figures)];
+    let names: Parts = [(mount, mount_names::figures), (library, library_names::figures)];
     let mut all = Vec::new();
     for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
-        let wanted = |part: &Part| args.only.is_empty() || args.only.contains(part);
+        let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p.within(part));
         if !parts.iter().any(|(part, _)| wanted(part)) {
             continue;
         }
@@ -170,13 +183,19 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             work: dir.join("other"),
             runs: runs.into(),
             quick: args.quick,
+            only: args.only.clone(),
         };
         for (part, take) in parts.iter().filter(|(part, _)| wanted(part)) {
-            eprintln!("{part:?}:");
+            tell(&format!("{part}:"));
             all.extend(take(&bench)?);
         }
     }
-    Ok(all)
+    match args.only.iter().find(|prefix| !all.iter().any(|f| prefix.covers(&f.name))) {
+        Some(prefix) => {
+            Err(BenchError::Usage(format!("no figure has a name that begins '{}'", prefix.text())))
+        }
+        None => Ok(all),
+    }
 }
 
 /// This process, and all that it starts from now on, on the last CPU it may use.
@@ -213,15 +232,16 @@ fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchE
     std::fs::write(out, text + "\n").map_err(at("writing", out))
 }
 
-fn show(args: &SuiteArgs, figures: &[Figure]) {
+fn report(args: &SuiteArgs, figures: &[Figure]) -> String {
     let table = figure::table(figures);
-    println!("{}", if args.markdown { table.markdown() } else { table.render() });
+    let mut text = if args.markdown { table.markdown() } else { table.render() };
+    text.push('\n');
     for f in figures.iter().filter(|f| !f.note.is_empty()) {
-        println!("{}: {}", f.name, f.note);
+        text += &format!("{}: {}\n", f.name, f.note);
     }
     let missed = figures.iter().filter(|f| f.met == Some(false)).count();
     let held = figures.iter().filter(|f| f.met.is_some()).count();
-    println!("{} of {held} goals met; written to {}", held - missed, args.out.display());
+    text + &format!("{} of {held} goals met; written to {}\n", held - missed, args.out.display())
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Metadata through the mount against an empty FUSE file system that gets the
 //! same requests: CPU time and system calls of everybody who takes part
-//! (the program, the mount's process, the daemons), per operation.
+//! (the program, the mount's process, the daemons), per operation. A create makes a file
+//! on the disk, whose own part is measured beside it.
 //!
 //! One program works in one directory, which it has open, so that an
 //! operation is what the kernel needs for it and no walk through a path. Every
@@ -8,15 +9,16 @@
 //! ext4 that has just removed thousands of inodes takes many times longer to find
 //! a free one (it passes over those removed lately, one by one).
 
-use super::Bench;
 use super::figure::{Better, Figure, Runs};
 use super::null::NullMount;
-use super::pairs::Pairs;
+use super::pairs::{self, Pairs, in_turn};
 use super::strace::{self, Calls, Trace};
+use super::{Bench, floor_of};
 use crate::clock::cpu_ns_of;
 use crate::error::BenchError;
 use crate::gang::{Gang, Outcome};
 use crate::mdtest::{Op, Place, Site};
+use crate::tell;
 use crate::worker::Task;
 use std::path::Path;
 
@@ -44,14 +46,15 @@ struct Cost {
 impl Side {
     fn start(
         bench: &Bench,
-        dir: &Path,
+        place: &Place,
         servers: Vec<u32>,
         rounds: usize,
         items: u64,
     ) -> Result<Side, BenchError> {
-        let place = Place::Path { dir: dir.into(), relative: true };
-        let site = Site::make(&place, rounds, false)?;
-        let tasks = site.parts(rounds, items, false, 0).into_iter().map(Task::Mdtest);
+        // Objects of all files share their directories.
+        let shared = matches!(place, Place::Objects { .. });
+        let site = Site::make(place, rounds, shared)?;
+        let tasks = site.parts(rounds, items, shared, 0).into_iter().map(Task::Mdtest);
         let programs: Result<_, _> =
             tasks.map(|task| Gang::start(&bench.launcher, vec![task])).collect();
         Ok(Side { programs: programs?, site, servers })
@@ -91,61 +94,94 @@ impl Side {
     }
 }
 
+/// In one directory, which the program has open.
+fn in_one(dir: &Path) -> Place {
+    Place::Path { dir: dir.into(), relative: true }
+}
+
+/// What the figures of one operation are called.
+fn names_of(operation: &str) -> [String; 3] {
+    ["CPU", "rate", "system calls"].map(|what| format!("mount {operation}, {what}"))
+}
+
 /// All figures of this module.
 ///
 /// # Errors
 /// What could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let null = NullMount::start(&bench.launcher, &bench.work.join("null"))?;
+    let null = NullMount::start(&bench.launcher, &bench.work.join("null"), None)?;
     let ours = bench.volume.mount(0);
     let mut servers = bench.volume.daemons()?;
     servers.extend(bench.volume.status(0)?.mounts.iter().map(|m| m.pid));
     let floor = bench.work.join("null");
-
-    // The first round warms up.
-    let (rounds, items) = (bench.runs + 1, bench.items() / 4);
-    let mut a = Side::start(bench, &ours, servers.clone(), rounds, items)?;
-    let mut b = Side::start(bench, &floor, vec![null.pid()], rounds, items)?;
-    let mut pairs: [Pairs<Cost>; 3] = Default::default();
-    for ((op, _), pairs) in OPERATIONS.into_iter().zip(&mut pairs) {
-        for round in 0..rounds {
-            pairs.take(|| a.phase(op, round), || b.phase(op, round))?;
-            if round == 0 {
-                pairs.forget();
-            }
-        }
-    }
-    a.finish()?;
-    b.finish()?;
-
     let mut figures = Vec::new();
-    let against = "empty FUSE file system";
-    for ((_, name), pairs) in OPERATIONS.into_iter().zip(&pairs) {
-        let goal = (Better::Lower, Some(GOAL));
-        let cpu = pairs.runs(|c| c.cpu_us);
-        figures.push(bench.done(Figure::new(
-            format!("mount {name}, CPU"),
-            "µs/op",
-            against,
-            goal,
-            &cpu,
-        )));
-        let rate = pairs.runs(|c| c.rate);
-        let no_goal = (Better::Higher, None);
-        figures.push(bench.done(Figure::new(
-            format!("mount {name}, rate"),
-            "op/s",
-            against,
-            no_goal,
-            &rate,
-        )));
+    let names = OPERATIONS.map(|(_, name)| names_of(name));
+    if names.iter().any(|[cpu, rate, _]| bench.wants_like(cpu) || bench.wants_like(rate)) {
+        figures.extend(timed(bench, &ours, servers.clone(), &floor, null.pid())?);
+    }
+    if !names.iter().any(|[_, _, calls]| bench.wants(calls)) {
+        return Ok(figures);
     }
     if strace::available() {
         figures.extend(system_calls(bench, &ours, servers, &floor, null.pid())?);
     } else {
-        eprintln!("strace is not installed: system calls are not counted (apt-get install strace)");
+        tell("strace is not installed: system calls are not counted (apt-get install strace)");
     }
     Ok(figures)
+}
+
+fn timed(
+    bench: &Bench,
+    ours: &Path,
+    servers: Vec<u32>,
+    floor: &Path,
+    null: u32,
+) -> Result<Vec<Figure>, BenchError> {
+    // The first round warms up.
+    let (rounds, items) = (bench.runs + 1, bench.items() / 4);
+    let mut a = Side::start(bench, &in_one(ours), servers, rounds, items)?;
+    let mut b = Side::start(bench, &in_one(floor), vec![null], rounds, items)?;
+    let objects = Place::Objects { dir: bench.plain.clone() };
+    let mut disk = Side::start(bench, &objects, Vec::new(), rounds, items)?;
+    let mut figures = Vec::new();
+    for (op, name) in OPERATIONS {
+        let creates = op == Op::FileCreate;
+        let sides = [Some(&mut a), Some(&mut b), Some(&mut disk).filter(|_| creates)];
+        let sides = sides.into_iter().flatten().map(|side| round_by_round(side, op));
+        let turns = in_turn(bench.runs, sides.collect())?;
+        let against = "empty FUSE file system";
+        let [cpu, rate, _] = names_of(name);
+        let by_cpu = |name, side, goal| {
+            let runs = turns.runs(side, 1, |c| c.cpu_us);
+            Figure::new(name, "µs/op", against, (Better::Lower, goal), &runs)
+        };
+        let by_rate = |name, side| {
+            let runs = turns.runs(side, 1, |c| c.rate);
+            Figure::new(name, "op/s", against, (Better::Higher, None), &runs)
+        };
+        bench.keep(&mut figures, by_cpu(cpu.clone(), 0, Some(GOAL)));
+        bench.keep(&mut figures, by_rate(rate.clone(), 0));
+        if creates {
+            let note = "the same names made on the disk, as a node makes objects, and nothing else";
+            let figure = by_cpu(floor_of(&cpu), 2, None);
+            bench.keep(&mut figures, figure.note(note));
+            bench.keep(&mut figures, by_rate(floor_of(&rate), 2));
+        }
+    }
+    for side in [a, b, disk] {
+        side.finish()?;
+    }
+    Ok(figures)
+}
+
+/// The rounds of one operation, a round each time.
+fn round_by_round(side: &mut Side, op: Op) -> pairs::Side<'_, Cost> {
+    let mut round = 0;
+    Box::new(move || {
+        let cost = side.phase(op, round)?;
+        round += 1;
+        Ok(cost)
+    })
 }
 
 fn system_calls(
@@ -155,8 +191,8 @@ fn system_calls(
     floor: &Path,
     null: u32,
 ) -> Result<Vec<Figure>, BenchError> {
-    let mut a = Side::start(bench, ours, servers, 1, TRACED)?;
-    let mut b = Side::start(bench, floor, vec![null], 1, TRACED)?;
+    let mut a = Side::start(bench, &in_one(ours), servers, 1, TRACED)?;
+    let mut b = Side::start(bench, &in_one(floor), vec![null], 1, TRACED)?;
     let mut figures = Vec::new();
     for (op, name) in OPERATIONS {
         let mut pairs: Pairs<Vec<Calls>> = Pairs::default();
@@ -167,14 +203,9 @@ fn system_calls(
         let runs: Runs = pairs.runs(per_op);
         let note = describe(&pairs, TRACED);
         let goal = (Better::Lower, Some(GOAL));
-        let figure = Figure::new(
-            format!("mount {name}, system calls"),
-            "per op",
-            "empty FUSE file system",
-            goal,
-            &runs,
-        );
-        figures.push(bench.done(figure.note(note)));
+        let [_, _, name] = names_of(name);
+        let figure = Figure::new(name, "per op", "empty FUSE file system", goal, &runs);
+        bench.keep(&mut figures, figure.note(note));
     }
     a.finish()?;
     b.finish()?;

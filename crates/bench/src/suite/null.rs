@@ -1,41 +1,55 @@
-//! The empty FUSE file system as a process: the floor of every request that goes
-//! through a mount.
+//! The FUSE file systems that are floors, as processes: the empty one for every request
+//! that goes through a mount, and one file by passthrough for those that go past it.
 
 use crate::error::{BenchError, at, doing};
 use crate::gang::Launcher;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Mounts the empty file system on `path`, with as many threads as a volume's
-/// mount has; says so with a line, and unmounts at the end of the standard input.
+pub use tatami_mount::bare::NAME as FILE;
+
+/// Mounts the empty file system on `path`, or that of `file` alone, with as many threads as a
+/// volume's mount has; says so with a line, and unmounts at the end of the standard input.
 ///
 /// # Errors
 /// When it can't be mounted or unmounted.
-pub fn serve(path: &Path) -> Result<(), BenchError> {
+pub fn serve(path: &Path, file: Option<&Path>) -> Result<(), BenchError> {
+    use tatami_mount::null::NullMount;
     let threads = tatami_mount::MountOptions::new(path).threads;
-    let mount = tatami_mount::null::NullMount::start(path, threads)?;
-    println!("mounted");
+    let mount = match file {
+        Some(file) => NullMount::start_bare(path, file, threads)?,
+        None => NullMount::start(path, threads)?,
+    };
+    writeln!(std::io::stdout(), "mounted").map_err(doing("telling that it is mounted"))?;
     let mut rest = Vec::new();
     std::io::stdin().lock().read_to_end(&mut rest).map_err(doing("waiting for the end"))?;
     Ok(mount.stop()?)
 }
 
-/// A running empty file system. Dropping it unmounts it.
+/// A running file system that is only a floor. Dropping it unmounts it.
 pub struct NullMount {
     child: Child,
     path: PathBuf,
 }
 
 impl NullMount {
-    /// Mounts it on `path`, which is made.
+    /// Mounts the empty one on `path`, which is made; or, by passthrough, that of `file`
+    /// alone, which is [`FILE`] there.
     ///
     /// # Errors
     /// When it can't be mounted.
-    pub fn start(launcher: &Launcher, path: &Path) -> Result<NullMount, BenchError> {
+    pub fn start(
+        launcher: &Launcher,
+        path: &Path,
+        file: Option<&Path>,
+    ) -> Result<NullMount, BenchError> {
         std::fs::create_dir_all(path).map_err(at("creating", path))?;
         let mut command = Command::new(&launcher.program);
         command.args(["bench", "null-mount"]).arg(path);
+        if let Some(file) = file {
+            command.arg("--file").arg(file);
+        }
         let child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut child = child.map_err(at("starting", &launcher.program))?;
         let out = child.stdout.take().expect("its output was asked for");

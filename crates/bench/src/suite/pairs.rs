@@ -80,6 +80,50 @@ pub fn alternate<T>(
     Ok(pairs)
 }
 
+/// What several sides gave, run by run.
+#[derive(Clone, Debug)]
+pub struct Turns<T> {
+    sides: Vec<Vec<T>>,
+    steal: StealSum,
+}
+
+impl<T> Turns<T> {
+    /// One number of each run of two sides, by their places in the order.
+    ///
+    /// # Panics
+    /// For a place that there is not.
+    pub fn runs(&self, side: usize, floor: usize, number: impl Fn(&T) -> f64) -> Runs {
+        Runs {
+            ours: self.sides[side].iter().map(&number).collect(),
+            floor: self.sides[floor].iter().map(&number).collect(),
+            stolen: self.steal.share(),
+        }
+    }
+}
+
+/// One side: what makes a run of it.
+pub type Side<'a, T> = Box<dyn FnMut() -> Result<T, BenchError> + 'a>;
+
+/// As [`alternate`], with any number of sides, A B C A B C.
+///
+/// # Errors
+/// Those of the runs.
+pub fn in_turn<T>(runs: usize, mut sides: Vec<Side<'_, T>>) -> Result<Turns<T>, BenchError> {
+    let mut turns =
+        Turns { sides: sides.iter().map(|_| Vec::new()).collect(), steal: StealSum::default() };
+    for side in &mut sides {
+        side()?;
+    }
+    for _ in 0..runs {
+        let steal = Steal::now();
+        for (side, gave) in sides.iter_mut().zip(&mut turns.sides) {
+            gave.push(side()?);
+        }
+        steal.add_to(&mut turns.steal);
+    }
+    Ok(turns)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,5 +140,22 @@ mod tests {
         assert_eq!(*order.borrow(), "ABABAB");
         let runs = pairs.runs(|x| *x);
         assert_eq!((runs.ours, runs.floor), (vec![3.0, 5.0], vec![4.0, 6.0]));
+    }
+
+    #[test]
+    fn any_number_of_sides_take_turns() {
+        let order = RefCell::new(String::new());
+        let turn = |c: char| {
+            let order = &order;
+            let side: Side<'_, f64> = Box::new(move || {
+                order.borrow_mut().push(c);
+                Ok(order.borrow().len() as f64)
+            });
+            side
+        };
+        let turns = in_turn(2, vec![turn('A'), turn('B'), turn('C')]).expect("no error");
+        assert_eq!(*order.borrow(), "ABCABCABC");
+        let runs = turns.runs(2, 1, |x| *x);
+        assert_eq!((runs.ours, runs.floor), (vec![6.0, 9.0], vec![5.0, 8.0]));
     }
 }

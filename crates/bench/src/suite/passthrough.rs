@@ -5,18 +5,29 @@
 //! Twice: with the disk in play (reads of what no cache holds, writes with an
 //! fsync), and in the page cache alone, where the disk's own speed does not hide
 //! what the mount costs. Opening and closing is part of the time.
+//!
+//! In the page cache, the kernel's own part is measured too: a file of the same disk
+//! behind a FUSE file system that only hands it over.
 
-use super::Bench;
 use super::figure::{Better, Figure};
-use super::pairs::alternate;
+use super::null::{FILE, NullMount};
+use super::pairs::{Side, Turns, in_turn};
+use super::{Bench, floor_of};
 use crate::error::{BenchError, at};
-use crate::gang::Gang;
-use crate::ior::{Before, FilePlace, IorPart, Method, Shape};
+use crate::gang::{Gang, Outcome};
+use crate::ior::{Before, FilePlace, IorPart, Method, Shape, page_bytes};
 use crate::size;
+use crate::tell;
 use crate::worker::Task;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 0.95;
+/// One part in so many of what the kernel lets be dirty before it starts to write
+/// back: the most that a run in the page cache writes.
+const DIRTY_SHARE: u64 = 4;
+/// The smallest file, in bytes.
+const FILE_MIN: u64 = 8 << 20;
+const MIB: u64 = 1 << 20;
 
 struct Case {
     what: &'static str,
@@ -91,6 +102,92 @@ fn lay(bench: &Bench, file: &Path, bytes: u64) -> Result<(), BenchError> {
     gang.phase("write").map(drop)
 }
 
+/// How much may be dirty before the kernel starts to write back by itself, in bytes, as the
+/// counters of the virtual memory tell.
+fn dirty_background(vmstat: &str) -> Option<u64> {
+    let line = vmstat.lines().find_map(|l| l.strip_prefix("nr_dirty_background_threshold "))?;
+    Some(line.trim().parse::<u64>().ok()? * page_bytes())
+}
+
+/// Bytes of a file that stays in the page cache: no write-back starts while it is written.
+fn cached_bytes(most: u64, vmstat: &str) -> u64 {
+    match dirty_background(vmstat) {
+        Some(limit) => (limit / DIRTY_SHARE / MIB * MIB).clamp(FILE_MIN.min(most), most),
+        None => most,
+    }
+}
+
+/// The same requests on the mount, on the disk, and by bare passthrough.
+struct Files {
+    ours: PathBuf,
+    theirs: PathBuf,
+    /// Where the system permits.
+    bare: Option<(NullMount, PathBuf)>,
+}
+
+impl Files {
+    fn new(bench: &Bench) -> Result<Files, BenchError> {
+        let (backing, dir) = (bench.plain.join("bare"), bench.work.join("bare"));
+        std::fs::write(&backing, b"").map_err(at("creating", &backing))?;
+        let bare = match NullMount::start(&bench.launcher, &dir, Some(&backing)) {
+            Ok(mount) => Some((mount, dir.join(FILE))),
+            Err(error) => {
+                tell(&format!("bare passthrough is not measured: {error}"));
+                None
+            }
+        };
+        let ours = bench.volume.mount(0).join("passthrough");
+        Ok(Files { ours, theirs: bench.plain.join("passthrough"), bare })
+    }
+
+    fn bare(&self) -> Option<&Path> {
+        self.bare.as_ref().map(|(_, path)| path.as_path())
+    }
+}
+
+/// Leaves nothing that waits for the disk: what one run has written would be
+/// written back while the next one is timed, its own or the other side's.
+fn settle(bench: &Bench) -> Result<(), BenchError> {
+    for dir in [bench.volume.mount(0), bench.plain.clone()] {
+        let open = std::fs::File::open(&dir).map_err(at("opening", &dir))?;
+        rustix::fs::syncfs(&open).map_err(|e| at("syncing", &dir)(e.into()))?;
+    }
+    Ok(())
+}
+
+/// One case with requests of one size: Tatami, the disk, and bare passthrough for a
+/// case that the page cache alone decides. MiB per second.
+fn take(
+    bench: &Bench,
+    files: &Files,
+    case: &Case,
+    transfer: u64,
+    bytes: u64,
+) -> Result<Turns<f64>, BenchError> {
+    let bare = files.bare().filter(|_| !case.disk);
+    let objects = bench.volume.objects(0);
+    let sides = [(&*files.ours, &*objects), (&*files.theirs, &*bench.plain)];
+    let sides = sides.into_iter().chain(bare.map(|file| (file, &*bench.plain)));
+    let mut turns: Vec<Side<'_, f64>> = Vec::new();
+    for (file, stored) in sides {
+        lay(bench, file, bytes)?;
+        let part = part(file, case, transfer, bytes, false);
+        let mut gang = Gang::start(&bench.launcher, vec![part])?;
+        turns.push(Box::new(move || {
+            // Twice: what the cut has freed should not lie about while much is written.
+            settle(bench)?;
+            gang.prepare(case.phase)?;
+            settle(bench)?;
+            if case.disk && case.phase == "read" {
+                drop_caches(stored)?;
+            }
+            gang.go()?;
+            Ok(Outcome::of(&gang.collect()?).mib_per_sec())
+        }));
+    }
+    in_turn(bench.runs, turns)
+}
+
 /// All figures of this module.
 ///
 /// # Errors
@@ -103,41 +200,63 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
         Some(m) => format!("passthrough is off: {}", m.why_not.as_deref().unwrap_or("unknown")),
         None => "the daemon knows of no mount".into(),
     };
-    let bytes = bench.file_bytes();
-    let ours = bench.volume.mount(0).join("passthrough");
-    let theirs = bench.plain.join("passthrough");
+    let files = Files::new(bench)?;
     // Right before fast: every byte, written and read back both ways.
     for case in [&WRITE, &MAPPED_WRITE] {
-        let mut gang = Gang::start(&bench.launcher, vec![part(&ours, case, 65536, bytes, true)])?;
+        let part = part(&files.ours, case, 65536, bench.file_bytes(), true);
+        let mut gang = Gang::start(&bench.launcher, vec![part])?;
         gang.phase("write")?;
         gang.phase("verify")?;
     }
+    let vmstat = std::fs::read_to_string("/proc/vmstat").unwrap_or_default();
+    let cached = cached_bytes(bench.file_bytes(), &vmstat);
     let mut figures = Vec::new();
     for case in &CASES {
         for transfer in [1 << 20, 4096] {
-            let start =
-                |file| Gang::start(&bench.launcher, vec![part(file, case, transfer, bytes, false)]);
-            for file in [&ours, &theirs] {
-                lay(bench, file, bytes)?;
-            }
-            let (mut a, mut b) = (start(&ours)?, start(&theirs)?);
-            let run = |gang: &mut Gang, stored: &Path| {
-                if case.disk && case.phase == "read" {
-                    drop_caches(stored)?;
-                }
-                Ok(gang.phase(case.phase)?.mib_per_sec())
-            };
-            let objects = bench.volume.objects(0);
-            let pairs =
-                alternate(bench.runs, || run(&mut a, &objects), || run(&mut b, &bench.plain))?;
             let name = format!("passthrough {}, {}", case.what, size::print(transfer));
-            let goal = (Better::Higher, Some(GOAL));
-            let figure = Figure::new(name, "MiB/s", "backing disk", goal, &pairs.runs(|x| *x));
-            figures.push(bench.done(figure.note(note.clone())));
+            let floor = floor_of(&name);
+            if !bench.wants_like(&name) {
+                continue;
+            }
+            let bytes = if case.disk { bench.file_bytes() } else { cached };
+            let turns = take(bench, &files, case, transfer, bytes)?;
+            let figure = |name, side, goal| {
+                let runs = turns.runs(side, 1, |x| *x);
+                Figure::new(name, "MiB/s", "backing disk", (Better::Higher, goal), &runs)
+            };
+            bench.keep(&mut figures, figure(name, 0, Some(GOAL)).note(note.clone()));
+            if !case.disk && files.bare().is_some() {
+                let note = "bare passthrough against the disk: the kernel's own part";
+                bench.keep(&mut figures, figure(floor, 2, None).note(note));
+            }
         }
     }
+    let Files { ours, theirs, bare } = files;
+    drop(bare);
     for file in [&ours, &theirs] {
         std::fs::remove_file(file).map_err(at("removing", file))?;
     }
     Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_in_the_page_cache_is_smaller_than_what_makes_the_kernel_write_back() {
+        let page = page_bytes();
+        let vmstat = |bytes: u64| {
+            format!(
+                "nr_dirty 7\nnr_dirty_threshold 9\nnr_dirty_background_threshold {}\n",
+                bytes / page
+            )
+        };
+        assert_eq!(dirty_background(&vmstat(1 << 30)), Some(1 << 30));
+        assert_eq!(cached_bytes(512 << 20, &vmstat(1 << 30)), 256 << 20);
+        assert_eq!(cached_bytes(512 << 20, &vmstat(64 << 30)), 512 << 20);
+        assert_eq!(cached_bytes(512 << 20, &vmstat(1 << 20)), FILE_MIN);
+        assert_eq!(cached_bytes(1 << 20, &vmstat(1 << 20)), 1 << 20);
+        assert_eq!(cached_bytes(512 << 20, ""), 512 << 20);
+    }
 }

@@ -1,8 +1,8 @@
 //! Changing attributes, opening and closing files.
 
 use crate::harness::*;
-use tatami_wire::meta::{DataState, MetaOp, MetaReply, NewNode};
-use tatami_wire::{Access, Attr, Errno, Ino, SetAttr, SetTime, Timestamp};
+use tatami_wire::meta::{CLOSED_MAX, DataState, MetaOp, MetaReply, NewNode};
+use tatami_wire::{Access, Attr, ClientId, Errno, Ino, SetAttr, SetTime, Timestamp};
 
 fn owned_by(s: &mut Shard, n: &str, uid: u32, gid: u32, mode: u16) -> Ino {
     s.as_root();
@@ -203,10 +203,14 @@ fn a_later_state_of_the_bytes_is_not_undone_by_an_earlier_one() {
     assert_eq!(tell(&mut s, f.ino, seen(200, 2), false).expect("commit").size, 200);
     let late = tell(&mut s, f.ino, seen(100, 1), true).expect("commit");
     assert_eq!((late.size, late.mtime), (200, at(2)));
+    // One of them looked while the other was still writing: the time is that of the write
+    // already, the size is not.
+    assert_eq!(tell(&mut s, f.ino, seen(150, 2), false).expect("commit").size, 200);
+    assert_eq!(tell(&mut s, f.ino, seen(250, 2), false).expect("commit").size, 250);
     // A cut is ordered among them in the same way.
     let cut =
         |size, sec| SetAttr { size: Some(size), changed: Some(at(sec)), ..SetAttr::default() };
-    assert_eq!(s.setattr(f.ino, cut(0, 1)).expect("late").size, 200);
+    assert_eq!(s.setattr(f.ino, cut(0, 1)).expect("late").size, 250);
     assert_eq!(s.setattr(f.ino, cut(0, 3)).expect("in time").size, 0);
     s.assert_sound();
 }
@@ -225,5 +229,30 @@ fn only_writers_tell_what_the_bytes_are() {
     assert_eq!(s.commit(f, Some(100), true), Err(Errno::EACCES), "closed");
     s.as_root().unlink(ROOT, "f", false).expect("unlink");
     assert_eq!(s.commit(f, Some(100), true), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+/// What a shard notes about writers is no change for anybody else.
+#[test]
+fn files_closed_without_news_are_not_noted_any_more() {
+    let mut s = Shard::new();
+    let client = s.context().client;
+    let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+    let (g, ..) = s.create_open(ROOT, "g", Access::BOTH).expect("create");
+    assert_eq!(s.open(f.ino, Access::WRITE).expect("once more").0.version, f.version);
+    s.unlink(ROOT, "g", false).expect("unlink");
+    let gone = Ino(1 << 40);
+    let closed = MetaOp::Closed { inos: vec![f.ino, g.ino, gone] };
+    assert_eq!(s.apply(closed.clone()), Ok(MetaReply::Done));
+    assert_eq!(s.getattr(f.ino), Ok(f.clone()));
+    // A client that dies leaves nothing unsettled that it had closed.
+    s.expire(client).expect("expire");
+    assert_eq!(s.unsettled(), []);
+    s.as_client(ClientId([7; 16])).open(f.ino, Access::WRITE).expect("open");
+    s.as_client(client).apply(closed).expect("it is told of its own files only");
+    s.expire(ClientId([7; 16])).expect("expire");
+    assert_eq!(s.unsettled(), [f.ino]);
+    let many = MetaOp::Closed { inos: vec![f.ino; CLOSED_MAX + 1] };
+    assert_eq!(s.apply(many), Err(Errno::EINVAL));
     s.assert_sound();
 }

@@ -1,0 +1,62 @@
+//! Which figures a run of the suite takes, by the beginning of their names.
+
+/// The parts of the suite. The name of every figure begins with that of its part.
+pub(super) const PARTS: [&str; 4] = ["passthrough", "remote", "mount", "library"];
+
+/// The beginning of the names of some figures, without commas.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prefix(String);
+
+/// Commas part the prefixes on the command line, so those of names are left out.
+fn plain(name: &str) -> String {
+    name.replace(',', "").trim().to_lowercase()
+}
+
+impl Prefix {
+    /// From the command line.
+    ///
+    /// # Errors
+    /// A sentence with the parts, when no figure can have such a name.
+    pub fn parse(text: &str) -> Result<Prefix, String> {
+        let prefix = Prefix(plain(text));
+        if prefix.0.is_empty() || !PARTS.iter().any(|part| prefix.within(part)) {
+            return Err(format!("the names of figures begin with {}", PARTS.join(", ")));
+        }
+        Ok(prefix)
+    }
+
+    /// Whether the part has such figures, as far as the part's name tells.
+    pub(super) fn within(&self, part: &str) -> bool {
+        part.starts_with(&self.0) || self.0.starts_with(part)
+    }
+
+    /// Whether the figure's name begins so.
+    pub(super) fn covers(&self, figure: &str) -> bool {
+        plain(figure).starts_with(&self.0)
+    }
+
+    /// As it was given, without its commas.
+    pub(super) fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_chosen_by_the_beginning_of_their_names() {
+        let prefix = |text| Prefix::parse(text).expect("a part begins so");
+        let name = "passthrough write, cached, 4k";
+        for text in ["pass", "passthrough", "passthrough write", "passthrough write cached 4k"] {
+            assert!(prefix(text).covers(name) && prefix(text).within("passthrough"), "{text}");
+        }
+        assert!(prefix("Mount Create").covers("mount create, CPU"));
+        assert!(!prefix("passthrough read").covers(name));
+        assert!(!prefix("mount").covers(name) && !prefix("mount").within("passthrough"));
+        for text in ["", "write", "cached"] {
+            assert!(Prefix::parse(text).is_err_and(|e| e.contains("remote")), "{text}");
+        }
+    }
+}
