@@ -343,9 +343,7 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
     };
     let ahead = inode.is_ahead();
     let now = match backing {
-        Some(backing) => {
-            Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now)))
-        }
+        Some(backing) => Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now))),
         None if ahead => Some(data.stat()?),
         None => None,
     };

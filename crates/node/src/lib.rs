@@ -22,6 +22,7 @@ mod listen;
 mod meta_conn;
 mod node;
 mod options;
+mod pages;
 mod peer;
 mod round;
 mod shards;
