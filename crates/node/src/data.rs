@@ -139,7 +139,7 @@ impl Connection<'_> {
                 Stream::Tcp(_) => Err(Errno::EOPNOTSUPP),
                 Stream::Unix(_) => objects
                     .open_fd(ino, piece, call.cap.access, create)
-                    .map(|(fd, state)| (ObjectReply::State(state), Extra::Descriptor(fd))),
+                    .map(|fd| (ObjectReply::Opened, Extra::Descriptor(fd))),
             },
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);

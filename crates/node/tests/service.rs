@@ -128,7 +128,7 @@ fn the_open_file_itself_is_handed_out_on_the_socket_only() {
     connection.send(Class::Object, 3, &open(true), &[]).expect("sent");
     let (result, fd) =
         connection.receive_with_fd::<ObjectResult>(Class::Object, 3).expect("an answer");
-    assert!(matches!(result, Ok(ObjectReply::State(state)) if state.exists));
+    assert_eq!(result, Ok(ObjectReply::Opened));
     let file = std::fs::File::from(fd.expect("a descriptor"));
     std::os::unix::fs::FileExt::write_all_at(&file, b"straight", 0).expect("written");
     assert_eq!(local.read(cap, 0, 100).expect("read"), b"straight");
