@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tatami_tests::files::{create, get, names, open, put};
+use tatami_tests::files::{bytes_of, create, get, names, open, open_with, put};
 use tatami_tests::model::pattern;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::worker::Worker;
@@ -149,6 +149,38 @@ fn a_stream_of_writes_survives_the_daemon_it_goes_to() {
         writer.join().expect("the writer");
     });
     assert!(get(cluster.mount(1).join("stream")) == all, "bytes were lost or mixed");
+    cluster.finish();
+}
+
+/// A large file is read while the daemon that keeps it dies, again and again, in the
+/// middle of its answers: the reader waits, and gets the right bytes.
+#[test]
+fn a_large_read_survives_the_daemon_it_comes_from() {
+    let cluster = Cluster::start(2);
+    let mut rng = Rng::with_seed(cluster.seed());
+    let all = pattern(9, 0, 48 << 20);
+    put(cluster.mount(1).join("large"), &all);
+    let done = AtomicBool::new(false);
+    let rounds = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut rounds = 0;
+            while !done.load(Ordering::Relaxed) {
+                let file = open_with(cluster.mount(0).join("large"), libc::O_RDONLY);
+                rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("fadvise");
+                assert!(bytes_of(&file) == all, "other bytes than were written");
+                rounds += 1;
+            }
+            rounds
+        });
+        for _ in 0..scaled(ROUNDS) {
+            wait_ms(rng.u64(10..150));
+            cluster.kill_node(1);
+            cluster.start_node(1);
+        }
+        done.store(true, Ordering::Relaxed);
+        reader.join().expect("the reader")
+    });
+    println!("read {rounds} times");
     cluster.finish();
 }
 

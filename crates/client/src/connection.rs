@@ -15,6 +15,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport, Welcome};
+use tatami_wire::object::ObjectResult;
 use tatami_wire::{ClientId, VolumeId, VolumeKey};
 
 /// Where a daemon listens.
@@ -86,6 +87,21 @@ const SOCKET_BUFFER: usize = 4 << 20;
 /// Bytes read ahead of a reply's end at most. A payload beyond it goes straight
 /// to where it belongs.
 const RECEIVE_BUFFER: usize = 16 << 10;
+/// No [`tatami_wire::object::ObjectResult`] is shorter than this, and that to a read is no longer.
+const SHORTEST_BODY: usize = 2;
+
+/// Takes bytes out of a connection by itself, so that they need not come into
+/// the memory of this process.
+pub trait Sink {
+    /// `len` bytes will come. What came before is void.
+    fn start(&mut self, len: usize);
+
+    /// Takes up to `len` of the next bytes, waiting for the first; 0 at the end.
+    ///
+    /// # Errors
+    /// Those of reading from the socket.
+    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> io::Result<usize>;
+}
 
 enum Stream {
     Unix(UnixStream),
@@ -265,6 +281,41 @@ impl Connection {
         Ok((reply, len))
     }
 
+    /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most
+    /// `most` bytes that goes to `sink`. Requests whose answers are received so must be
+    /// sent one by one.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`]; the sink has not got all then.
+    pub fn receive_into(
+        &mut self,
+        seq: u64,
+        most: usize,
+        sink: &mut dyn Sink,
+    ) -> Result<(ObjectResult, usize), FrameError> {
+        // No byte of the payload may be read along.
+        self.fill_upto(HEADER_LEN, HEADER_LEN + SHORTEST_BODY)?;
+        let header = self.receive_header()?;
+        let body_len = (header.body_len as usize).min(RECEIVE_BUFFER);
+        self.fill_upto(body_len, body_len)?;
+        let reply = self.receive_body(&header, Class::Object, seq)?;
+        let len = header.payload_len as usize;
+        if len > most || self.start != self.end {
+            return Err(FrameError::Unexpected);
+        }
+        sink.start(len);
+        let mut left = len;
+        while left > 0 {
+            match sink.take(self.stream.as_fd(), left) {
+                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                Ok(n) => left -= n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok((reply, len))
+    }
+
     /// One request and its reply, without payloads.
     ///
     /// # Errors
@@ -368,9 +419,14 @@ impl Connection {
 
     /// Reads until `want` bytes, at most [`RECEIVE_BUFFER`], are there.
     fn fill(&mut self, want: usize) -> Result<(), FrameError> {
+        self.fill_upto(want, RECEIVE_BUFFER)
+    }
+
+    /// As `fill`, and no more than `most` bytes.
+    fn fill_upto(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
         while self.end - self.start < want {
             self.make_room();
-            match self.stream.read(&mut self.input[self.end..]) {
+            match self.stream.read(&mut self.input[self.end..most]) {
                 Ok(0) => return Err(FrameError::Closed),
                 Ok(n) => self.end += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}

@@ -5,7 +5,7 @@
 //! to the node's daemon: reads one by one, writes behind (see `remote`).
 
 use crate::Client;
-use crate::connection::Connection;
+use crate::connection::{Connection, Sink};
 use crate::peer::Peer;
 use crate::remote::{Told, WriteStream};
 use parking_lot::Mutex;
@@ -128,6 +128,31 @@ impl DataFile {
                 Ok(done)
             }
         }
+    }
+
+    /// Reads up to `len` bytes, at most [`PAYLOAD_MAX`], from `offset` into `sink`; fewer
+    /// only at the end. Only for a file on another node: when its daemon dies half-way,
+    /// `sink` is started anew.
+    ///
+    /// # Errors
+    /// `EINVAL` for a file on this node, and for longer reads.
+    pub fn read_into(&self, sink: &mut dyn Sink, offset: u64, len: usize) -> Result<usize, Errno> {
+        let Place::There { stream, .. } = &self.place else {
+            return Err(Errno::EINVAL);
+        };
+        if len > PAYLOAD_MAX {
+            return Err(Errno::EINVAL);
+        }
+        stream.settle();
+        let op = ObjectOp::Read { offset, len: len as u32 };
+        self.renewing(|cap| {
+            let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
+            let (result, got) = self.peer().data(|connection| {
+                connection.send(Class::Object, 0, &call, &[])?;
+                connection.receive_into(0, len, sink)
+            })?;
+            result.map(|_| got)
+        })
     }
 
     /// Writes all of `data` to `offset`. On another node the bytes are on

@@ -23,6 +23,6 @@ mod remote;
 pub mod tree;
 
 pub use client::{Client, Error, Options};
-pub use connection::Endpoint;
+pub use connection::{Endpoint, Sink};
 pub use data::{DataFile, stat_file};
 pub use names::{Created, Listing, Removed, VolumeSpace};

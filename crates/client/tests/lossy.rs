@@ -8,10 +8,11 @@ use proptest::prelude::*;
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
-use tatami_client::{Client, DataFile, Endpoint, Options};
+use tatami_client::{Client, DataFile, Endpoint, Options, Sink};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap, NodeInfo};
 use tatami_wire::frame::{self, Class, FrameError};
 use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
@@ -27,6 +28,8 @@ struct Plan {
     before: Vec<u64>,
     /// The same, after it is executed and before it is answered.
     after: Vec<u64>,
+    /// The same, half-way through the answer.
+    within: Vec<u64>,
     /// Object bytes the disk can hold.
     capacity: u64,
 }
@@ -147,8 +150,13 @@ fn serve(
         if hello.role != Role::Admin && world.plan.after.contains(&world.requests) {
             return Ok(());
         }
+        let within = world.plan.within.contains(&world.requests);
         drop(world);
         out.extend_from_slice(&data);
+        if hello.role != Role::Admin && within {
+            stream.write_all(&out[..out.len() / 2])?;
+            return Ok(());
+        }
         stream.write_all(&out)?;
     }
 }
@@ -217,12 +225,35 @@ fn object(
     Ok(ObjectReply::Written { offset: at, len: payload.len() as u64 })
 }
 
+/// Where the bytes of a read go.
+#[derive(Default)]
+struct Memory {
+    bytes: Vec<u8>,
+    left: usize,
+}
+
+impl Sink for Memory {
+    fn start(&mut self, len: usize) {
+        self.bytes.clear();
+        self.left = len;
+    }
+
+    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
+        let mut buffer = vec![0; len.min(1000)];
+        let n = rustix::io::read(socket, &mut buffer)?;
+        self.bytes.extend_from_slice(&buffer[..n]);
+        self.left -= n;
+        Ok(n)
+    }
+}
+
 const PATIENT: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 enum Step {
     Write { offset: usize, len: usize, byte: u8 },
     Read { offset: usize, len: usize },
+    ReadInto { offset: usize, len: usize },
     Flush,
 }
 
@@ -231,6 +262,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         4 => (0..20_000usize, 1..9000usize, any::<u8>())
             .prop_map(|(offset, len, byte)| Step::Write { offset, len, byte }),
         1 => (0..30_000usize, 1..9000usize).prop_map(|(offset, len)| Step::Read { offset, len }),
+        1 => (0..30_000usize, 1..9000usize).prop_map(|(offset, len)| Step::ReadInto { offset, len }),
         1 => Just(Step::Flush),
     ];
     prop::collection::vec(step, 1..40)
@@ -246,8 +278,9 @@ proptest! {
         steps in steps(),
         before in prop::collection::vec(1..60u64, 0..5),
         after in prop::collection::vec(1..60u64, 0..5),
+        within in prop::collection::vec(1..60u64, 0..5),
     ) {
-        let daemon = Daemon::start(Plan { before, after, capacity: u64::MAX });
+        let daemon = Daemon::start(Plan { before, after, within, capacity: u64::MAX });
         let client = daemon.client(PATIENT);
         let ino = Ino(77);
         let (writer, reader) = (daemon.file(&client, ino), daemon.file(&client, ino));
@@ -265,6 +298,13 @@ proptest! {
                     let start = model.len().min(offset);
                     prop_assert_eq!(&buf[..got], &model[start..model.len().min(offset + len)]);
                 }
+                Step::ReadInto { offset, len } => {
+                    let mut memory = Memory::default();
+                    let got = reader.read_into(&mut memory, offset as u64, len).unwrap();
+                    let start = model.len().min(offset);
+                    prop_assert_eq!(&memory.bytes, &model[start..model.len().min(offset + len)]);
+                    prop_assert_eq!((got, memory.left), (memory.bytes.len(), 0));
+                }
                 Step::Flush => prop_assert_eq!(writer.flush(), Ok(())),
             }
         }
@@ -281,7 +321,7 @@ proptest! {
         after in prop::collection::vec(1..30u64, 0..6),
         count in 1..20u64,
     ) {
-        let daemon = Daemon::start(Plan { before, after, capacity: 0 });
+        let daemon = Daemon::start(Plan { before, after, ..Plan::default() });
         let client = daemon.client(PATIENT);
         for n in 1..=count {
             let removed = client.unlink(&Cred::ROOT, Ino::ROOT, b"x", false).unwrap();

@@ -2,6 +2,7 @@
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use rustix::pipe::SpliceFlags;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -70,6 +71,14 @@ impl Device {
     /// that does not fit its request.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, parts)).map(|_| ())
+    }
+
+    /// Writes one message, whole: the next `len` bytes of a pipe.
+    ///
+    /// # Errors
+    /// Those of [`Device::write`]. Whether the pipe still holds the message is then unknown.
+    pub fn splice(&self, pipe: &OwnedFd, len: usize) -> Result<(), Errno> {
+        rustix::pipe::splice(pipe, None, &self.0, None, len, SpliceFlags::empty()).map(|_| ())
     }
 
     pub(crate) fn raw(&self) -> i32 {

@@ -3,6 +3,7 @@
 use crate::abi;
 use crate::device::Device;
 use crate::encode::{Attr, DirEntries, Fixed, Opened, StatFs, Validity};
+use crate::passage::{Passage, Room};
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::time::Duration;
@@ -15,21 +16,16 @@ use std::time::Duration;
 /// file) must then be taken back.
 pub struct Reply<'a> {
     device: &'a Device,
-    scratch: &'a mut Vec<u8>,
+    room: &'a mut Room,
     unique: u64,
     wanted: bool,
 }
 
 impl<'a> Reply<'a> {
-    /// The duty to answer request `unique`; `scratch` is room for long answers.
+    /// The duty to answer request `unique`; `room` is for long answers.
     /// Where no reply is `wanted`, none will be sent.
-    pub fn new(
-        device: &'a Device,
-        scratch: &'a mut Vec<u8>,
-        unique: u64,
-        wanted: bool,
-    ) -> Reply<'a> {
-        Reply { device, scratch, unique, wanted }
+    pub fn new(device: &'a Device, room: &'a mut Room, unique: u64, wanted: bool) -> Reply<'a> {
+        Reply { device, room, unique, wanted }
     }
 
     fn send(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
@@ -96,15 +92,35 @@ impl<'a> Reply<'a> {
     /// `size` bytes that this thread keeps; it returns how many, or an error number.
     pub fn fill(mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, i32>) -> bool {
         // Its length only grows, so that it is cleared once.
-        if self.scratch.len() < size {
-            self.scratch.resize(size, 0);
+        if self.room.scratch.len() < size {
+            self.room.scratch.resize(size, 0);
         }
-        match fill(&mut self.scratch[..size]) {
+        match fill(&mut self.room.scratch[..size]) {
             Ok(len) => {
-                let data = &self.scratch[..len.min(size)];
+                let data = &self.room.scratch[..len.min(size)];
                 transmit(self.device, &mut self.wanted, self.unique, 0, [data, &[]])
             }
             Err(errno) => self.error(errno),
+        }
+    }
+
+    /// As [`Reply::data`], with bytes that `fill` takes out of descriptors:
+    /// see [`Passage`]. It may return an error number.
+    pub fn pass(mut self, fill: impl FnOnce(&mut Passage<'_>) -> Result<(), i32>) -> bool {
+        if !self.wanted {
+            return false;
+        }
+        let mut passage = Passage::new(self.room, self.unique);
+        if let Err(errno) = fill(&mut passage) {
+            return self.error(errno);
+        }
+        match passage.send(self.device) {
+            // Nothing has gone to the kernel.
+            Err(Errno::NODATA) => self.error(libc::EIO),
+            sent => {
+                self.wanted = false;
+                taken(sent, self.unique)
+            }
         }
     }
 
@@ -114,9 +130,9 @@ impl<'a> Reply<'a> {
         size: usize,
         fill: impl FnOnce(&mut DirEntries<'_>) -> Result<(), i32>,
     ) -> bool {
-        match fill(&mut DirEntries::new(self.scratch, size)) {
+        match fill(&mut DirEntries::new(&mut self.room.scratch, size)) {
             Ok(()) => {
-                let entries = self.scratch.as_slice();
+                let entries = self.room.scratch.as_slice();
                 transmit(self.device, &mut self.wanted, self.unique, 0, [entries, &[]])
             }
             Err(errno) => self.error(errno),
@@ -168,12 +184,17 @@ fn transmit(
     let head = Fixed::<16>::new().u32(len as u32).u32(error as u32).u64(unique);
     let slices = [IoSlice::new(head.bytes()), IoSlice::new(parts[0]), IoSlice::new(parts[1])];
     let count = 3 - parts.iter().rev().take_while(|p| p.is_empty()).count();
-    match device.write(&slices[..count]) {
+    taken(device.write(&slices[..count]), unique)
+}
+
+/// Whether the kernel took an answer.
+fn taken(sent: Result<(), Errno>, unique: u64) -> bool {
+    match sent {
         Ok(()) => true,
         // The caller was killed, or the file system unmounted.
         Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => false,
         Err(errno) => {
-            tracing::error!(%errno, unique, len, "the kernel refused a reply");
+            tracing::error!(%errno, unique, "the kernel refused a reply");
             false
         }
     }

@@ -10,6 +10,7 @@ use crate::device::Device;
 use crate::init::Negotiated;
 use crate::mounting::Channel;
 use crate::notify::Notifier;
+use crate::passage::Room;
 use crate::reply::Reply;
 use crate::request::{Header, Op, Request};
 use parking_lot::{Condvar, Mutex};
@@ -155,7 +156,7 @@ enum End {
 
 fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
     let mut buffer = vec![0; shared.buffer_len];
-    let mut scratch = Vec::new();
+    let mut room = Room::default();
     loop {
         let len = match device.read(&mut buffer) {
             Ok(len) => len,
@@ -172,7 +173,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
         {
             tracing::warn!(%error, "no further thread for requests");
         }
-        dispatch(shared, device, &buffer[..len], &mut scratch);
+        dispatch(shared, device, &buffer[..len], &mut room);
         // Twice the base before threads end, lest they come and go all the time.
         if shared.idle.fetch_add(1, SeqCst) >= 2 * shared.threads.base {
             shared.idle.fetch_sub(1, SeqCst);
@@ -181,19 +182,19 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
     }
 }
 
-fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], scratch: &mut Vec<u8>) {
+fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room: &mut Room) {
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(error) => {
             tracing::error!(%error, "a request of the kernel cannot be read");
             if let Ok(header) = Header::parse(bytes) {
-                Reply::new(device, scratch, header.unique, true).error(libc::EIO);
+                Reply::new(device, room, header.unique, true).error(libc::EIO);
             }
             return;
         }
     };
     let wanted = !matches!(request.op, Op::Forget { .. } | Op::BatchForget | Op::Destroy);
-    let reply = Reply::new(device, scratch, request.header.unique, wanted);
+    let reply = Reply::new(device, room, request.header.unique, wanted);
     match request.op {
         Op::Unknown => {
             reply.error(libc::ENOSYS);

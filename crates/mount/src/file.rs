@@ -1,13 +1,16 @@
 //! Files: opening, the ways to their bytes, closing.
 
+use crate::errno::to_kernel;
 use crate::filesystem::FileSystem;
 use crate::open::{Backing, OpenInode, Sort};
 use crate::size::{self, Occasion};
 use crate::{attr, caller};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use tatami_client::{DataFile, stat_file};
+use tatami_client::{DataFile, Sink, stat_file};
 use tatami_fuse::abi::fopen;
-use tatami_fuse::{Opened, Request};
+use tatami_fuse::{Opened, Passage, Reply, Request};
+use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::meta::NewNode;
 use tatami_wire::object::{AllocMode, SeekFor};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
@@ -16,6 +19,9 @@ use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 const FMODE_EXEC: i32 = 0x20;
 /// Most bytes that one COPY_FILE_RANGE copies; the caller goes on from there.
 const COPY_MAX: u64 = 64 << 20;
+/// Shortest read of another node's file, in bytes, that goes past our memory: below, a
+/// copy is cheaper than the further system calls.
+const PASS_MIN: usize = 64 << 10;
 
 /// An open file.
 pub(crate) struct OpenFile {
@@ -24,6 +30,19 @@ pub(crate) struct OpenFile {
     pub(crate) access: Access,
     /// Size when it was opened, in bytes.
     size: u64,
+}
+
+/// The way of bytes from a node to the kernel, past our memory.
+struct Way<'a, 'b>(&'a mut Passage<'b>);
+
+impl Sink for Way<'_, '_> {
+    fn start(&mut self, len: usize) {
+        self.0.start(len);
+    }
+
+    fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> std::io::Result<usize> {
+        Ok(self.0.take(socket, len)?)
+    }
 }
 
 /// An inode on its way to being open: counted, so that it is not removed, until
@@ -336,20 +355,44 @@ impl FileSystem {
     /// # Errors
     /// Those of the object's node; `ESTALE` for a file that another mount has
     /// removed along with its bytes.
-    pub(crate) fn read(&self, handle: u64, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
-        let file = self.file(handle)?;
+    pub(crate) fn answer_read(&self, reply: Reply<'_>, handle: u64, offset: u64, size: usize) {
+        let file = match self.file(handle) {
+            Ok(file) => file,
+            Err(e) => {
+                reply.error(to_kernel(e));
+                return;
+            }
+        };
+        let far = file.access.read && !file.data.is_local();
+        if far && (PASS_MIN..=PAYLOAD_MAX).contains(&size) {
+            reply.pass(|passage| {
+                let got = file.data.read_into(&mut Way(passage), offset, size);
+                got.and_then(|got| self.read_end(&file, offset, size, got)).map_err(to_kernel)
+            });
+        } else {
+            reply.fill(size, |buf| self.read(&file, offset, buf).map_err(to_kernel));
+        }
+    }
+
+    fn read(&self, file: &OpenFile, offset: u64, buf: &mut [u8]) -> Result<usize, Errno> {
         if file.access.read {
             let got = file.data.read_at(buf, offset)?;
-            if got < buf.len() && offset.saturating_add(got as u64) < file.size {
-                // It was longer. Either it was cut, or it is gone, and then
-                // this is not its end.
-                self.client.getattr(&Cred::ROOT, file.inode.ino)?;
-            }
+            self.read_end(file, offset, buf.len(), got)?;
             return Ok(got);
         }
         // A page that a mapping or a partial write needs, of a file open for writing only.
         let (attr, cap) = self.client.open(&Cred::ROOT, file.inode.ino, Access::READ)?;
         self.client.data(&attr, cap)?.read_at(buf, offset)
+    }
+
+    /// Looks into a read of fewer bytes than the file had when it was opened.
+    fn read_end(&self, file: &OpenFile, offset: u64, size: usize, got: usize) -> Result<(), Errno> {
+        if got < size && offset.saturating_add(got as u64) < file.size {
+            // It was longer. Either it was cut, or it is gone, and then
+            // this is not its end.
+            self.client.getattr(&Cred::ROOT, file.inode.ino)?;
+        }
+        Ok(())
     }
 
     /// WRITE. Returns how many bytes were taken.

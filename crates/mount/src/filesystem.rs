@@ -170,7 +170,7 @@ impl Handler for FileSystem {
                 self.created(&r, reply, self.tmpfile(&r, flags, mode, umask));
             }
             Op::Read { handle, offset, size, .. } => {
-                reply.fill(size as usize, |buf| self.read(handle, offset, buf).map_err(to_kernel));
+                self.answer_read(reply, handle, offset, size as usize);
             }
             Op::Write { handle, offset, data, flags, from_cache, kill_suidgid } => {
                 let append = flags & libc::O_APPEND != 0 && !from_cache;

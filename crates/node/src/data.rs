@@ -2,14 +2,11 @@
 //! blocks. Requests may be sent without waiting for answers; answers are
 //! collected as long as further requests are here already.
 //!
-//! A read goes through memory of ours, and not by sendfile(2): the length must be
-//! promised before the bytes go out, and a file that is cut meanwhile would leave
-//! us with a promise that only invented zeros could keep. Measured on loopback
-//! TCP (`examples/cost.rs`), sendfile saved a fifth to a third of the daemon's
-//! processor time at 1 MiB and made the transfer slower, as it hands
-//! the socket 64 KiB at a time.
+//! A long read over TCP goes out uncopied, see `pages`; a short one, and what
+//! finds no room there, through memory of ours.
 
 use crate::inbox::{CHUNK, Inbox};
+use crate::pages::Pages;
 use crate::peer::Peer;
 use crate::shared::{Shared, now};
 use crate::stream::Stream;
@@ -23,6 +20,9 @@ use tatami_wire::{Access, Errno, Ino, Piece};
 
 /// Answers are sent at the latest when so many bytes of them are waiting.
 const OUT_MAX: usize = 32 * 1024;
+/// Shortest read, in bytes, whose pages go to a TCP socket uncopied: below, a copy is
+/// cheaper than the further system calls.
+const UNCOPIED_MIN: usize = 64 * 1024;
 /// Room for a payload that is kept for the next one.
 const KEEP: usize = 1 << 20;
 
@@ -50,8 +50,8 @@ struct Connection<'a> {
 /// What goes along with an answer.
 enum Extra {
     Nothing,
-    /// The first bytes of `Connection::payload`.
-    Payload(usize),
+    /// Pages, and behind them the first bytes of `Connection::payload`.
+    Payload(Option<Pages>, usize),
     Descriptor(OwnedFd),
 }
 
@@ -139,7 +139,7 @@ impl Connection<'_> {
                 Stream::Tcp(_) => Err(Errno::EOPNOTSUPP),
                 Stream::Unix(_) => objects
                     .open_fd(ino, piece, call.cap.access, create)
-                    .map(|(fd, state)| (ObjectReply::State(state), Extra::Descriptor(fd))),
+                    .map(|fd| (ObjectReply::Opened, Extra::Descriptor(fd))),
             },
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
@@ -160,12 +160,38 @@ impl Connection<'_> {
         if len > PAYLOAD_MAX {
             return Err(Errno::EINVAL);
         }
-        if self.payload.len() < len {
-            self.payload.resize(len, 0);
+        let pages = match self.stream {
+            Stream::Tcp(_) if len >= UNCOPIED_MIN => self.take_pages(ino, piece, offset, len)?,
+            _ => None,
+        };
+        let uncopied = pages.as_ref().map_or(0, Pages::held);
+        let rest = len - uncopied;
+        if self.payload.len() < rest {
+            self.payload.resize(rest, 0);
         }
-        let n = self.shared.objects.read_at(ino, piece, &mut self.payload[..len], offset)?;
-        self.shared.counters.bytes_read.add(n as u64);
-        Ok((ObjectReply::Data, Extra::Payload(n)))
+        let n = match rest {
+            0 => 0,
+            _ => {
+                let buf = &mut self.payload[..rest];
+                self.shared.objects.read_at(ino, piece, buf, offset + uncopied as u64)?
+            }
+        };
+        self.shared.counters.bytes_read.add((uncopied + n) as u64);
+        Ok((ObjectReply::Data, Extra::Payload(pages, n)))
+    }
+
+    /// Takes as many pages of an object as can be sent uncopied.
+    fn take_pages(
+        &self,
+        ino: Ino,
+        piece: Piece,
+        offset: u64,
+        len: usize,
+    ) -> Result<Option<Pages>, Errno> {
+        let Some(object) = self.shared.objects.object(ino, piece)? else { return Ok(None) };
+        let Some(mut pages) = self.shared.pages.take() else { return Ok(None) };
+        pages.take(&*object, offset, len)?;
+        Ok(Some(pages))
     }
 
     /// Writes the payload as it comes in, a chunk at a time.
@@ -224,8 +250,17 @@ impl Connection<'_> {
                     self.flush(&[])?;
                 }
             }
-            Extra::Payload(len) => {
-                frame::encode(&mut self.out, Class::Object, seq, &result, len);
+            Extra::Payload(pages, len) => {
+                let held = pages.as_ref().map_or(0, Pages::held);
+                frame::encode(&mut self.out, Class::Object, seq, &result, held + len);
+                if let Some(mut pages) = pages {
+                    if held > 0 {
+                        self.stream.send_more(&self.out)?;
+                        self.out.clear();
+                        pages.send(self.stream, len > 0)?;
+                    }
+                    self.shared.pages.put(pages);
+                }
                 let payload = std::mem::take(&mut self.payload);
                 self.flush(&payload[..len])?;
                 if payload.len() <= KEEP {

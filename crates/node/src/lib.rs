@@ -25,6 +25,7 @@ mod listen;
 mod meta_conn;
 mod node;
 mod options;
+mod pages;
 mod peer;
 mod recalls;
 mod round;

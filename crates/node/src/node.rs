@@ -4,6 +4,7 @@ use crate::clients::Clients;
 use crate::counters::{Counters, Places};
 use crate::executor::{Executor, ExecutorHandle};
 use crate::options::{NodeOptions, StartError};
+use crate::pages::Pool;
 use crate::shards::Shards;
 use crate::shared::{
     ADMIN_CONNECTIONS_MAX, DATA_CONNECTIONS_MAX, HANDSHAKES_MAX, META_CONNECTIONS_MAX, Nudge,
@@ -100,6 +101,7 @@ impl Node {
             data_places: Places::new(DATA_CONNECTIONS_MAX),
             admin_places: Places::new(ADMIN_CONNECTIONS_MAX),
             stranger_places: Places::new(STRANGER_CONNECTIONS_MAX),
+            pages: Pool::default(),
             registry: Registry::default(),
             nudge: Nudge::default(),
             stop: Stop::new().map_err(system("make an event"))?,

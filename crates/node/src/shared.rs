@@ -3,6 +3,7 @@
 use crate::clients::Clients;
 use crate::counters::{Counters, Places};
 use crate::options::Durability;
+use crate::pages::Pool;
 use crate::stop::Stop;
 use crate::stream::Stream;
 use parking_lot::{Condvar, Mutex};
@@ -49,6 +50,7 @@ pub(crate) struct Shared {
     pub(crate) data_places: Arc<Places>,
     pub(crate) admin_places: Arc<Places>,
     pub(crate) stranger_places: Arc<Places>,
+    pub(crate) pages: Pool,
     pub(crate) registry: Registry,
     pub(crate) nudge: Nudge,
     pub(crate) stop: Stop,

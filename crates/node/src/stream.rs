@@ -1,5 +1,6 @@
 //! A socket of either family.
 
+use rustix::net::SendFlags;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -38,6 +39,19 @@ impl Stream {
             Stream::Unix(s) => s.set_nonblocking(true),
             Stream::Tcp(s) => s.set_nonblocking(true),
         }
+    }
+
+    /// Sends `bytes`, which more will follow at once.
+    pub(crate) fn send_more(&self, mut bytes: &[u8]) -> io::Result<()> {
+        let flags = SendFlags::NOSIGNAL | SendFlags::MORE;
+        while !bytes.is_empty() {
+            match rustix::net::send(self, bytes, flags) {
+                Ok(n) => bytes = &bytes[n..],
+                Err(rustix::io::Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn shutdown(&self, how: Shutdown) {

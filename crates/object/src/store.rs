@@ -264,7 +264,7 @@ impl ObjectStore {
         piece: Piece,
         access: Access,
         create: bool,
-    ) -> Result<(OwnedFd, ObjectState), Errno> {
+    ) -> Result<OwnedFd, Errno> {
         let key = (ino, piece);
         let flags = match access {
             Access { read: true, write: true } => OFlags::RDWR,
@@ -275,22 +275,15 @@ impl ObjectStore {
         if access.write {
             self.refuse_failed(key)?;
         }
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let open = || rustix::fs::openat(&self.objects, name::path(key), flags, Mode::empty());
-        let fd = match open() {
-            Err(rustix::io::Errno::NOENT) if create => {
-                self.make(key)?;
-                open()
-            }
-            Err(rustix::io::Errno::NOENT) => {
-                self.absent(key)?;
-                return Err(Errno::ENOENT);
-            }
-            other => other,
+        if create {
+            // What was removed must not be made again.
+            self.absent(key)?;
+            return self.create_file(key, flags);
         }
-        .map_err(errno)?;
-        let state = state_of(&rustix::fs::fstat(&fd).map_err(errno)?);
-        Ok((fd, state))
+        match self.open_file(key, flags) {
+            Err(rustix::io::Errno::NOENT) => self.absent(key).and(Err(Errno::ENOENT)),
+            other => other.map_err(errno),
+        }
     }
 
     /// Copies up to `len` bytes within this node, as far as the source
@@ -415,7 +408,7 @@ impl ObjectStore {
         match self.cache.get(key) {
             Found::Open(object) => Ok(Some(object)),
             Found::Removed => Err(Errno::ESTALE),
-            Found::Absent(removals) => match self.open_file(key, OFlags::empty()) {
+            Found::Absent(removals) => match self.open_file(key, OFlags::RDWR) {
                 Ok(fd) => Ok(Some(self.cache.insert(Arc::new(Object::new(key, fd)), removals))),
                 Err(rustix::io::Errno::NOENT) => self.absent(key).map(|()| None),
                 Err(e) => Err(errno(e)),
@@ -440,20 +433,25 @@ impl ObjectStore {
             Found::Removed => return Err(Errno::ESTALE),
             Found::Absent(removals) => removals,
         };
-        let fd = match self.open_file(key, OFlags::CREATE) {
-            Err(rustix::io::Errno::NOENT) => {
-                self.make_bucket(key)?;
-                self.open_file(key, OFlags::CREATE)
-            }
-            other => other,
-        }
-        .map_err(errno)?;
+        let fd = self.create_file(key, OFlags::RDWR)?;
         Ok(self.cache.insert(Arc::new(Object::new(key, fd)), removals))
     }
 
-    fn open_file(&self, key: Key, extra: OFlags) -> rustix::io::Result<OwnedFd> {
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | extra;
+    fn open_file(&self, key: Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::openat(&self.objects, name::path(key), flags, Mode::RUSR | Mode::WUSR)
+    }
+
+    /// Opens a backing file that may not be there yet, nor its bucket: usually one call.
+    fn create_file(&self, key: Key, flags: OFlags) -> Result<OwnedFd, Errno> {
+        match self.open_file(key, flags | OFlags::CREATE) {
+            Err(rustix::io::Errno::NOENT) => {
+                self.make_bucket(key)?;
+                self.open_file(key, flags | OFlags::CREATE)
+            }
+            other => other,
+        }
+        .map_err(errno)
     }
 
     fn make_bucket(&self, key: Key) -> Result<(), Errno> {

@@ -61,7 +61,7 @@ pub enum ObjectOp {
     Stat,
     /// The open file itself, over a UNIX socket (`SCM_RIGHTS`), open for what
     /// the capability allows. With `create`, the object is made if absent; without,
-    /// an absent object is `ENOENT`. → `State` with one descriptor
+    /// an absent object is `ENOENT`. → `Opened` with one descriptor
     OpenFd { create: bool },
     /// copy_file_range(2) within this node, from an object of another inode
     /// (or the same). → `Written`
@@ -119,6 +119,8 @@ pub enum ObjectReply {
     Offset(u64),
     /// The object after the operation.
     State(ObjectState),
+    /// The descriptor that comes along is the object.
+    Opened,
 }
 
 /// What a node answers: a reply or an error.

@@ -1,0 +1,192 @@
+//! Pages of a file on their way to a socket, uncopied: from the page cache into a pipe, from
+//! the pipe to the socket (splice(2)).
+//!
+//! Not sendfile(2): the length of an answer must be promised before its bytes go out, and of
+//! a file that is cut meanwhile only invented zeros could keep the promise. What is
+//! in the pipe stays whatever becomes of the file, so it is counted first.
+
+use crate::counters::{Place, Places};
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::pipe::{PipeFlags, SpliceFlags};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// Room in a pipe, in bytes: what anybody may have.
+const PIPE_BYTES: usize = 1 << 20;
+/// Most pipes: half of what the kernel grants all processes of a user who is not the
+/// superuser. Answers beyond so many at a time are copied.
+const PIPES_MAX: u32 = 32;
+
+/// All pipes of a node.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    idle: Mutex<Vec<Pages>>,
+    places: Arc<Places>,
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool { idle: Mutex::default(), places: Places::new(PIPES_MAX) }
+    }
+}
+
+impl Pool {
+    /// An empty pipe, if there is one to be had.
+    pub(crate) fn take(&self) -> Option<Pages> {
+        if let Some(pages) = self.idle.lock().pop() {
+            return Some(pages);
+        }
+        let place = self.places.take()?;
+        Pages::new(place)
+            .inspect_err(|error| tracing::debug!(%error, "no pipe: bytes are copied"))
+            .ok()
+    }
+
+    /// Takes a pipe back. One that is not empty ends.
+    pub(crate) fn put(&self, pages: Pages) {
+        if pages.held == 0 {
+            self.idle.lock().push(pages);
+        }
+    }
+}
+
+/// Pages in a pipe. See the module.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    output: OwnedFd,
+    input: OwnedFd,
+    /// Bytes in the pipe.
+    held: usize,
+    _place: Place,
+}
+
+impl Pages {
+    /// # Errors
+    /// Those of pipe(2), and `EPERM` where the user's pipes hold too much already.
+    fn new(place: Place) -> io::Result<Pages> {
+        let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+        rustix::pipe::fcntl_setpipe_size(&input, PIPE_BYTES)?;
+        Ok(Pages { output, input, held: 0, _place: place })
+    }
+
+    /// Bytes that are here.
+    pub(crate) fn held(&self) -> usize {
+        self.held
+    }
+
+    /// Takes up to `len` bytes of `file` from `offset`: fewer at its end, and
+    /// when there is no more room.
+    ///
+    /// # Errors
+    /// Those of reading the file. What was taken before is still here.
+    pub(crate) fn take(&mut self, file: impl AsFd, offset: u64, len: usize) -> io::Result<()> {
+        let mut at = offset;
+        let end = offset.saturating_add(len as u64);
+        while at < end {
+            let left = (end - at) as usize;
+            // Without this it would wait for somebody to empty the pipe.
+            let flags = SpliceFlags::NONBLOCK;
+            match rustix::pipe::splice(&file, Some(&mut at), &self.input, None, left, flags) {
+                Ok(0) => break,
+                Ok(n) => self.held += n,
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if self.is_full() => break,
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn is_full(&self) -> bool {
+        let mut fds = [PollFd::new(&self.input, PollFlags::OUT)];
+        poll(&mut fds, Some(&Timespec::default())) == Ok(0)
+    }
+
+    /// Sends everything.
+    ///
+    /// # Errors
+    /// Those of the socket, on which part of it may have gone out then.
+    pub(crate) fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<()> {
+        let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
+        while self.held > 0 {
+            match rustix::pipe::splice(&self.output, None, &socket, None, self.held, flags) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(n) => self.held -= n,
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    fn file(bytes: &[u8]) -> (tempfile::TempDir, File) {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("file");
+        std::fs::write(&path, bytes).expect("written");
+        (dir, File::options().read(true).write(true).open(path).expect("opened"))
+    }
+
+    fn sent(pages: &mut Pages) -> Vec<u8> {
+        let (ours, mut theirs) = UnixStream::pair().expect("a pair");
+        let reader = std::thread::spawn(move || {
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).expect("read");
+            got
+        });
+        pages.send(&ours, false).expect("sent");
+        drop(ours);
+        reader.join().expect("the reader")
+    }
+
+    #[test]
+    fn what_was_counted_is_sent_even_if_the_file_is_cut_meanwhile() {
+        let (_dir, file) = file(&vec![7; 500_000]);
+        let mut pages = Pool::default().take().expect("a pipe");
+        pages.take(&file, 100_000, 300_000).expect("taken");
+        assert_eq!(pages.held(), 300_000);
+        file.set_len(0).expect("cut");
+        assert_eq!(sent(&mut pages), vec![7; 300_000]);
+        assert_eq!(pages.held(), 0);
+    }
+
+    #[test]
+    fn it_takes_no_more_than_there_is_and_than_fits() {
+        let bytes: Vec<u8> = (0..3 << 20).map(|i: u32| (i / 7) as u8).collect();
+        let (_dir, file) = file(&bytes);
+        let mut pages = Pool::default().take().expect("a pipe");
+        let start = bytes.len() - 1000;
+        pages.take(&file, start as u64, 5000).expect("taken");
+        assert_eq!(sent(&mut pages), bytes[start..]);
+        pages.take(&file, 1 << 40, 5000).expect("taken");
+        assert_eq!(pages.held(), 0);
+        pages.take(&file, 123, bytes.len()).expect("taken");
+        let held = pages.held();
+        assert!((PIPE_BYTES - 8192..=PIPE_BYTES).contains(&held), "{held}");
+        assert_eq!(sent(&mut pages), bytes[123..123 + held]);
+    }
+
+    #[test]
+    fn a_pipe_with_bytes_in_it_is_not_used_again() {
+        let (_dir, file) = file(&[7; 5000]);
+        let pool = Pool::default();
+        let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(all.len(), PIPES_MAX as usize);
+        all[0].take(&file, 0, 5000).expect("taken");
+        all.into_iter().for_each(|pages| pool.put(pages));
+        assert_eq!(pool.idle.lock().len(), PIPES_MAX as usize - 1);
+        let again: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
+        assert_eq!(again.len(), PIPES_MAX as usize, "its place is free again");
+        assert!(again.iter().all(|pages| pages.held() == 0));
+    }
+}
