@@ -183,7 +183,7 @@ pub(crate) fn grant<S: Store>(
 ) -> Outcome<Cap> {
     if access.write {
         let mark = keys::writer(ino, txn.ctx.client);
-        if txn.inode(ino)?.writers == 0 || txn.get(&mark)?.is_none() {
+        if txn.peek(ino, |inode| inode.writers)? == 0 || txn.get(&mark)?.is_none() {
             let inode = txn.edit_hidden(ino)?;
             inode.writers += 1;
             inode.touched = true;

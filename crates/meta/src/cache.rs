@@ -4,15 +4,15 @@
 //! the old one is dropped and the young one grows old. Each step costs the same, nothing
 //! is scanned, and the bound holds.
 
+use crate::hash;
 use std::collections::HashMap;
 use std::hash::Hash;
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 /// Records of one generation; a cache holds at most twice as many. An inode takes about 300
-/// bytes, an entry 150: both caches together stay below 60 MB.
+/// bytes, an entry 120: both caches together stay below 60 MB.
 const GENERATION: usize = 64 * 1024;
 
-type Map<K, V> = HashMap<K, V, Xxh3DefaultBuilder>;
+type Map<K, V> = HashMap<K, V, hash::Build>;
 
 /// See the module.
 pub(crate) struct Cache<K, V> {
@@ -26,7 +26,7 @@ impl<K, V> Default for Cache<K, V> {
     }
 }
 
-impl<K: Eq + Hash, V: Clone> Cache<K, V> {
+impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
     pub fn get(&mut self, key: &K) -> Option<V> {
         if let Some(value) = self.young.get(key) {
             return Some(value.clone());
@@ -41,6 +41,14 @@ impl<K: Eq + Hash, V: Clone> Cache<K, V> {
             self.old = std::mem::take(&mut self.young);
         }
         self.young.insert(key, value);
+    }
+
+    /// Puts a new value where there is one of that key.
+    pub fn replace(&mut self, key: &K, value: impl FnOnce() -> V) {
+        match self.young.get_mut(key) {
+            Some(old) => *old = value(),
+            None => drop(self.old.remove(key).map(|_| self.put(key.clone(), value()))),
+        }
     }
 
     pub fn remove(&mut self, key: &K) {
@@ -77,8 +85,12 @@ mod tests {
         for n in 100..100 + GENERATION {
             cache.put(n, 0);
         }
-        cache.put(7, 2);
+        cache.replace(&7, || 2);
         assert_eq!(cache.get(&7), Some(2));
+        cache.replace(&7, || 3);
+        assert_eq!(cache.get(&7), Some(3));
+        cache.replace(&8, || 3);
+        assert_eq!(cache.get(&8), None, "nobody asked for it");
         cache.remove(&7);
         assert_eq!(cache.get(&7), None);
     }

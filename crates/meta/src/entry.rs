@@ -32,7 +32,7 @@ pub(crate) fn lookup<S: Store>(
     let ino = match name {
         Name::Dot => parent,
         Name::DotDot => dir.parent,
-        Name::Plain(name) => txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino,
+        Name::Plain(name) => txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino,
     };
     Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
 }
@@ -93,13 +93,13 @@ fn opened<S: Store>(
     open: Option<Access>,
     created: bool,
 ) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+    let is_file = txn.peek(ino, Inode::is_file)?;
     let cap = match open {
         // Whoever makes a file may use it as asked, whatever its mode.
-        Some(access) if inode.is_file() => Some(attr::grant(txn, key, ino, access)?),
+        Some(access) if is_file => Some(attr::grant(txn, key, ino, access)?),
         _ => None,
     };
-    Ok(MetaReply::Created { attr: txn.inode(ino)?.attr(ino), cap, created })
+    Ok(MetaReply::Created { attr: txn.peek(ino, |inode| inode.attr(ino))?, cap, created })
 }
 
 /// A new inode as it is to be in `dir`, without number and name.

@@ -26,6 +26,7 @@ mod cache;
 mod check;
 mod entry;
 mod error;
+mod hash;
 mod inode;
 mod keys;
 mod orphan;
@@ -41,4 +42,4 @@ mod xattr;
 
 pub use error::OpenError;
 pub use shard::{Config, Context, Meta};
-pub use store::{FaultyStore, FjallStore, MemoryStore, Store, StoreError};
+pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};

@@ -13,6 +13,7 @@
 
 use crate::Context;
 use crate::error::Outcome;
+use crate::hash;
 use crate::keys;
 use crate::record::{decode_reply, decode_reply_seq};
 use crate::state::State;
@@ -20,7 +21,6 @@ use crate::store::Store;
 use std::collections::HashMap;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::{ClientId, Errno};
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
 
 /// Slots remembered in memory. Past it, all are forgotten and read again
 /// from the store as they are used.
@@ -48,7 +48,7 @@ pub(crate) enum Admission {
 /// What is known of the slots.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    slots: HashMap<(ClientId, u32), (u64, Last), Xxh3DefaultBuilder>,
+    slots: HashMap<(ClientId, u32), (u64, Last), hash::Build>,
 }
 
 impl Sessions {

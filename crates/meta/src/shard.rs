@@ -6,7 +6,7 @@ use crate::keys;
 use crate::record::encode_reply;
 use crate::session::{Admission, Sessions};
 use crate::state::State;
-use crate::store::{Store, StoreError};
+use crate::store::{Chore, Store, StoreError};
 use crate::txn::Txn;
 use crate::{attr, check, entry, orphan, rename, xattr};
 use std::collections::BTreeSet;
@@ -230,6 +230,12 @@ impl<S: Store> Meta<S> {
     /// commit.
     pub fn take_garbage_nodes(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.garbage).into_iter().collect()
+    }
+
+    /// Work of the store that waits, if there is some; any thread may do it. To be asked for after
+    /// commits.
+    pub fn take_chore(&mut self) -> Option<Chore> {
+        self.state.store.take_chore()
     }
 
     /// Closes the shard, without a commit, and hands the store back.

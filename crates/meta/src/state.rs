@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::error::{OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
-use crate::record::Shard;
+use crate::record::{Entry, Shard};
 use crate::store::{Change, Store, StoreError};
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -32,8 +32,8 @@ pub(crate) struct State<S> {
     pub store: S,
     overlay: BTreeMap<Key, Option<Vec<u8>>>,
     inode_cache: Cache<Ino, Arc<Inode>>,
-    /// Entry records by key, and keys where there is none.
-    entry_cache: Cache<Key, Option<Vec<u8>>>,
+    /// Entries that were looked up in the store's tables, and keys where there is none.
+    entry_cache: Cache<Key, Option<Entry>>,
     shard: Shard,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
@@ -49,9 +49,10 @@ pub(crate) struct State<S> {
 
 impl<S: Store> State<S> {
     /// Reads the shard record, or makes it in an empty store.
-    pub fn open(store: S, volume: VolumeId, wanted: ShardId) -> Result<State<S>, OpenError> {
-        let shard = match store.get(&keys::shard())? {
-            Some(bytes) => Shard::decode(&bytes)?,
+    pub fn open(mut store: S, volume: VolumeId, wanted: ShardId) -> Result<State<S>, OpenError> {
+        let record = store.get(&keys::shard())?;
+        let shard = match &record {
+            Some(bytes) => Shard::decode(bytes)?,
             None => {
                 let mut used = false;
                 store.scan(&[], &[], &mut |_, _| {
@@ -71,6 +72,11 @@ impl<S: Store> State<S> {
         }
         if shard.shard != wanted {
             return Err(OpenError::Shard { found: shard.shard, wanted });
+        }
+        if record.is_some_and(|record| record != shard.encode()) {
+            // An older version wrote it, and must not touch it once this one has.
+            store.commit(&[(keys::shard(), Some(shard.encode()))])?;
+            store.sync()?;
         }
         Ok(State {
             store,
@@ -144,21 +150,35 @@ impl<S: Store> State<S> {
         }
     }
 
+    /// What is at `key`, where memory holds it.
+    fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
+        match self.overlay.get(key) {
+            Some(value) => Some(value.as_deref()),
+            None => self.store.known(key),
+        }
+    }
+
     pub fn put(&mut self, key: Key, value: Option<Vec<u8>>) {
         if key.first() == Some(&keys::tag::ENTRY) {
-            self.entry_cache.put(key.clone(), value.clone());
+            self.entry_cache.remove(&key);
         }
         self.overlay.insert(key, value);
     }
 
-    /// The entry record at `key`, from the cache or the records.
-    pub fn entry(&mut self, key: &Key) -> Result<Option<Vec<u8>>, StoreError> {
-        if let Some(value) = self.entry_cache.get(key) {
-            return Ok(value);
+    /// The entry at `key`, from memory or the tables. From there it is put into the cache with
+    /// `again`, when it may be asked for again: not before it is changed.
+    pub fn entry(&mut self, key: &Key, again: bool) -> Outcome<Option<Entry>> {
+        if let Some(known) = self.known(key) {
+            return Ok(known.map(Entry::decode).transpose()?);
         }
-        let value = self.get(key)?;
-        self.entry_cache.put(key.clone(), value.clone());
-        Ok(value)
+        if let Some(entry) = self.entry_cache.get(key) {
+            return Ok(entry);
+        }
+        let entry = self.store.get(key)?.map(|record| Entry::decode(&record)).transpose()?;
+        if again {
+            self.entry_cache.put(key.clone(), entry);
+        }
+        Ok(entry)
     }
 
     /// The inode, from the cache or the records.
@@ -166,15 +186,20 @@ impl<S: Store> State<S> {
         if let Some(inode) = self.inode_cache.get(&ino) {
             return Ok(Some(inode));
         }
-        let Some(bytes) = self.get(&keys::inode(ino))? else { return Ok(None) };
-        let inode = Arc::new(Inode::decode(&bytes)?);
+        let key = keys::inode(ino);
+        let inode = match self.known(&key) {
+            Some(record) => record.map(Inode::decode).transpose()?,
+            None => self.store.get(&key)?.map(|record| Inode::decode(&record)).transpose()?,
+        };
+        let Some(inode) = inode.map(Arc::new) else { return Ok(None) };
         self.inode_cache.put(ino, inode.clone());
         Ok(Some(inode))
     }
 
     pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
         self.put(keys::inode(ino), Some(inode.encode()));
-        self.inode_cache.put(ino, Arc::new(inode));
+        // A new one is not asked for again by everybody who makes many.
+        self.inode_cache.replace(&ino, || Arc::new(inode));
     }
 
     pub fn delete_inode(&mut self, ino: Ino) {
@@ -239,7 +264,7 @@ impl<S: Store> State<S> {
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
         }
         let batch: Vec<Change> = std::mem::take(&mut self.overlay).into_iter().collect();
-        match self.with_store(|store| store.commit(&batch)) {
+        match self.with_store(|store| store.commit_owned(batch)) {
             Ok(()) => {
                 self.committed_inodes = self.shard.inodes;
                 Ok(())
@@ -368,12 +393,17 @@ mod tests {
         assert!(matches!(open(VOLUME, ShardId(1), store.clone()), Err(OpenError::Shard { .. })));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 2;
-        newer.change(&(b"S".to_vec(), Some(record)));
+        record[8] = 3;
+        newer.change(&(b"S".to_vec(), Some(record.clone())));
         assert!(matches!(
             open(VOLUME, ShardId(0), newer),
-            Err(OpenError::Newer { found: 2, known: 1 })
+            Err(OpenError::Newer { found: 3, known: 2 })
         ));
+        let mut older = store.clone();
+        record[8] = 1;
+        older.change(&(b"S".to_vec(), Some(record)));
+        let older = open(VOLUME, ShardId(0), older).expect("opens").store;
+        assert_eq!(older.get(b"S").expect("get"), store.get(b"S").expect("get"), "now newer");
         let mut headless = store;
         headless.change(&(b"S".to_vec(), None));
         headless.change(&(b"I00000000".to_vec(), Some(vec![1])));

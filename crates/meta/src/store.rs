@@ -9,7 +9,9 @@ use std::ops::ControlFlow;
 pub mod faulty;
 pub mod fjall;
 mod journal;
+mod log;
 pub mod memory;
+mod recent;
 
 pub use self::faulty::FaultyStore;
 pub use self::fjall::FjallStore;
@@ -21,6 +23,9 @@ pub type Change = (Vec<u8>, Option<Vec<u8>>);
 /// Longest key we make, in bytes: an entry or attribute key with the longest name.
 pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
 
+/// Work that a store leaves to be done beside it. Any thread may do it; the store goes on meanwhile.
+pub type Chore = Box<dyn FnOnce() + Send>;
+
 /// What visits a pair during a scan and says whether to go on.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
@@ -31,6 +36,12 @@ pub trait Store {
     /// # Errors
     /// Those of the disk.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
+
+    /// What [`Store::get`] would say, where that is known without looking at the disk: `None`
+    /// where it is not.
+    fn known(&self, _key: &[u8]) -> Option<Option<&[u8]>> {
+        None
+    }
 
     /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in
     /// key order, until it breaks.
@@ -50,6 +61,14 @@ pub trait Store {
     /// [`StoreError::Poisoned`] until it is opened again.
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError>;
 
+    /// As [`Store::commit`], of a batch that the caller has no further use for.
+    ///
+    /// # Errors
+    /// As [`Store::commit`].
+    fn commit_owned(&mut self, batch: Vec<Change>) -> Result<(), StoreError> {
+        self.commit(&batch)
+    }
+
     /// Makes everything committed survive a power cut. When a power cut comes
     /// first, a prefix of the commits survives, none in part.
     ///
@@ -63,6 +82,12 @@ pub trait Store {
     /// accepts removals.
     fn has_room(&mut self) -> bool {
         true
+    }
+
+    /// Work that waits, if there is some: to be asked for after commits. What nobody takes, the
+    /// store does during a later commit.
+    fn take_chore(&mut self) -> Option<Chore> {
+        None
     }
 }
 

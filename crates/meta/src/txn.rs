@@ -93,6 +93,18 @@ impl<'a, S: Store> Txn<'a, S> {
         self.find(ino)?.ok_or_else(|| Errno::ESTALE.into())
     }
 
+    /// What `look` sees in the inode.
+    ///
+    /// # Errors
+    /// As [`Txn::inode`]
+    pub fn peek<T>(&mut self, ino: Ino, look: impl FnOnce(&Inode) -> T) -> Outcome<T> {
+        match self.inodes.iter().find(|(i, _)| *i == ino) {
+            Some((_, Some(inode))) => Ok(look(inode)),
+            Some((_, None)) => Err(Errno::ESTALE.into()),
+            None => Ok(look(&*self.inode(ino)?)),
+        }
+    }
+
     /// The inode, to be changed.
     ///
     /// # Errors
@@ -190,14 +202,20 @@ impl<'a, S: Store> Txn<'a, S> {
         keys::entry(dir, keys::name_hash(self.state.seed(), name), name)
     }
 
-    /// The entry `name` of `dir`.
+    /// The entry `name` of `dir`, to be changed.
     pub fn entry(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
         let key = self.entry_key(dir, name);
-        let value = match self.written(&key) {
-            Some(value) => value.clone(),
-            None => self.state.entry(&key)?,
-        };
-        Ok(value.map(|v| Entry::decode(&v)).transpose()?)
+        match self.written(&key) {
+            Some(Some(value)) => Ok(Some(Entry::decode(value)?)),
+            Some(None) => Ok(None),
+            None => self.state.entry(&key, false),
+        }
+    }
+
+    /// The entry `name` of `dir`, for an operation that writes nothing.
+    pub fn look_up(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
+        let key = self.entry_key(dir, name);
+        self.state.entry(&key, true)
     }
 
     /// Fails with `ENOSPC` where the disk has no room for more records.
@@ -273,13 +291,13 @@ impl<'a, S: Store> Txn<'a, S> {
     /// Returns whether it has no name left.
     pub fn settle(&mut self, ino: Ino, keep: bool) -> Outcome<bool> {
         let client = self.ctx.client;
-        let inode = self.inode(ino)?;
-        if inode.nlink > 0 {
+        let (named, dead) = self.peek(ino, |inode| (inode.nlink > 0, inode.is_dead()))?;
+        if named {
             return Ok(false);
         }
         if keep {
             self.keep(ino, client)?;
-        } else if inode.is_dead() {
+        } else if dead {
             self.kill(ino)?;
         }
         Ok(true)
@@ -288,7 +306,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// Notes that `client` has handles on an inode that may lose, or has no, name.
     pub fn keep(&mut self, ino: Ino, client: tatami_wire::ClientId) -> Outcome<()> {
         let key = keys::orphan(client, ino);
-        if self.inode(ino)?.keepers == 0 || self.get(&key)?.is_none() {
+        if self.peek(ino, |inode| inode.keepers)? == 0 || self.get(&key)?.is_none() {
             self.edit(ino)?.keepers += 1;
             self.put(key, vec![1]);
         }
@@ -297,18 +315,20 @@ impl<'a, S: Store> Txn<'a, S> {
 
     /// Removes an inode and everything that hangs on it. Its objects become garbage.
     pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
-        let inode = self.inode(ino)?;
-        if inode.xattr_list > 0 {
+        let (attributes, writers) = self.peek(ino, |i| (i.xattr_list > 0, i.writers > 0))?;
+        let (unsettled, touched) = self.peek(ino, |i| (i.unsettled, i.touched))?;
+        if attributes {
             self.delete_under(&keys::of_ino(tag::XATTR, ino))?;
         }
-        if inode.writers > 0 {
+        if writers {
             self.delete_under(&keys::of_ino(tag::WRITER, ino))?;
         }
-        if inode.unsettled {
+        if unsettled {
             self.delete(keys::unsettled(ino));
         }
-        if inode.touched {
-            for (node, _) in inode.layout.pieces() {
+        if touched {
+            let layout = self.peek(ino, |inode| inode.layout)?;
+            for (node, _) in layout.pieces() {
                 self.put(keys::garbage(node, ino), vec![1]);
                 self.garbage.push(node);
             }

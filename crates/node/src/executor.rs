@@ -121,6 +121,7 @@ impl Executor {
     pub(crate) fn run(mut self) -> Shards<FjallStore> {
         let mut events = Events::with_capacity(EVENTS);
         self.tell_condition();
+        self.give_chores_away();
         while !self.shared.stop.is_set() {
             let timeout = self.patience();
             match self.poll.poll(&mut events, timeout) {
@@ -267,6 +268,17 @@ impl Executor {
         // The room is used again.
         self.round = round;
         self.tell_condition();
+        self.give_chores_away();
+    }
+
+    /// Has the stores' chores done by a thread of their own: they take long.
+    fn give_chores_away(&mut self) {
+        while let Some(chore) = self.shards.take_chore() {
+            let spawned = std::thread::Builder::new().name("tables".to_owned()).spawn(chore);
+            if let Err(e) = spawned {
+                tracing::error!(error = %e, "cannot start a thread for a store; it tries again");
+            }
+        }
     }
 
     /// Sends what the round recalls, and keeps the answers that must wait for it.

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use tatami_meta::{Config, Context, FjallStore, Meta, OpenError, Store};
+use tatami_meta::{Chore, Config, Context, FjallStore, Meta, OpenError, Store};
 use tatami_wire::handshake::Identity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Errno, NodeId, ShardId};
@@ -138,6 +138,11 @@ impl<S: Store> Shards<S> {
             (shard, result)
         };
         self.metas.iter_mut().map(sync).collect()
+    }
+
+    /// Work of a store that waits, if there is some; any thread may do it.
+    pub(crate) fn take_chore(&mut self) -> Option<Chore> {
+        self.metas.values_mut().find_map(Meta::take_chore)
     }
 
     /// Number of inodes on all shards.

@@ -1,4 +1,5 @@
-//! What a power cut leaves of fjall's journal, made readable again.
+//! What a power cut leaves of fjall's journal, made readable again. Our own commits go to our own
+//! log; versions before the log wrote them there.
 //!
 //! A disk may write the pages of a file in any order. After a power cut, the part
 //! of the journal that was not synced can have holes: a batch with zeros in it, and whole ones
@@ -53,12 +54,22 @@ pub(super) fn mend(path: &Path) -> io::Result<Option<Cut>> {
     let mut file = OpenOptions::new().read(true).write(true).open(path)?;
     let len = file.metadata()?.len();
     let at = whole(&file, len)?;
-    let end = last_nonzero(&mut file, at)?;
+    cut(&mut file, path, at)
+}
+
+/// Cuts `file` off at byte `at`, if something that is not zero follows.
+///
+/// # Errors
+/// Those of the disk.
+pub(super) fn cut(file: &mut File, path: &Path, at: u64) -> io::Result<Option<Cut>> {
+    let end = last_nonzero(file, at)?;
     if end <= at {
         return Ok(None);
     }
-    let kept = path.with_extension("jnl.cut");
-    let kept = keep(&mut file, at, end, &kept).ok().map(|()| kept);
+    let mut name = path.as_os_str().to_owned();
+    name.push(".cut");
+    let kept = PathBuf::from(name);
+    let kept = keep(file, at, end, &kept).ok().map(|()| kept);
     file.set_len(at)?;
     file.sync_all()?;
     Ok(Some(Cut { at, bytes: end - at, kept }))
@@ -87,7 +98,7 @@ fn whole(file: &File, len: u64) -> io::Result<u64> {
 }
 
 /// The end of what is not zero, from `from` on.
-fn last_nonzero(file: &mut File, from: u64) -> io::Result<u64> {
+pub(super) fn last_nonzero(file: &mut File, from: u64) -> io::Result<u64> {
     file.seek(SeekFrom::Start(from))?;
     let mut buffer = vec![0; BUFFER];
     let (mut at, mut end) = (from, from);

@@ -9,6 +9,9 @@ use tatami_meta::{Context, FjallStore, Meta, OpenError};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
 use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
 
+/// The first log of a store.
+const LOG: &str = "00000001.log";
+
 fn open(path: &Path) -> FjallStore {
     FjallStore::open(path).expect("opens")
 }
@@ -62,49 +65,50 @@ fn a_copy_of_the_files_of_a_running_store_has_all_commits() {
 }
 
 #[test]
-fn a_torn_batch_at_the_end_of_the_journal_is_dropped_whole() {
+fn a_torn_batch_at_the_end_of_the_log_is_dropped_whole() {
     let dir = tempfile::tempdir().expect("directory");
     let live = dir.path().join("live");
     let mut store = open(&live);
     store.commit(&[put("first", "1")]).expect("commit");
+    store.commit(&[put("log", "1")]).expect("commit");
     let marker = [b'm'; 3000];
     let pair = |n: u8| (vec![b's', n], Some(marker.to_vec()));
     store.commit(&[pair(1), pair(2)]).expect("commit");
-    let journal = std::fs::read(live.join("0.jnl")).expect("journal");
-    let last =
-        journal.windows(3000).rposition(|w| w == marker).expect("the batch is in the journal");
+    let log = std::fs::read(live.join(LOG)).expect("log");
+    let last = log.windows(3000).rposition(|w| w == marker).expect("the batch is in the log");
     for cut in [last + 2999, last, last - 1500, last - 3000] {
         let copy = dir.path().join(format!("cut{cut}"));
         copy_tree(&live, &copy);
-        let file = std::fs::OpenOptions::new().write(true).open(copy.join("0.jnl"));
-        file.expect("journal").set_len(cut as u64).expect("cut");
+        let file = std::fs::OpenOptions::new().write(true).open(copy.join(LOG));
+        file.expect("log").set_len(cut as u64).expect("cut");
         let mut after = open(&copy);
-        assert_eq!(keys(&after, "", ""), ["first"], "cut at {cut}");
+        assert_eq!(keys(&after, "", ""), ["first", "log"], "cut at {cut}");
         after.commit(&[put("next", "2")]).expect("commit");
         drop(after);
-        assert_eq!(keys(&open(&copy), "", ""), ["first", "next"]);
+        assert_eq!(keys(&open(&copy), "", ""), ["first", "log", "next"]);
     }
 }
 
-/// A disk that had written a later page of the journal and not an earlier one when the
+/// A disk that had written a later page of the log and not an earlier one when the
 /// power went.
 #[test]
-fn a_hole_in_the_journal_ends_it() {
+fn a_hole_in_the_log_ends_it() {
     let dir = tempfile::tempdir().expect("directory");
     let live = dir.path().join("live");
     let mut store = open(&live);
     for n in 0..50u8 {
         store.commit(&[(vec![n], Some(vec![n + 1; 3000]))]).expect("commit");
     }
-    let mut bytes = std::fs::read(live.join("0.jnl")).expect("journal");
+    let mut bytes = std::fs::read(live.join(LOG)).expect("log");
     let used = bytes.iter().rposition(|b| *b != 0).expect("used");
     bytes.truncate(used + 8192);
     for page in (0..=used / 4096).step_by(9) {
         let copy = dir.path().join(format!("page{page}"));
         copy_tree(&live, &copy);
         let mut holed = bytes.clone();
-        holed[page * 4096..][..4096].fill(0);
-        std::fs::write(copy.join("0.jnl"), &holed).expect("write");
+        // The header of 36 bytes was synced before anything was written behind it.
+        holed[(page * 4096).max(36)..][..4096].fill(0);
+        std::fs::write(copy.join(LOG), &holed).expect("write");
         let mut after = open(&copy);
         assert!(after.cut().is_some() || page == used / 4096, "page {page}");
         let mut found = Vec::new();
@@ -114,12 +118,145 @@ fn a_hole_in_the_journal_ends_it() {
         };
         after.scan(&[], &[], &mut visit).expect("scan");
         assert!(found.iter().copied().eq(0..found.len() as u8), "a prefix");
-        // A batch takes 3,046 bytes.
-        let before = page * 4096 / 3046;
+        // The first batch went to a table; the others take 3,019 bytes each.
+        let before = 1 + (page * 4096).saturating_sub(36) / 3019;
         assert!((before.saturating_sub(1)..=before).contains(&found.len()), "page {page}");
         after.commit(&[put("next", "2")]).expect("commit");
         drop(after);
         assert!(open(&copy).get(b"next").expect("get").is_some());
+    }
+}
+
+/// What a store of logs and tables must hold: numbers, each under its own key, which change and go.
+struct Numbers {
+    store: FjallStore,
+    now: std::collections::BTreeMap<Vec<u8>, Vec<u8>>,
+}
+
+impl Numbers {
+    /// Commits changes that fill a log or more. Every fifth key is removed again, half of
+    /// those at once; every seventh is written anew in each call.
+    fn fill(&mut self, round: u32, mut after_each: impl FnMut(&mut FjallStore)) {
+        let mut change = |store: &mut FjallStore, key: String, value: Option<Vec<u8>>| {
+            match &value {
+                Some(value) => self.now.insert(key.clone().into_bytes(), value.clone()),
+                None => self.now.remove(key.as_bytes()),
+            };
+            store.commit(&[(key.into_bytes(), value)]).expect("commit");
+            after_each(store);
+        };
+        for n in 0..1200 {
+            let value = || Some([&round.to_le_bytes()[..], &[n as u8; 60_000]].concat());
+            change(&mut self.store, format!("r{round} {n}"), value());
+            if n % 7 == 0 {
+                change(&mut self.store, format!("often {n}"), Some(vec![round as u8; 9]));
+            }
+            if n % 10 == 0 {
+                change(&mut self.store, format!("r{round} {n}"), None);
+            } else if n % 5 == 0 && round > 0 {
+                change(&mut self.store, format!("r{} {n}", round - 1), None);
+            }
+        }
+    }
+
+    fn check(&self, store: &FjallStore) {
+        let mut found = std::collections::BTreeMap::new();
+        let mut visit = |k: &[u8], v: &[u8]| {
+            found.insert(k.to_vec(), v.to_vec());
+            ControlFlow::Continue(())
+        };
+        store.scan(&[], &[], &mut visit).expect("scan");
+        assert!(found == self.now, "a scan shows all and nothing else");
+        for n in (0..1200).step_by(13) {
+            let key = format!("r0 {n}").into_bytes();
+            assert!(store.get(&key).expect("get").as_ref() == self.now.get(&key), "get");
+        }
+    }
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "the caller is the test")]
+fn what_leaves_the_log_for_a_table_stays_what_it_was() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let store = open(&live);
+    let mut numbers = Numbers { store, now: std::collections::BTreeMap::new() };
+    let mut threads = Vec::new();
+    for round in 0..5 {
+        numbers.fill(round, |store| match (round, store.take_chore()) {
+            // Somebody took it and did not do it: it is made again.
+            (1, chore) => drop(chore),
+            (2, Some(chore)) => threads.push(std::thread::spawn(chore)),
+            (_, chore) => chore.into_iter().for_each(|chore| chore()),
+        });
+        numbers.check(&numbers.store);
+        let Numbers { store, now } = numbers;
+        // Closing writes nothing: what is read again is what a kill leaves.
+        drop(store);
+        numbers = Numbers { store: open(&live), now };
+        numbers.check(&numbers.store);
+    }
+    assert!(!live.join(LOG).exists(), "the first log is in a table");
+    threads.into_iter().for_each(|thread| thread.join().expect("the chore"));
+}
+
+#[test]
+fn a_store_that_waits_for_nobody_does_its_chores_itself() {
+    let dir = tempfile::tempdir().expect("directory");
+    let mut numbers = Numbers { store: open(dir.path()), now: std::collections::BTreeMap::new() };
+    for round in 0..3 {
+        numbers.fill(round, |_| {});
+    }
+    numbers.check(&numbers.store);
+    let logs = std::fs::read_dir(dir.path()).expect("list");
+    let logs =
+        logs.filter(|f| f.as_ref().is_ok_and(|f| f.path().extension().is_some_and(|e| e == "log")));
+    assert!(logs.count() <= 2, "logs go");
+    let Numbers { store, now } = numbers;
+    drop(store);
+    let numbers = Numbers { store: open(dir.path()), now };
+    numbers.check(&numbers.store);
+}
+
+/// A log that ends before the next one says that it ended has lost something that was synced.
+#[test]
+fn a_log_that_misses_its_end_is_told() {
+    let dir = tempfile::tempdir().expect("directory");
+    let mut store = open(dir.path());
+    for n in 0..1200u32 {
+        store.commit(&[(n.to_be_bytes().to_vec(), Some(vec![1; 60_000]))]).expect("commit");
+    }
+    assert!(dir.path().join("00000002.log").exists(), "a second log has begun");
+    drop(store.take_chore());
+    drop(store);
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
+    file.set_len(1 << 20).expect("cut");
+    match FjallStore::open(dir.path()).map(|_| ()) {
+        Err(StoreError::Damaged { .. }) => {}
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// Versions before the log committed to fjall's own journal.
+#[test]
+fn a_store_of_the_version_before_the_log_is_taken_over() {
+    let dir = tempfile::tempdir().expect("directory");
+    let db = fjall::Database::builder(dir.path()).open().expect("opens");
+    let keyspace = db.keyspace("meta", fjall::KeyspaceCreateOptions::default).expect("opens");
+    for n in 0..100u8 {
+        keyspace.insert([b'k', n], [n]).expect("insert");
+    }
+    drop((db, keyspace));
+    let mut store = open(dir.path());
+    for round in 0..3u8 {
+        assert_eq!(keys(&store, "", "k").len(), 100 - usize::from(round));
+        store
+            .commit(&[(vec![b'k', round], None), (vec![b'k', 99], Some(vec![round]))])
+            .expect("commit");
+        drop(store);
+        store = open(dir.path());
+        assert_eq!(store.get(&[b'k', round]).expect("get"), None);
+        assert_eq!(store.get(&[b'k', 99]).expect("get"), Some(vec![round]));
     }
 }
 
@@ -174,10 +311,10 @@ fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
     assert!(matches!(refused, OpenError::Volume { .. }));
     let mut store = open(dir.path());
     let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
-    shard[8] = 2;
+    shard[8] = 3;
     store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
     let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Newer { found: 2, known: 1 }), "{refused}");
+    assert!(matches!(refused, OpenError::Newer { found: 3, known: 2 }), "{refused}");
 }
 
 #[test]
