@@ -37,6 +37,12 @@ pub struct Threads {
 }
 
 const STACK_BYTES: usize = 1 << 20;
+/// So many threads more than the base may be idle before one ends. Whoever gets an
+/// answer often has its next question here before the thread that answered is
+/// idle again, so that all seem busy for a moment; if the thread that is started
+/// then ended at once, threads would come and go with every few requests, and
+/// cost more than the requests.
+const SPARE: usize = 16;
 
 struct Shared<H> {
     handler: Arc<H>,
@@ -174,8 +180,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
             tracing::warn!(%error, "no further thread for requests");
         }
         dispatch(shared, device, &buffer[..len], &mut room);
-        // Twice the base before threads end, lest they come and go all the time.
-        if shared.idle.fetch_add(1, SeqCst) >= 2 * shared.threads.base {
+        if shared.idle.fetch_add(1, SeqCst) >= shared.threads.base + SPARE {
             shared.idle.fetch_sub(1, SeqCst);
             return End::NotNeeded;
         }
