@@ -3,6 +3,7 @@
 use crate::Client;
 use crate::connection::Connection;
 use crate::delegations::{Delegations, uptime};
+use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,6 +15,11 @@ use tatami_wire::{Errno, NodeId};
 /// First and longest pause before a node that does not answer is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_millis(250);
+/// Longest pause before a node that lets us in and then delegates nothing (its
+/// disk may be full) is tried again.
+const EMPTY_LONGEST: Duration = Duration::from_secs(5);
+/// Pause before a node is tried again that does not let us in.
+const REFUSED: Duration = Duration::from_secs(60);
 /// How long one wait for news is at most; after it, the next begins.
 const WAIT: Duration = Duration::from_secs(60);
 /// We tell that we are alive so many times in a term.
@@ -36,24 +42,58 @@ impl Client {
         let peer = self.peer(node)?;
         let mut pause = PAUSE;
         loop {
-            match peer.connect_recalls() {
-                Ok(mut connection) => {
+            let (shortest, longest) = match hold_once(peer, stop) {
+                Ended::Stopped => return Ok(()),
+                Ended::Lost => {
                     pause = PAUSE;
-                    peer.delegations.begin();
-                    let ended = serve(&mut connection, &peer.delegations, stop);
-                    // Before the connection is closed: that says that we have forgotten all.
-                    peer.delegations.end();
-                    match ended {
-                        Ok(()) => return Ok(()),
-                        Err(error) => tracing::debug!(%node, %error, "recall connection ended"),
-                    }
+                    (PAUSE, PAUSE_LONGEST)
                 }
-                Err(error) => tracing::debug!(%node, %error, "nothing is delegated to us"),
-            }
+                Ended::Away => (PAUSE, PAUSE_LONGEST),
+                Ended::Empty => (PAUSE, EMPTY_LONGEST),
+                Ended::Refused => (REFUSED, REFUSED),
+            };
+            pause = pause.clamp(shortest, longest);
             if is_readable(&[stop], pause) {
                 return Ok(());
             }
-            pause = (pause * 2).min(PAUSE_LONGEST);
+            pause *= 2;
+        }
+    }
+}
+
+/// How holding delegations has ended.
+enum Ended {
+    /// It is time to stop.
+    Stopped,
+    /// The connection broke.
+    Lost,
+    /// There is no connection.
+    Away,
+    /// The connection broke before anything was delegated.
+    Empty,
+    /// The node lets nobody like us in.
+    Refused,
+}
+
+fn hold_once(peer: &Peer, stop: BorrowedFd<'_>) -> Ended {
+    let node = peer.node;
+    let mut connection = match peer.connect_recalls() {
+        Ok(connection) => connection,
+        Err(error) => {
+            tracing::debug!(%node, %error, "nothing is delegated to us");
+            return if error.may_pass() { Ended::Away } else { Ended::Refused };
+        }
+    };
+    peer.delegations.begin();
+    let ended = serve(&mut connection, &peer.delegations, stop);
+    let served = peer.delegations.are_on();
+    // Before the connection is closed: that says that we have forgotten all.
+    peer.delegations.end();
+    match ended {
+        Ok(()) => Ended::Stopped,
+        Err(error) => {
+            tracing::debug!(%node, %error, "recall connection ended");
+            if served { Ended::Lost } else { Ended::Empty }
         }
     }
 }

@@ -385,8 +385,8 @@ fn chmod(ino: Ino, mode: u16) -> MetaOp {
 fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     let volume = Volume::new(1);
     let _node = volume.start(0);
-    let (attr, _) = Session::new(volume.tcp(0), 9).create("file", 0);
-    let other = Session::new(volume.tcp(0), 9).create("other", 0).0;
+    let mut maker = Session::new(volume.tcp(0), 9);
+    let (attr, other) = (maker.create("file", 0).0, maker.create("other", 0).0);
     // Nothing is delegated to who cannot be asked for it.
     let get = MetaOp::GetAttr { ino: attr.ino };
     assert_eq!(Asked::new(&volume, 1, get.clone()).answer().1, None);
@@ -413,6 +413,7 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     assert!(a.holds_up(&changing) && a.holds_up(&reading));
     let elsewhere = Asked::new(&volume, 4, MetaOp::GetAttr { ino: other.ino });
     assert!(elsewhere.answer().0.is_ok());
+    assert!(a.holds_up(&changing));
     a.give_back(id);
     assert!(changing.answer().0.is_ok());
     let (seen, _) = reading.answer();
