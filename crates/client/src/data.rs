@@ -16,7 +16,7 @@ use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::object::{
     AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekFor,
 };
-use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, Piece, Timestamp};
+use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Piece, Timestamp};
 
 /// One open file. Its methods take explicit offsets, so that threads may share
 /// it. Closing is dropping; call [`DataFile::flush`] before, to hear of writes
@@ -42,7 +42,7 @@ impl Client {
     /// # Errors
     /// `ENXIO` when the file's node is not in the cluster map.
     pub fn data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
-        let Layout::Whole { node } = attr.layout;
+        let node = attr.layout.node();
         let peer = self.peer(node)?.clone();
         let place = if self.home() == Some(node) {
             Place::Here { peer, file: Mutex::new(None) }

@@ -4,8 +4,9 @@
 //! It does no I/O and knows no servers beyond their numbers, so that every
 //! rule here can be tested against a byte-by-byte model.
 //!
-//! Today a file is `whole`: one object on one node, the one where its creator
-//! runs. Striped and tiled layouts are further variants of the same enum.
+//! A file is `whole`: one object on one node, the one where its creator runs; or
+//! `tiled`: over that object, its base, lie tiles in further objects, the pieces of
+//! many writers, each on its writer's node. The layout itself knows the base only.
 
 use serde::{Deserialize, Serialize};
 
@@ -23,12 +24,46 @@ impl std::fmt::Display for NodeId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Piece(pub u32);
 
+impl Piece {
+    /// The base: the whole of a whole file, and of a tiled file what no tile covers.
+    pub const BASE: Piece = Piece(0);
+    /// Most pieces that one file gets over its life: their objects have numbers.
+    pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
+
+    /// The object that holds the bytes of piece `number` of a tiled file, from 1 to
+    /// [`Piece::TILED_MAX`].
+    pub fn bytes_of(number: u32) -> Piece {
+        Piece(number.saturating_mul(2).saturating_sub(1))
+    }
+
+    /// The object that holds the journal of piece `number`: which tiles it has got since
+    /// they were published last.
+    pub fn journal_of(number: u32) -> Piece {
+        Piece(number.saturating_mul(2))
+    }
+
+    /// The number of the piece that this object is a part of; 0 for the base.
+    pub fn number(self) -> u32 {
+        self.0.div_ceil(2)
+    }
+
+    /// Whether this object is the journal of a piece.
+    pub fn is_journal(self) -> bool {
+        self.0 > 0 && self.0.is_multiple_of(2)
+    }
+}
+
 /// How the bytes of one file are spread over objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layout {
     /// The whole file is piece 0, on one node.
     Whole {
         /// The node that keeps the object.
+        node: NodeId,
+    },
+    /// Pieces of many writers, whose tiles the shard keeps beside the inode, lie over piece 0.
+    Tiled {
+        /// The node that keeps piece 0, the base.
         node: NodeId,
     },
 }
@@ -48,45 +83,45 @@ pub struct Extent {
     pub len: u64,
 }
 
+/// Of a tiled file a layout knows the base only: what these methods tell is what would be
+/// so without tiles. Who must know better asks the shard for the tiles.
 impl Layout {
+    /// The node that keeps piece 0.
+    pub fn node(&self) -> NodeId {
+        match *self {
+            Layout::Whole { node } | Layout::Tiled { node } => node,
+        }
+    }
+
+    /// Whether tiles may lie over piece 0.
+    pub fn is_tiled(&self) -> bool {
+        matches!(self, Layout::Tiled { .. })
+    }
+
     /// Splits the byte range `offset .. offset + len` of the file into extents,
     /// in file order and without gaps. A range that would pass the end of the
     /// 64-bit offset space is cut there.
     pub fn extents(&self, offset: u64, len: u64) -> impl Iterator<Item = Extent> + use<> {
-        let len = len.min(u64::MAX - offset);
-        match *self {
-            Layout::Whole { node } => (len > 0)
-                .then_some(Extent {
-                    file_offset: offset,
-                    node,
-                    piece: Piece(0),
-                    object_offset: offset,
-                    len,
-                })
-                .into_iter(),
-        }
+        let (node, len) = (self.node(), len.min(u64::MAX - offset));
+        let extent =
+            Extent { file_offset: offset, node, piece: Piece::BASE, object_offset: offset, len };
+        (len > 0).then_some(extent).into_iter()
     }
 
     /// The file offset of byte `object_offset` of `piece`, or `None` when the
     /// layout has no such piece. The inverse of [`Layout::extents`].
     pub fn file_offset(&self, piece: Piece, object_offset: u64) -> Option<u64> {
-        match *self {
-            Layout::Whole { .. } => (piece == Piece(0)).then_some(object_offset),
-        }
+        (piece == Piece::BASE).then_some(object_offset)
     }
 
     /// The size of a file whose objects have the sizes that `size_of` tells.
     pub fn file_size(&self, size_of: impl Fn(NodeId, Piece) -> u64) -> u64 {
-        match *self {
-            Layout::Whole { node } => size_of(node, Piece(0)),
-        }
+        size_of(self.node(), Piece::BASE)
     }
 
     /// All objects of the file.
     pub fn pieces(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
-        match *self {
-            Layout::Whole { node } => std::iter::once((node, Piece(0))),
-        }
+        std::iter::once((self.node(), Piece::BASE))
     }
 }
 
@@ -99,8 +134,11 @@ mod tests {
         /// Every byte of a range lies in exactly one extent, and the extent
         /// leads back to the byte.
         #[test]
-        fn extents_cover_and_invert(node in 0u16..8, offset in 0u64..1 << 40, len in 0u64..5000) {
-            let layout = Layout::Whole { node: NodeId(node) };
+        fn extents_cover_and_invert(
+            node in 0u16..8, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
+        ) {
+            let node = NodeId(node);
+            let layout = if tiled { Layout::Tiled { node } } else { Layout::Whole { node } };
             let mut at = offset;
             for e in layout.extents(offset, len) {
                 prop_assert_eq!(e.file_offset, at);
@@ -124,6 +162,18 @@ mod tests {
         assert_eq!(last.len(), 1);
         assert_eq!(last[0].len, 3);
         assert_eq!(layout.extents(u64::MAX, 1).count(), 0);
+    }
+
+    #[test]
+    fn objects_of_a_piece_lead_back_to_it() {
+        assert_eq!((Piece::BASE.number(), Piece::BASE.is_journal()), (0, false));
+        for number in [1, 2, 77, Piece::TILED_MAX] {
+            let (bytes, journal) = (Piece::bytes_of(number), Piece::journal_of(number));
+            assert_eq!((bytes.number(), bytes.is_journal()), (number, false));
+            assert_eq!((journal.number(), journal.is_journal()), (number, true));
+        }
+        assert_eq!(Piece::bytes_of(1), Piece(1));
+        assert_eq!(Piece::journal_of(1), Piece(2));
     }
 
     #[test]

@@ -11,6 +11,7 @@ pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
 
 const VERSION: u8 = 1;
 const LAYOUT_WHOLE: u8 = 1;
+const LAYOUT_TILED: u8 = 2;
 
 /// An inode, in memory. Its number is the key it lies under.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,8 +150,11 @@ impl Inode {
         for n in [self.keepers, self.writers, self.xattr_list, self.xattr_bytes] {
             out.extend_from_slice(&n.to_le_bytes());
         }
-        let Layout::Whole { node } = self.layout;
-        out.extend_from_slice(&[flags, LAYOUT_WHOLE]);
+        let (layout, node) = match self.layout {
+            Layout::Whole { node } => (LAYOUT_WHOLE, node),
+            Layout::Tiled { node } => (LAYOUT_TILED, node),
+        };
+        out.extend_from_slice(&[flags, layout]);
         out.extend_from_slice(&node.0.to_le_bytes());
         Acl::encode(self.acl.as_deref(), &mut out);
         Acl::encode(self.default_acl.as_deref(), &mut out);
@@ -172,10 +176,15 @@ impl Inode {
         let (keepers, writers) = (r.u32()?, r.u32()?);
         let (xattr_list, xattr_bytes) = (r.u32()?, r.u32()?);
         let flags = r.u8()?;
-        if r.u8()? != LAYOUT_WHOLE || flags & !flag::ALL != 0 || mode > 0o7777 {
+        let (layout, node) = (r.u8()?, NodeId(r.u16()?));
+        let layout = match layout {
+            LAYOUT_WHOLE => Layout::Whole { node },
+            LAYOUT_TILED => Layout::Tiled { node },
+            _ => return Err(bad),
+        };
+        if flags & !flag::ALL != 0 || mode > 0o7777 {
             return Err(bad);
         }
-        let layout = Layout::Whole { node: NodeId(r.u16()?) };
         let acl = Acl::decode(&mut r)?.map(Arc::new);
         let default_acl = Acl::decode(&mut r)?.map(Arc::new);
         let len = usize::from(r.u16()?);
@@ -248,7 +257,8 @@ mod tests {
     #[test]
     fn an_inode_reads_as_it_was_written() {
         let plain = Inode::new(Kind::File, 0o644, 0, 0, Timestamp::from_sec(9));
-        for inode in [rich(), plain] {
+        let tiled = Inode { layout: Layout::Tiled { node: NodeId(3) }, ..plain.clone() };
+        for inode in [rich(), plain, tiled] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
     }
