@@ -1,0 +1,182 @@
+//! Where the objects of a file are.
+//!
+//! A file is `whole`: one object on one node, the one where its creator runs; or
+//! `tiled`: over that object, its base, lie tiles in further objects, the pieces of
+//! many writers, each on its writer's node. The layout itself knows the base only.
+
+use serde::{Deserialize, Serialize};
+
+/// The number of a node (a machine with a daemon) within one volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct NodeId(pub u16);
+
+impl std::fmt::Display for NodeId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// The number of one object of a file: objects of a file count from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Piece(pub u32);
+
+impl Piece {
+    /// The base: the whole of a whole file, and of a tiled file what no tile covers.
+    pub const BASE: Piece = Piece(0);
+    /// Most pieces that one file gets over its life: their objects have numbers.
+    pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
+
+    /// The object that holds the bytes of piece `number` of a tiled file, from 1 to
+    /// [`Piece::TILED_MAX`].
+    pub fn bytes_of(number: u32) -> Piece {
+        Piece(number.saturating_mul(2).saturating_sub(1))
+    }
+
+    /// The object that holds the journal of piece `number`: which tiles it has got since
+    /// they were published last.
+    pub fn journal_of(number: u32) -> Piece {
+        Piece(number.saturating_mul(2))
+    }
+
+    /// The number of the piece that this object is a part of; 0 for the base.
+    pub fn number(self) -> u32 {
+        self.0.div_ceil(2)
+    }
+
+    /// Whether this object is the journal of a piece.
+    pub fn is_journal(self) -> bool {
+        self.0 > 0 && self.0.is_multiple_of(2)
+    }
+}
+
+/// How the bytes of one file are spread over objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Layout {
+    /// The whole file is piece 0, on one node.
+    Whole {
+        /// The node that keeps the object.
+        node: NodeId,
+    },
+    /// Pieces of many writers, whose tiles the shard keeps beside the inode, lie over piece 0.
+    Tiled {
+        /// The node that keeps piece 0, the base.
+        node: NodeId,
+    },
+}
+
+/// A run of bytes that is contiguous both in the file and in one object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// First byte, counted from the start of the file.
+    pub file_offset: u64,
+    /// The node that keeps the object.
+    pub node: NodeId,
+    /// Which object of the file.
+    pub piece: Piece,
+    /// First byte, counted from the start of the object.
+    pub object_offset: u64,
+    /// Length in bytes, never 0.
+    pub len: u64,
+}
+
+/// Of a tiled file a layout knows the base only: what these methods tell is what would be
+/// so without tiles. Who must know better asks the shard for the tiles.
+impl Layout {
+    /// The node that keeps piece 0.
+    pub fn node(&self) -> NodeId {
+        match *self {
+            Layout::Whole { node } | Layout::Tiled { node } => node,
+        }
+    }
+
+    /// Whether tiles may lie over piece 0.
+    pub fn is_tiled(&self) -> bool {
+        matches!(self, Layout::Tiled { .. })
+    }
+
+    /// Splits the byte range `offset .. offset + len` of the file into extents,
+    /// in file order and without gaps. A range that would pass the end of the
+    /// 64-bit offset space is cut there.
+    pub fn extents(&self, offset: u64, len: u64) -> impl Iterator<Item = Extent> + use<> {
+        let (node, len) = (self.node(), len.min(u64::MAX - offset));
+        let extent =
+            Extent { file_offset: offset, node, piece: Piece::BASE, object_offset: offset, len };
+        (len > 0).then_some(extent).into_iter()
+    }
+
+    /// The file offset of byte `object_offset` of `piece`, or `None` when the
+    /// layout has no such piece. The inverse of [`Layout::extents`].
+    pub fn file_offset(&self, piece: Piece, object_offset: u64) -> Option<u64> {
+        (piece == Piece::BASE).then_some(object_offset)
+    }
+
+    /// The size of a file whose objects have the sizes that `size_of` tells.
+    pub fn file_size(&self, size_of: impl Fn(NodeId, Piece) -> u64) -> u64 {
+        size_of(self.node(), Piece::BASE)
+    }
+
+    /// All objects of the file.
+    pub fn pieces(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
+        std::iter::once((self.node(), Piece::BASE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Every byte of a range lies in exactly one extent, and the extent
+        /// leads back to the byte.
+        #[test]
+        fn extents_cover_and_invert(
+            node in 0u16..8, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
+        ) {
+            let node = NodeId(node);
+            let layout = if tiled { Layout::Tiled { node } } else { Layout::Whole { node } };
+            let mut at = offset;
+            for e in layout.extents(offset, len) {
+                prop_assert_eq!(e.file_offset, at);
+                prop_assert!(e.len > 0);
+                for probe in [0, e.len / 2, e.len - 1] {
+                    prop_assert_eq!(
+                        layout.file_offset(e.piece, e.object_offset + probe),
+                        Some(e.file_offset + probe)
+                    );
+                }
+                at += e.len;
+            }
+            prop_assert_eq!(at, offset + len);
+        }
+    }
+
+    #[test]
+    fn a_range_at_the_end_of_the_offset_space_is_cut() {
+        let layout = Layout::Whole { node: NodeId(0) };
+        let last: Vec<_> = layout.extents(u64::MAX - 3, 100).collect();
+        assert_eq!(last.len(), 1);
+        assert_eq!(last[0].len, 3);
+        assert_eq!(layout.extents(u64::MAX, 1).count(), 0);
+    }
+
+    #[test]
+    fn objects_of_a_piece_lead_back_to_it() {
+        assert_eq!((Piece::BASE.number(), Piece::BASE.is_journal()), (0, false));
+        for number in [1, 2, 77, Piece::TILED_MAX] {
+            let (bytes, journal) = (Piece::bytes_of(number), Piece::journal_of(number));
+            assert_eq!((bytes.number(), bytes.is_journal()), (number, false));
+            assert_eq!((journal.number(), journal.is_journal()), (number, true));
+        }
+        assert_eq!(Piece::bytes_of(1), Piece(1));
+        assert_eq!(Piece::journal_of(1), Piece(2));
+    }
+
+    #[test]
+    fn other_pieces_do_not_belong_to_a_whole_file() {
+        let layout = Layout::Whole { node: NodeId(2) };
+        assert_eq!(layout.file_offset(Piece(1), 0), None);
+        assert_eq!(layout.pieces().collect::<Vec<_>>(), vec![(NodeId(2), Piece(0))]);
+        assert_eq!(layout.file_size(|n, _| u64::from(n.0) * 10), 20);
+    }
+}

@@ -1,0 +1,168 @@
+//! What the records of tiled files say, and what is wrong with them.
+
+use super::survey::Survey;
+use super::{Mend, Problem};
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Key, Parsed, tag};
+use crate::store::Store;
+use crate::tiled::{PieceRecord, Tiled, end_of_encoded};
+use crate::txn::Txn;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use tatami_wire::{Ino, Layout};
+
+/// What lies beside one inode.
+#[derive(Default)]
+pub(super) struct Beside {
+    /// The `T` record; `None` inside for one that does not read.
+    tiled: Option<Option<Tiled>>,
+    /// Pieces that read, and those of them that are open.
+    pieces: u32,
+    open: u32,
+    blocks: u64,
+    end: u64,
+    /// Highest number that a piece has, or had.
+    highest: u32,
+    /// Keys of pieces that do not read.
+    damaged: Vec<(u32, Key)>,
+    /// Numbers of pieces, and whether each is open.
+    numbers: BTreeMap<u32, bool>,
+}
+
+/// Gathers the records of the range, and reports those of inodes that are not there.
+pub(super) fn take<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
+    let mut lost: Vec<(Ino, &'static str, Key)> = Vec::new();
+    txn.scan(&[tag::TILED], &[tag::TILED], &mut |key, value| {
+        let Some(Parsed::Tiled(ino)) = keys::parse(key) else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        if survey.lives(ino) {
+            let beside = survey.tiled.entry(ino).or_default();
+            beside.tiled = Some(Tiled::decode(value).ok());
+        } else if survey.covers(ino) {
+            lost.push((ino, "record of pieces", key.to_vec()));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    txn.scan(&[tag::PIECE], &[tag::PIECE], &mut |key, value| {
+        let Some(Parsed::Piece { ino, number }) = keys::parse(key) else {
+            return Ok(ControlFlow::Continue(()));
+        };
+        if survey.lives(ino) {
+            survey.tiled.entry(ino).or_default().add(number, key, value);
+        } else if survey.covers(ino) {
+            lost.push((ino, "piece", key.to_vec()));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    for (ino, what, key) in lost {
+        let what = format!("{what} of an inode that is not there");
+        survey.problem(ino, what, Mend::Write(vec![(key, None)]));
+    }
+    take_dropped(survey, txn)
+}
+
+/// Objects that are to be removed although a piece needs them.
+fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
+    let mut wrong: Vec<(Ino, u32, Key)> = Vec::new();
+    txn.scan(&[tag::DROPPED], &[tag::DROPPED], &mut |key, _| {
+        if let Some(Parsed::Dropped { ino, object, .. }) = keys::parse(key)
+            && let Some(beside) = survey.tiled.get_mut(&ino)
+        {
+            let number = object.number();
+            beside.highest = beside.highest.max(number);
+            let needed = match beside.numbers.get(&number) {
+                Some(open) => *open || !object.is_journal(),
+                None => false,
+            };
+            if needed {
+                wrong.push((ino, number, key.to_vec()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    for (ino, number, key) in wrong {
+        let what = format!("an object of piece {number} is marked as garbage although it is in use");
+        survey.problem(ino, what, Mend::Write(vec![(key, None)]));
+    }
+    Ok(())
+}
+
+impl Beside {
+    fn add(&mut self, number: u32, key: &[u8], value: &[u8]) {
+        self.highest = self.highest.max(number);
+        let cuts = self.tiled.iter().flatten().flat_map(|tiled| tiled.cuts.clone());
+        let cuts: Vec<_> = cuts.collect();
+        let read = PieceRecord::decode(value).and_then(|record| {
+            let end = end_of_encoded(&record.tiles, &cuts)?;
+            Ok((record, end))
+        });
+        let Ok((record, end)) = read else {
+            self.damaged.push((number, key.to_vec()));
+            return;
+        };
+        self.pieces += 1;
+        self.open += u32::from(record.writer.is_some());
+        self.blocks = self.blocks.saturating_add(record.blocks);
+        self.end = self.end.max(end);
+        self.numbers.insert(number, record.writer.is_some());
+    }
+
+    /// The `T` record as it should be.
+    fn right(&self, inode: &Inode) -> Tiled {
+        let known = self.tiled.clone().flatten();
+        let was_known = known.is_some();
+        let mut tiled = known.unwrap_or_else(|| Tiled::default().over(inode.size, inode.blocks));
+        tiled.next = tiled.next.max(self.highest.saturating_add(1));
+        (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);
+        // A cut file's end is no more than its tiles', and may be told from before other cuts.
+        if !was_known || tiled.end < self.end || !self.damaged.is_empty() {
+            tiled.end = self.end;
+        }
+        tiled
+    }
+}
+
+/// Judges one inode that is there.
+pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec<Problem>) {
+    let mut problem = |what: String, mend| problems.push(Problem { ino, what, mend });
+    let Some(beside) = survey.tiled.get(&ino) else {
+        if inode.pieces || inode.layout.is_tiled() {
+            let layout = Layout::Whole { node: inode.layout.node() };
+            let what = "the record of its pieces is not there".to_owned();
+            let set = move |inode: &mut Inode| (inode.pieces, inode.layout) = (false, layout);
+            problem(what, Mend::Set(Box::new(set)));
+        }
+        return;
+    };
+    for (number, key) in &beside.damaged {
+        let what = format!("the tiles of its piece {number} do not read");
+        problem(what, Mend::Write(vec![(key.clone(), None)]));
+    }
+    let right = beside.right(inode);
+    if beside.tiled.as_ref().and_then(|tiled| tiled.as_ref()) != Some(&right) {
+        let what = format!(
+            "the record of its pieces should tell of {}, {} of them open",
+            right.pieces, right.open
+        );
+        problem(what, Mend::Write(vec![(keys::tiled(ino), Some(right.encode()))]));
+    }
+    let tiled = right.pieces > 0 || inode.layout.is_tiled();
+    if !inode.pieces || inode.layout.is_tiled() != tiled {
+        let what = "it has pieces and does not say so".to_owned();
+        let layout = Layout::Tiled { node: inode.layout.node() };
+        let set = move |inode: &mut Inode| {
+            inode.pieces = true;
+            if tiled {
+                inode.layout = layout;
+            }
+        };
+        problem(what, Mend::Set(Box::new(set)));
+    }
+    if tiled && inode.size != right.size() {
+        let size = right.size();
+        let what = format!("with its tiles it has {size} bytes, it says {}", inode.size);
+        problem(what, Mend::Set(Box::new(move |inode: &mut Inode| inode.size = size)));
+    }
+}

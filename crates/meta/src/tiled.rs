@@ -1,0 +1,414 @@
+//! Tiled files: pieces, their tiles, and where the file was cut.
+//!
+//! Beside the inode of such a file lies a `T` record with what is true of all pieces, and a `P`
+//! record a piece with its tiles. The size of the file is the largest of three: the
+//! base, the end of the tiles as far as no cut took them, and what the last cut left.
+//! All of it is learnt here, from tiles that are decoded when they are published, so that
+//! no client is believed a size.
+//!
+//! A piece is open while the client that made it has the file open for writing. When that has
+//! ended without a last publication, the file goes on the list of those to be settled:
+//! the journals of such pieces are read there for the last time.
+
+mod record;
+
+pub(crate) use record::{PieceRecord, Tiled};
+
+use crate::attr::{check_state, is_later};
+use crate::error::Outcome;
+use crate::inode::Inode;
+use crate::keys::{self, Key, Parsed, tag};
+use crate::permission::{self, want};
+use crate::record::Damaged;
+use crate::store::Store;
+use crate::txn::Txn;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use tatami_layout::{Index, PieceTiles};
+use tatami_wire::meta::{DataState, MetaReply};
+use tatami_wire::tiles::{
+    ADD_MAX, CUTS_MAX, Cut, Growth, PAGE_BYTES, PAGE_PIECES, PARTS_MAX, PIECES_MAX, Page, Part,
+    PieceInfo, TILES_MAX,
+};
+use tatami_wire::{ClientId, Errno, FILE_SIZE_MAX, Ino, Layout, NodeId, Piece, SetAttr};
+
+/// Stamps lie below this, so that there is always a later one.
+const STAMP_END: u64 = 1 << 63;
+
+/// Makes pieces; the file is tiled from now on.
+pub(crate) fn add_pieces<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    nodes: &[(NodeId, u32)],
+) -> Outcome<MetaReply> {
+    let old = writable(txn, ino)?;
+    let wanted = nodes.iter().fold(0u32, |sum, (_, count)| sum.saturating_add(*count));
+    if wanted == 0 || wanted > ADD_MAX || nodes.len() > ADD_MAX as usize {
+        return Err(Errno::EINVAL.into());
+    }
+    txn.need_room()?;
+    let mut tiled = match load(txn, ino, &old)? {
+        Some(tiled) if old.layout.is_tiled() => tiled,
+        known => known.unwrap_or_default().over(old.size, old.blocks),
+    };
+    let left = Piece::TILED_MAX.saturating_sub(tiled.next);
+    if tiled.pieces.saturating_add(wanted) > PIECES_MAX || wanted > left {
+        return Err(Errno::EFBIG.into());
+    }
+    let first = tiled.next;
+    let writer = Some(txn.ctx.client);
+    for (node, count) in nodes {
+        for _ in 0..*count {
+            let record = PieceRecord { node: *node, writer, blocks: 0, tiles: Vec::new() };
+            txn.put(keys::piece(ino, tiled.next), record.encode());
+            tiled.next += 1;
+        }
+    }
+    tiled.pieces += wanted;
+    tiled.open += wanted;
+    tiled.version += 1;
+    let stamp = tick(txn, &mut tiled);
+    put(txn, ino, &tiled);
+    let layout = Layout::Tiled { node: old.layout.node() };
+    if old.layout != layout {
+        txn.edit(ino)?.layout = layout;
+    }
+    let inode = txn.edit_hidden(ino)?;
+    inode.pieces = true;
+    inode.touched = true;
+    Ok(MetaReply::Pieces { first, stamp })
+}
+
+/// Replaces the tiles of some pieces, adds cuts, and notes what the base is now.
+pub(crate) fn publish<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    parts: &[Part],
+    cuts: &[Cut],
+    base: Option<&DataState>,
+) -> Outcome<MetaReply> {
+    let old = writable(txn, ino)?;
+    check_parts(parts, cuts)?;
+    base.map_or(Ok(()), check_state)?;
+    if !old.layout.is_tiled() {
+        return Err(Errno::ESTALE.into());
+    }
+    txn.need_room()?;
+    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+    for cut in cuts {
+        tiled.stamp = tiled.stamp.max(cut.stamp);
+        tiled.cut(*cut)?;
+    }
+    let mut told = BTreeMap::new();
+    for part in parts {
+        told.insert(part.piece, publish_part(txn, ino, &mut tiled, part)?);
+    }
+    if cuts.is_empty() {
+        tiled.end = told.into_values().fold(tiled.end, u64::max);
+    } else {
+        tiled.end = end_of_all(txn, ino, &tiled.cuts, told)?;
+    }
+    tiled.version += 1;
+    let now = txn.now();
+    let base = base.filter(|base| is_later(base, old.changed, tiled.base_size));
+    if let Some(base) = base {
+        (tiled.base_size, tiled.base_blocks) = (base.size, base.blocks);
+    }
+    put(txn, ino, &tiled);
+    let inode = txn.edit(ino)?;
+    (inode.size, inode.blocks) = (tiled.size(), tiled.storage());
+    inode.ctime = inode.ctime.moved_to(now);
+    inode.mtime = base.map_or(inode.ctime, |base| base.mtime);
+    inode.changed = base.map_or(inode.changed, |base| base.changed);
+    Ok(MetaReply::Attr(inode.attr(ino)))
+}
+
+fn check_parts(parts: &[Part], cuts: &[Cut]) -> Result<(), Errno> {
+    if parts.len() > PARTS_MAX || cuts.len() > CUTS_MAX {
+        return Err(Errno::E2BIG);
+    }
+    // Each piece once: then its record is the one in the store.
+    if !parts.is_sorted_by(|a, b| a.piece < b.piece) {
+        return Err(Errno::EINVAL);
+    }
+    if cuts.iter().any(|cut| cut.stamp >= STAMP_END || cut.size > FILE_SIZE_MAX) {
+        return Err(Errno::EINVAL);
+    }
+    Ok(())
+}
+
+/// Replaces the tiles of one piece. Returns the end of what it has of the file.
+fn publish_part<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    tiled: &mut Tiled,
+    part: &Part,
+) -> Outcome<u64> {
+    if part.tiles.len() > TILES_MAX {
+        return Err(Errno::E2BIG.into());
+    }
+    let key = keys::piece(ino, part.piece);
+    let old = txn.state.get(&key)?.ok_or(Errno::ESTALE)?;
+    let old = PieceRecord::decode(&old)?;
+    if old.writer.is_none() {
+        return Err(Errno::ESTALE.into());
+    }
+    let tiles = PieceTiles::decode(&part.tiles).map_err(|_| Errno::EINVAL)?;
+    let latest = tiles.tiles().iter().map(|tile| tile.stamp).max().unwrap_or(0);
+    if latest >= STAMP_END {
+        return Err(Errno::EINVAL.into());
+    }
+    tiled.stamp = tiled.stamp.max(latest);
+    tiled.blocks = tiled.blocks.saturating_sub(old.blocks).saturating_add(part.blocks);
+    let writer = old.writer.filter(|_| !part.close);
+    if writer.is_none() {
+        tiled.open = tiled.open.saturating_sub(1);
+        drop_object(txn, old.node, ino, Piece::journal_of(part.piece));
+    }
+    let record =
+        PieceRecord { node: old.node, writer, blocks: part.blocks, tiles: part.tiles.to_vec() };
+    txn.put(key, record.encode());
+    end_of(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG.into())
+}
+
+/// The end of what tiles have of a file that was cut so.
+fn end_of(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, Damaged> {
+    let cuts = cuts.iter().map(|cut| tatami_layout::Cut { stamp: cut.stamp, size: cut.size });
+    // No base: it is counted elsewhere.
+    let index = Index::with_base(vec![(Piece::bytes_of(1), tiles)], cuts.collect(), 0, u64::MAX);
+    if index.size() > FILE_SIZE_MAX { Err(Damaged("tiles")) } else { Ok(index.size()) }
+}
+
+/// The end of what an encoded piece has of a file.
+pub(crate) fn end_of_encoded(tiles: &[u8], cuts: &[Cut]) -> Result<u64, Damaged> {
+    if tiles.is_empty() {
+        return Ok(0);
+    }
+    end_of(PieceTiles::decode(tiles).map_err(|_| Damaged("tiles"))?, cuts)
+}
+
+/// The end of all pieces; `known` are ends of pieces that are not in the store yet.
+fn end_of_all<S: Store>(
+    txn: &Txn<'_, S>,
+    ino: Ino,
+    cuts: &[Cut],
+    known: BTreeMap<u32, u64>,
+) -> Outcome<u64> {
+    let mut end = known.values().copied().max().unwrap_or(0);
+    let prefix = keys::of_ino(tag::PIECE, ino);
+    txn.scan(&prefix, &prefix, &mut |key, value| {
+        if let Some(Parsed::Piece { number, .. }) = keys::parse(key)
+            && !known.contains_key(&number)
+        {
+            end = end.max(end_of_encoded(&PieceRecord::decode(value)?.tiles, cuts)?);
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(end)
+}
+
+/// A page of pieces.
+pub(crate) fn tiles<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    after: u32,
+    limit: u32,
+) -> Outcome<MetaReply> {
+    let inode = txn.inode(ino)?;
+    if !inode.is_file() {
+        return Err(Errno::EINVAL.into());
+    }
+    let Some(tiled) = load(txn, ino, &inode)?.filter(|_| inode.layout.is_tiled()) else {
+        let page = Page { end: true, base_size: inode.size, ..Page::default() };
+        return Ok(MetaReply::Tiles(page));
+    };
+    let (mut found, mut bytes, mut end) = (Vec::new(), 0, true);
+    let limit = limit.clamp(1, PAGE_PIECES) as usize;
+    if let Some(from) = after.checked_add(1) {
+        let prefix = keys::of_ino(tag::PIECE, ino);
+        txn.scan(&keys::piece(ino, from), &prefix, &mut |key, value| {
+            let Some(Parsed::Piece { number, .. }) = keys::parse(key) else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            if found.len() == limit || bytes >= PAGE_BYTES {
+                end = false;
+                return Ok(ControlFlow::Break(()));
+            }
+            bytes += value.len();
+            found.push((number, PieceRecord::decode(value)?));
+            Ok(ControlFlow::Continue(()))
+        })?;
+    }
+    let mut writes: BTreeMap<ClientId, bool> = BTreeMap::new();
+    let mut pieces = Vec::with_capacity(found.len());
+    for (piece, record) in found {
+        let growth = match record.writer {
+            None => Growth::Closed,
+            Some(client) => {
+                let open = match writes.get(&client) {
+                    Some(open) => *open,
+                    None => txn.get(&keys::writer(ino, client))?.is_some(),
+                };
+                writes.insert(client, open);
+                if open { Growth::Open } else { Growth::Abandoned }
+            }
+        };
+        pieces.push(PieceInfo { piece, node: record.node, growth, tiles: record.tiles.into() });
+    }
+    let cuts = if after == 0 { tiled.cuts } else { Vec::new() };
+    let (version, base_size) = (tiled.version, tiled.base_size);
+    Ok(MetaReply::Tiles(Page { pieces, end, cuts, version, base_size }))
+}
+
+/// Cuts a tiled file, whose base is `size` bytes long by now, and tells its size and
+/// storage. Cut to nothing, it loses all closed pieces, and with the last one is whole again.
+pub(crate) fn cut<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    size: u64,
+    set: &SetAttr,
+) -> Outcome<(u64, u64)> {
+    let old = txn.inode(ino)?;
+    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+    // Of a base that was written since, its writer has told.
+    if set.changed.is_none_or(|changed| changed >= old.changed) {
+        tiled.base_size = size;
+        tiled.base_blocks = set.blocks.unwrap_or(tiled.base_blocks);
+    }
+    let stamp = tick(txn, &mut tiled);
+    if size == 0 {
+        drop_closed(txn, ino, &mut tiled)?;
+    }
+    if tiled.pieces == 0 {
+        tiled.cuts.clear();
+        txn.edit(ino)?.layout = Layout::Whole { node: old.layout.node() };
+    } else if tiled.size() > size || tiled.open > 0 {
+        tiled.cut(Cut { stamp, size })?;
+    }
+    tiled.end = tiled.end.min(size);
+    tiled.version += 1;
+    put(txn, ino, &tiled);
+    Ok((tiled.size(), tiled.storage()))
+}
+
+fn drop_closed<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &mut Tiled) -> Outcome<()> {
+    let mut closed: Vec<(u32, NodeId, u64)> = Vec::new();
+    let prefix = keys::of_ino(tag::PIECE, ino);
+    txn.scan(&prefix, &prefix, &mut |key, value| {
+        let record = PieceRecord::decode(value)?;
+        if let Some(Parsed::Piece { number, .. }) = keys::parse(key)
+            && record.writer.is_none()
+        {
+            closed.push((number, record.node, record.blocks));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    for (number, node, blocks) in closed {
+        txn.delete(keys::piece(ino, number));
+        drop_object(txn, node, ino, Piece::bytes_of(number));
+        tiled.pieces = tiled.pieces.saturating_sub(1);
+        tiled.blocks = tiled.blocks.saturating_sub(blocks);
+    }
+    Ok(())
+}
+
+fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: Piece) {
+    txn.add_garbage(node, keys::dropped(node, ino, object));
+}
+
+/// What a writer of the base of a tiled file has told of it, as size and storage of the
+/// file; `None` for what is older than what is known.
+pub(crate) fn base_told<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    old: &Inode,
+    state: &DataState,
+) -> Outcome<Option<DataState>> {
+    let mut tiled = load(txn, ino, old)?.ok_or(Damaged("tiled file"))?;
+    if !is_later(state, old.changed, tiled.base_size) {
+        return Ok(None);
+    }
+    if (tiled.base_size, tiled.base_blocks) != (state.size, state.blocks) {
+        (tiled.base_size, tiled.base_blocks) = (state.size, state.blocks);
+        put(txn, ino, &tiled);
+    }
+    Ok(Some(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state }))
+}
+
+/// As [`base_told`], of what was learnt after a writer's death: no smaller than before.
+pub(crate) fn learn<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    state: &DataState,
+) -> Outcome<DataState> {
+    let old = txn.inode(ino)?;
+    let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
+    tiled.base_size = tiled.base_size.max(state.size);
+    tiled.base_blocks = state.blocks;
+    put(txn, ino, &tiled);
+    Ok(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state })
+}
+
+/// A client has the file not open for writing any more: if it leaves open pieces behind,
+/// their journals must be read.
+pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+    if !txn.peek(ino, |inode| inode.layout.is_tiled() && !inode.unsettled)? {
+        return Ok(());
+    }
+    let inode = txn.inode(ino)?;
+    if load(txn, ino, &inode)?.is_some_and(|tiled| tiled.open > 0) {
+        txn.edit_hidden(ino)?.unsettled = true;
+        txn.put(keys::unsettled(ino), vec![1]);
+    }
+    Ok(())
+}
+
+/// Removes all records of pieces. Returns the nodes that keep, or kept, some.
+pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeSet<NodeId>> {
+    let (mut nodes, mut keys): (_, Vec<Key>) = (BTreeSet::new(), vec![keys::tiled(ino)]);
+    let prefix = keys::of_ino(tag::PIECE, ino);
+    txn.scan(&prefix, &prefix, &mut |key, value| {
+        // The objects of one that does not read are found by the next check.
+        if let Ok(record) = PieceRecord::decode(value) {
+            nodes.insert(record.node);
+        }
+        keys.push(key.to_vec());
+        Ok(ControlFlow::Continue(()))
+    })?;
+    keys.into_iter().for_each(|key| txn.delete(key));
+    Ok(nodes)
+}
+
+/// The inode, if the client may write its bytes: because it has it open for that, or could.
+fn writable<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
+    let inode = txn.inode(ino)?;
+    if !inode.is_file() {
+        return Err(Errno::EINVAL.into());
+    }
+    let mark = keys::writer(ino, txn.ctx.client);
+    if inode.writers == 0 || txn.get(&mark)?.is_none() {
+        permission::check(&inode, txn.cred, want::WRITE)?;
+    }
+    Ok(inode)
+}
+
+fn load<S: Store>(txn: &Txn<'_, S>, ino: Ino, inode: &Inode) -> Outcome<Option<Tiled>> {
+    if !inode.pieces {
+        return Ok(None);
+    }
+    let record = txn.get(&keys::tiled(ino))?.ok_or(Damaged("tiled file"))?;
+    Ok(Some(Tiled::decode(&record)?))
+}
+
+fn put<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &Tiled) {
+    txn.put(keys::tiled(ino), tiled.encode());
+}
+
+/// A stamp later than all that the file knows.
+fn tick<S: Store>(txn: &Txn<'_, S>, tiled: &mut Tiled) -> u64 {
+    let now = txn.now();
+    let micros = now.sec.saturating_mul(1_000_000).saturating_add(i64::from(now.nsec) / 1000);
+    tiled.stamp = (tiled.stamp + 1).max(u64::try_from(micros).unwrap_or(0));
+    tiled.stamp
+}
