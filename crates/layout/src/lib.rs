@@ -11,6 +11,7 @@
 
 mod code;
 mod index;
+pub mod journal;
 mod piece;
 mod runs;
 mod shape;

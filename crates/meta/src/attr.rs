@@ -6,6 +6,7 @@ use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
 use crate::permission::{self, want};
 use crate::store::Store;
+use crate::tiled;
 use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -35,12 +36,20 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     }
     let (cred, now) = (txn.cred, txn.now());
     check_set(&old, cred, set)?;
+    let cut = match set.size {
+        Some(size) if old.layout.is_tiled() => Some(tiled::cut(txn, ino, size, set)?),
+        _ => None,
+    };
     let inode = txn.edit(ino)?;
     inode.ctime = inode.ctime.moved_to(now);
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
         let changed = set.changed.unwrap_or(inode.changed);
-        if changed >= inode.changed {
+        if let Some((size, blocks)) = cut {
+            inode.size = size;
+            inode.blocks = blocks;
+            inode.changed = inode.changed.max(changed);
+        } else if changed >= inode.changed {
             inode.size = size;
             inode.blocks = set.blocks.unwrap_or(inode.blocks);
             inode.changed = changed;
@@ -214,8 +223,12 @@ pub(crate) fn commit<S: Store>(
         }
         check_state(state)?;
         let now = txn.now();
-        let news = (old.size, old.blocks, old.mtime) != (state.size, state.blocks, state.mtime);
-        if news && is_later(state, &old) {
+        let state = match old.layout.is_tiled() {
+            true => tiled::base_told(txn, ino, &old, state)?,
+            false => Some(*state).filter(|state| is_later(state, old.changed, old.size)),
+        };
+        let news = |s: &DataState| (old.size, old.blocks, old.mtime) != (s.size, s.blocks, s.mtime);
+        if let Some(state) = state.filter(news) {
             let inode = txn.edit(ino)?;
             inode.size = state.size;
             inode.blocks = state.blocks;
@@ -238,7 +251,7 @@ pub(crate) fn commit<S: Store>(
 fn unmark<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mark: Key) -> Outcome<()> {
     txn.edit_hidden(ino)?.writers -= 1;
     txn.delete(mark);
-    Ok(())
+    tiled::abandon(txn, ino)
 }
 
 /// Files that the client has not open for writing any more.
@@ -260,8 +273,8 @@ pub(crate) fn closed<S: Store>(txn: &mut Txn<'_, S>, inos: &[Ino]) -> Outcome<Me
 ///
 /// A disk notes the time of a write before it makes the file longer: who looks meanwhile sees
 /// the new time with the old size. Of two states of the same time, the longer is the later.
-fn is_later(state: &DataState, known: &Inode) -> bool {
-    (state.changed, state.size) >= (known.changed, known.size)
+pub(crate) fn is_later(state: &DataState, changed: Timestamp, size: u64) -> bool {
+    (state.changed, state.size) >= (changed, size)
 }
 
 pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {

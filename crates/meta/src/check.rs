@@ -8,7 +8,8 @@
 //! - an inode has as many names as its link count says; one without names is kept by somebody;
 //! - a directory has one name, knows the directory that it lies in, counts its entries and
 //!   subdirectories, and the root is among its ancestors;
-//! - side records (attributes, writers, keepers, unsettled, garbage) agree with their inode.
+//! - side records (attributes, writers, keepers, unsettled, garbage, pieces) agree with their inode;
+//! - tiles read, and with its tiles a file has the size that it says.
 //!
 //! A check goes over the inodes in number order, some at a time. Each step looks
 //! at all entries once, so it is better to take many inodes in one step.
@@ -23,6 +24,7 @@ use tatami_wire::meta::{Finding, MetaReply};
 use tatami_wire::{Errno, Ino};
 
 mod judge;
+mod pieces;
 mod survey;
 
 /// Most inodes examined in one step.

@@ -42,6 +42,8 @@ pub(crate) struct Inode {
     pub touched: bool,
     /// A writer died: the size must be learnt from the objects (`U` record).
     pub unsettled: bool,
+    /// It has, or had, pieces (a `T` record).
+    pub pieces: bool,
     /// Number of clients that keep it beyond its last name (`O` records).
     pub keepers: u32,
     /// Number of clients that have it open for writing (`W` records).
@@ -60,7 +62,8 @@ mod flag {
     pub const LINKABLE: u8 = 1;
     pub const TOUCHED: u8 = 2;
     pub const UNSETTLED: u8 = 4;
-    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED;
+    pub const PIECES: u8 = 8;
+    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES;
 }
 
 impl Inode {
@@ -86,6 +89,7 @@ impl Inode {
             linkable: false,
             touched: false,
             unsettled: false,
+            pieces: false,
             keepers: 0,
             writers: 0,
             xattr_list: 0,
@@ -135,7 +139,8 @@ impl Inode {
         let mut out = Vec::with_capacity(160 + self.target.len());
         let flags = if self.linkable { flag::LINKABLE } else { 0 }
             | if self.touched { flag::TOUCHED } else { 0 }
-            | if self.unsettled { flag::UNSETTLED } else { 0 };
+            | if self.unsettled { flag::UNSETTLED } else { 0 }
+            | if self.pieces { flag::PIECES } else { 0 };
         out.extend_from_slice(&[VERSION, kind_byte(self.kind)]);
         out.extend_from_slice(&self.mode.to_le_bytes());
         for n in [self.nlink, self.uid, self.gid] {
@@ -213,6 +218,7 @@ impl Inode {
             linkable: flags & flag::LINKABLE != 0,
             touched: flags & flag::TOUCHED != 0,
             unsettled: flags & flag::UNSETTLED != 0,
+            pieces: flags & flag::PIECES != 0,
             keepers,
             writers,
             xattr_list,
@@ -257,7 +263,8 @@ mod tests {
     #[test]
     fn an_inode_reads_as_it_was_written() {
         let plain = Inode::new(Kind::File, 0o644, 0, 0, Timestamp::from_sec(9));
-        let tiled = Inode { layout: Layout::Tiled { node: NodeId(3) }, ..plain.clone() };
+        let layout = Layout::Tiled { node: NodeId(3) };
+        let tiled = Inode { layout, pieces: true, ..plain.clone() };
         for inode in [rich(), plain, tiled] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
@@ -280,11 +287,12 @@ mod tests {
             btime: time(13),
             changed: time(14),
             linkable: true,
+            pieces: true,
             keepers: 14,
             writers: 15,
             xattr_list: 16,
             xattr_bytes: 17,
-            layout: Layout::Whole { node: NodeId(18) },
+            layout: Layout::Tiled { node: NodeId(18) },
             default_acl: Some(Arc::new(acl_for_user_7(6, 5, 4))),
             target: b"to".to_vec(),
             ..Inode::new(Kind::Symlink, 0o1234, 3, 4, time(10))
@@ -297,7 +305,7 @@ mod tests {
             expected.extend([1, 0, 0, 0]);
         }
         [14u32, 15, 16, 17].iter().for_each(|n| expected.extend(n.to_le_bytes()));
-        expected.extend([1, 1, 18, 0, 0, 0, 5, 0]);
+        expected.extend([9, 2, 18, 0, 0, 0, 5, 0]);
         for (tag, perm, id) in [(1, 7, !0), (2, 6, 7), (4, 5, !0), (16, 4, !0), (32, 0, !0u32)] {
             expected.extend([tag, perm]);
             expected.extend(id.to_le_bytes());

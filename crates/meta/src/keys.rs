@@ -3,16 +3,19 @@
 //! A key starts with a byte that tells what it is; numbers are big-endian, so
 //! that keys sort as the numbers do.
 
-use tatami_wire::{ClientId, Ino, NodeId};
+use tatami_wire::{ClientId, Ino, NodeId, Piece};
 
 /// First byte of each kind of key.
 pub(crate) mod tag {
+    pub const DROPPED: u8 = b'D';
     pub const ENTRY: u8 = b'E';
     pub const GARBAGE: u8 = b'G';
     pub const INODE: u8 = b'I';
     pub const ORPHAN: u8 = b'O';
+    pub const PIECE: u8 = b'P';
     pub const REPLY: u8 = b'R';
     pub const SHARD: u8 = b'S';
+    pub const TILED: u8 = b'T';
     pub const UNSETTLED: u8 = b'U';
     pub const WRITER: u8 = b'W';
     pub const XATTR: u8 = b'X';
@@ -66,6 +69,26 @@ pub(crate) fn garbage(node: NodeId, ino: Ino) -> Key {
     key(tag::GARBAGE, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes()])
 }
 
+/// What is kept of a file that has, or had, pieces, beside its inode.
+pub(crate) fn tiled(ino: Ino) -> Key {
+    key(tag::TILED, &[&ino.0.to_be_bytes()])
+}
+
+/// A piece of a tiled file.
+pub(crate) fn piece(ino: Ino, number: u32) -> Key {
+    key(tag::PIECE, &[&ino.0.to_be_bytes(), &number.to_be_bytes()])
+}
+
+/// An object that its inode does not need any more.
+pub(crate) fn dropped(node: NodeId, ino: Ino, object: Piece) -> Key {
+    key(tag::DROPPED, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes(), &object.0.to_be_bytes()])
+}
+
+/// What the keys of all objects on `node` that `ino` does not need any more start with.
+pub(crate) fn dropped_of(node: NodeId, ino: Ino) -> Key {
+    key(tag::DROPPED, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes()])
+}
+
 pub(crate) fn unsettled(ino: Ino) -> Key {
     key(tag::UNSETTLED, &[&ino.0.to_be_bytes()])
 }
@@ -95,6 +118,9 @@ pub(crate) enum Parsed<'a> {
     Writer { ino: Ino, client: ClientId },
     Garbage { node: NodeId, ino: Ino },
     Unsettled(Ino),
+    Tiled(Ino),
+    Piece { ino: Ino, number: u32 },
+    Dropped { node: NodeId, ino: Ino, object: Piece },
     Reply { client: ClientId, slot: u32 },
 }
 
@@ -117,16 +143,24 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
             Parsed::Garbage { node: NodeId(u16::from_be_bytes(*node)), ino: ino(tail)? }
         }
         (tag::UNSETTLED, 8) => Parsed::Unsettled(ino(rest)?),
-        (tag::REPLY, 20) => {
-            let slot = rest.get(16..)?.first_chunk()?;
-            Parsed::Reply { client: client(rest)?, slot: u32::from_be_bytes(*slot) }
+        (tag::TILED, 8) => Parsed::Tiled(ino(rest)?),
+        (tag::PIECE, 12) => Parsed::Piece { ino: ino(rest)?, number: number(rest.get(8..)?)? },
+        (tag::DROPPED, 14) => {
+            let (node, tail) = rest.split_first_chunk()?;
+            let object = Piece(number(tail.get(8..)?)?);
+            Parsed::Dropped { node: NodeId(u16::from_be_bytes(*node)), ino: ino(tail)?, object }
         }
+        (tag::REPLY, 20) => Parsed::Reply { client: client(rest)?, slot: number(rest.get(16..)?)? },
         _ => return None,
     })
 }
 
 fn ino(bytes: &[u8]) -> Option<Ino> {
     bytes.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)))
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|b| u32::from_be_bytes(*b))
 }
 
 fn client(bytes: &[u8]) -> Option<ClientId> {
@@ -157,6 +191,9 @@ mod tests {
             (writer(ino, client), Parsed::Writer { ino, client }),
             (garbage(node, ino), Parsed::Garbage { node, ino }),
             (unsettled(ino), Parsed::Unsettled(ino)),
+            (tiled(ino), Parsed::Tiled(ino)),
+            (piece(ino, 6), Parsed::Piece { ino, number: 6 }),
+            (dropped(node, ino, Piece(9)), Parsed::Dropped { node, ino, object: Piece(9) }),
             (reply(client, 7), Parsed::Reply { client, slot: 7 }),
         ] {
             assert_eq!(parse(&key), Some(parsed));

@@ -37,6 +37,7 @@ mod session;
 mod shard;
 mod state;
 pub mod store;
+mod tiled;
 mod txn;
 mod xattr;
 

@@ -6,11 +6,12 @@ use crate::error::Outcome;
 use crate::keys::{self, Key, Parsed, tag};
 use crate::state::State;
 use crate::store::{Store, prefix_end};
+use crate::tiled;
 use crate::txn::Txn;
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use tatami_wire::meta::{DataState, MetaReply};
-use tatami_wire::{ClientId, Errno, Ino, NodeId, READDIR_MAX};
+use tatami_wire::{ClientId, Errno, Ino, NodeId, Piece, READDIR_MAX};
 
 /// Records that one `ExpireClient` releases at most. Its caller repeats it
 /// until `Clients` does not list the client any more.
@@ -37,6 +38,7 @@ fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Ou
     }
     txn.edit(ino)?.writers -= 1;
     txn.delete(mark);
+    tiled::abandon(txn, ino)?;
     Ok(true)
 }
 
@@ -163,6 +165,32 @@ pub(crate) fn garbage_done<S: Store>(
     Ok(MetaReply::Done)
 }
 
+/// Objects on `node` that their inode does not need any more.
+pub(crate) fn dropped<S: Store>(
+    txn: &mut Txn<'_, S>,
+    node: NodeId,
+    limit: u32,
+) -> Outcome<MetaReply> {
+    let found = txn.keys(&keys::of_node(tag::DROPPED, node), bound(limit))?;
+    let object = |key: &Key| match keys::parse(key) {
+        Some(Parsed::Dropped { ino, object, .. }) => Some((ino, object)),
+        _ => None,
+    };
+    Ok(MetaReply::GarbagePieces(found.iter().filter_map(object).collect()))
+}
+
+pub(crate) fn dropped_done<S: Store>(
+    txn: &mut Txn<'_, S>,
+    node: NodeId,
+    objects: &[(Ino, Piece)],
+) -> Outcome<MetaReply> {
+    if objects.len() > LIST_MAX {
+        return Err(Errno::E2BIG.into());
+    }
+    objects.iter().for_each(|(ino, object)| txn.delete(keys::dropped(node, *ino, *object)));
+    Ok(MetaReply::Done)
+}
+
 /// Those of `inos` whose bytes may be changing, or whose objects on `node`
 /// wait for their removal.
 pub(crate) fn in_flux<S: Store>(
@@ -176,7 +204,10 @@ pub(crate) fn in_flux<S: Store>(
     let mut found = Vec::new();
     for &ino in inos {
         let open = txn.find(ino)?.is_some_and(|inode| inode.writers > 0 || inode.unsettled);
-        if open || txn.get(&keys::garbage(node, ino))?.is_some() {
+        if open
+            || txn.get(&keys::garbage(node, ino))?.is_some()
+            || !txn.keys(&keys::dropped_of(node, ino), 1)?.is_empty()
+        {
             found.push(ino);
         }
     }
@@ -186,16 +217,20 @@ pub(crate) fn in_flux<S: Store>(
 /// The nodes that have garbage.
 pub(crate) fn garbage_nodes<S: Store>(state: &State<S>) -> Outcome<BTreeSet<NodeId>> {
     let mut nodes = BTreeSet::new();
-    let mut from = Some(vec![tag::GARBAGE]);
-    while let Some(start) = from.take() {
-        state.scan(&start, &[tag::GARBAGE], &mut |key, _| {
-            let Some(Parsed::Garbage { node, .. }) = keys::parse(key) else {
-                return Ok(ControlFlow::Continue(()));
-            };
-            nodes.insert(node);
-            from = prefix_end(&keys::of_node(tag::GARBAGE, node));
-            Ok(ControlFlow::Break(()))
-        })?;
+    for tag in [tag::GARBAGE, tag::DROPPED] {
+        let mut from = Some(vec![tag]);
+        while let Some(start) = from.take() {
+            state.scan(&start, &[tag], &mut |key, _| {
+                let (Some(Parsed::Garbage { node, .. }) | Some(Parsed::Dropped { node, .. })) =
+                    keys::parse(key)
+                else {
+                    return Ok(ControlFlow::Continue(()));
+                };
+                nodes.insert(node);
+                from = prefix_end(&keys::of_node(tag, node));
+                Ok(ControlFlow::Break(()))
+            })?;
+        }
     }
     Ok(nodes)
 }
@@ -226,10 +261,14 @@ pub(crate) fn settle<S: Store>(
     }
     match txn.find(ino)? {
         Some(inode) if inode.unsettled => {
+            let state = match state {
+                Some(state) if inode.layout.is_tiled() => Some(tiled::learn(txn, ino, state)?),
+                other => other.copied(),
+            };
             let inode = txn.edit(ino)?;
             inode.unsettled = false;
             if let Some(state) = state {
-                attr::learn(inode, state, now);
+                attr::learn(inode, &state, now);
             }
             txn.delete(keys::unsettled(ino));
         }

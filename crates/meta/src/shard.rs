@@ -8,7 +8,7 @@ use crate::session::{Admission, Sessions};
 use crate::state::State;
 use crate::store::{Chore, Store, StoreError};
 use crate::txn::Txn;
-use crate::{attr, check, entry, orphan, rename, xattr};
+use crate::{attr, check, entry, orphan, rename, tiled, xattr};
 use std::collections::BTreeSet;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
@@ -326,5 +326,12 @@ fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outc
         MetaOp::ScanInodes { after, limit } => attr::scan(txn, *after, *limit),
         MetaOp::Check { after, limit, repair } => check::check(txn, *after, *limit, *repair),
         MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
+        MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),
+        MetaOp::Publish { ino, parts, cuts, base } => {
+            tiled::publish(txn, *ino, parts, cuts, base.as_ref())
+        }
+        MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
+        MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
+        MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),
     }
 }

@@ -99,6 +99,8 @@ pub(crate) fn publish<S: Store>(
     for cut in cuts {
         tiled.stamp = tiled.stamp.max(cut.stamp);
         tiled.cut(*cut)?;
+        // Who cuts the tiles has cut the base before.
+        tiled.base_size = tiled.base_size.min(cut.size);
     }
     let mut told = BTreeMap::new();
     for part in parts {
@@ -257,8 +259,8 @@ pub(crate) fn tiles<S: Store>(
         pieces.push(PieceInfo { piece, node: record.node, growth, tiles: record.tiles.into() });
     }
     let cuts = if after == 0 { tiled.cuts } else { Vec::new() };
-    let (version, base_size) = (tiled.version, tiled.base_size);
-    Ok(MetaReply::Tiles(Page { pieces, end, cuts, version, base_size }))
+    let Tiled { version, blocks, base_size, .. } = tiled;
+    Ok(MetaReply::Tiles(Page { pieces, end, cuts, version, blocks, base_size }))
 }
 
 /// Cuts a tiled file, whose base is `size` bytes long by now, and tells its size and
@@ -274,7 +276,9 @@ pub(crate) fn cut<S: Store>(
     // Of a base that was written since, its writer has told.
     if set.changed.is_none_or(|changed| changed >= old.changed) {
         tiled.base_size = size;
-        tiled.base_blocks = set.blocks.unwrap_or(tiled.base_blocks);
+        let others = tiled.blocks;
+        let base = set.blocks.map(|blocks| blocks.saturating_sub(others));
+        tiled.base_blocks = base.unwrap_or(tiled.base_blocks);
     }
     let stamp = tick(txn, &mut tiled);
     if size == 0 {
@@ -317,8 +321,11 @@ fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: P
     txn.add_garbage(node, keys::dropped(node, ino, object));
 }
 
-/// What a writer of the base of a tiled file has told of it, as size and storage of the
-/// file; `None` for what is older than what is known.
+/// What a writer of a tiled file has told of it at close or fsync, with the size that it
+/// has for all who know its tiles; `None` for what is older than what is known.
+///
+/// A writer tells of the file, or, if it opened it before there were tiles, of the base. Either
+/// size counts as that of the base: the file is not shorter, and not longer than both.
 pub(crate) fn base_told<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -326,11 +333,14 @@ pub(crate) fn base_told<S: Store>(
     state: &DataState,
 ) -> Outcome<Option<DataState>> {
     let mut tiled = load(txn, ino, old)?.ok_or(Damaged("tiled file"))?;
-    if !is_later(state, old.changed, tiled.base_size) {
+    if !is_later(state, old.changed, 0) {
         return Ok(None);
     }
-    if (tiled.base_size, tiled.base_blocks) != (state.size, state.blocks) {
-        (tiled.base_size, tiled.base_blocks) = (state.size, state.blocks);
+    let known = (tiled.base_size, tiled.base_blocks);
+    let same = state.changed == old.changed;
+    tiled.base_size = if same { state.size.max(known.0) } else { state.size };
+    tiled.base_blocks = state.blocks.saturating_sub(tiled.blocks);
+    if (tiled.base_size, tiled.base_blocks) != known {
         put(txn, ino, &tiled);
     }
     Ok(Some(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state }))
@@ -364,19 +374,28 @@ pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     Ok(())
 }
 
-/// Removes all records of pieces. Returns the nodes that keep, or kept, some.
+/// Removes all records of pieces; their objects become garbage. Returns the nodes that keep some.
 pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeSet<NodeId>> {
-    let (mut nodes, mut keys): (_, Vec<Key>) = (BTreeSet::new(), vec![keys::tiled(ino)]);
+    let mut objects: Vec<(NodeId, Piece)> = Vec::new();
+    let mut keys: Vec<Key> = vec![keys::tiled(ino)];
     let prefix = keys::of_ino(tag::PIECE, ino);
     txn.scan(&prefix, &prefix, &mut |key, value| {
-        // The objects of one that does not read are found by the next check.
-        if let Ok(record) = PieceRecord::decode(value) {
-            nodes.insert(record.node);
-        }
         keys.push(key.to_vec());
+        // The objects of one that does not read are found by the next check.
+        if let (Some(Parsed::Piece { number, .. }), Ok(record)) =
+            (keys::parse(key), PieceRecord::decode(value))
+        {
+            objects.push((record.node, Piece::bytes_of(number)));
+            let open = record.writer.is_some();
+            objects.extend(open.then_some((record.node, Piece::journal_of(number))));
+        }
         Ok(ControlFlow::Continue(()))
     })?;
     keys.into_iter().for_each(|key| txn.delete(key));
+    let nodes = objects.iter().map(|(node, _)| *node).collect();
+    for (node, object) in objects {
+        drop_object(txn, node, ino, object);
+    }
     Ok(nodes)
 }
 

@@ -326,11 +326,15 @@ impl<'a, S: Store> Txn<'a, S> {
         if unsettled {
             self.delete(keys::unsettled(ino));
         }
+        if self.peek(ino, |i| i.pieces)? {
+            for node in crate::tiled::forget(self, ino)? {
+                self.add_garbage(node, keys::garbage(node, ino));
+            }
+        }
         if touched {
             let layout = self.peek(ino, |inode| inode.layout)?;
             for (node, _) in layout.pieces() {
-                self.put(keys::garbage(node, ino), vec![1]);
-                self.garbage.push(node);
+                self.add_garbage(node, keys::garbage(node, ino));
             }
         }
         self.changed.push(ino);
@@ -340,6 +344,14 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         self.inode_delta -= 1;
         Ok(())
+    }
+
+    /// Notes that something on `node` can go.
+    pub fn add_garbage(&mut self, node: NodeId, key: Key) {
+        self.put(key, vec![1]);
+        if self.garbage.last() != Some(&node) {
+            self.garbage.push(node);
+        }
     }
 
     fn delete_under(&mut self, prefix: &[u8]) -> Outcome<()> {

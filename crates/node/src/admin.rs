@@ -97,6 +97,10 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
             shared.objects.remove_all(ino)?;
             AdminReply::Done
         }
+        AdminCall::RemoveObject { ino, piece } => {
+            shared.objects.remove(ino, piece)?;
+            AdminReply::Done
+        }
         AdminCall::StatObject { ino, piece } => {
             AdminReply::Object(shared.objects.stat(ino, piece)?)
         }

@@ -5,6 +5,8 @@
 //! It speaks to shards and nodes as any trusted client does, over connections
 //! of its own, so that a shard on this node is no special case.
 
+mod journals;
+
 use crate::shared::Shared;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -91,6 +93,7 @@ impl Housekeeper<'_> {
             let began = Instant::now();
             for &(shard, node) in &shards {
                 let _ = self.remove_garbage(shard, node);
+                let _ = self.remove_dropped(shard, node);
             }
             if serves && looked_at_clients.is_none_or(|at| at.elapsed() >= for_clients) {
                 for &(shard, _) in shards.iter().filter(|(_, node)| *node == here) {
@@ -123,7 +126,7 @@ impl Housekeeper<'_> {
             let full = inos.len() >= BATCH as usize;
             let mut done = Vec::with_capacity(inos.len());
             for ino in inos {
-                match self.shared.objects.remove_all(ino) {
+                match self.shared.objects.remove_base(ino) {
                     Ok(()) => done.push(ino),
                     Err(e) => {
                         tracing::error!(%ino, error = %e, "cannot remove the objects of an inode");
@@ -141,6 +144,39 @@ impl Housekeeper<'_> {
                 }
             }
             if !full || !progress {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes single objects on this node that a shard has given up.
+    fn remove_dropped(&mut self, shard: ShardId, node: NodeId) -> Result<(), Away> {
+        let here = self.shared.node();
+        while !self.shared.stop.is_set() {
+            let op = MetaOp::GarbagePieces { node: here, limit: BATCH };
+            let listed = self.ask_shard(shard, node, op)?;
+            let Ok(MetaReply::GarbagePieces(objects)) = listed else { break };
+            if objects.is_empty() || self.ask_shard(shard, node, MetaOp::Sync)?.is_err() {
+                break;
+            }
+            let full = objects.len() >= BATCH as usize;
+            let mut done = Vec::with_capacity(objects.len());
+            for (ino, piece) in objects {
+                match self.shared.objects.remove(ino, piece) {
+                    Ok(()) => done.push((ino, piece)),
+                    Err(e) => {
+                        tracing::error!(%ino, piece = piece.0, error = %e, "cannot remove an object");
+                    }
+                }
+            }
+            for pieces in done.chunks(DONE_BATCH) {
+                let op = MetaOp::GarbagePiecesDone { node: here, pieces: pieces.to_vec() };
+                if self.ask_shard(shard, node, op)?.is_err() {
+                    return Ok(());
+                }
+            }
+            if !full || done.is_empty() {
                 break;
             }
         }
@@ -187,6 +223,9 @@ impl Housekeeper<'_> {
             for attr in files {
                 // One whose node is away stays on the list.
                 if !tried.insert(attr.ino) {
+                    continue;
+                }
+                if attr.layout.is_tiled() && self.read_journals(shard, &attr).is_err() {
                     continue;
                 }
                 let Ok(state) = self.learn_state(&attr) else { continue };

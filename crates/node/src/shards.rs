@@ -18,6 +18,8 @@ pub(crate) struct Shards<S> {
     /// Which shards may have garbage of which nodes. A store that merges logs
     /// steps over all that was removed before it finds nothing, and nodes ask often.
     garbage: BTreeSet<(ShardId, NodeId)>,
+    /// The same, of single objects whose inodes may be there.
+    dropped: BTreeSet<(ShardId, NodeId)>,
 }
 
 impl Shards<FjallStore> {
@@ -46,7 +48,7 @@ impl Shards<FjallStore> {
                 .map_err(|source| StartError::Meta { path, source })?;
             metas.insert(shard, meta);
         }
-        Ok(Shards { metas, garbage: BTreeSet::new() })
+        Ok(Shards { metas, garbage: BTreeSet::new(), dropped: BTreeSet::new() })
     }
 }
 
@@ -54,7 +56,8 @@ impl<S: Store> Shards<S> {
     /// Shards over other stores.
     #[cfg(test)]
     pub(crate) fn of(metas: impl IntoIterator<Item = (ShardId, Meta<S>)>) -> Shards<S> {
-        Shards { metas: metas.into_iter().collect(), garbage: BTreeSet::new() }
+        let metas = metas.into_iter().collect();
+        Shards { metas, garbage: BTreeSet::new(), dropped: BTreeSet::new() }
     }
 
     #[cfg(test)]
@@ -78,16 +81,22 @@ impl<S: Store> Shards<S> {
     /// Applies one request; its answer may leave after the next commit.
     pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> MetaResult {
         let Some(meta) = self.metas.get_mut(&call.shard) else { return Err(Errno::ESTALE) };
-        let MetaOp::Garbage { node, .. } = call.op else {
-            return meta.apply(ctx, &call.cred, &call.op);
+        let (may_have, node, none) = match call.op {
+            MetaOp::Garbage { node, .. } => {
+                (&mut self.garbage, node, MetaReply::Garbage(Vec::new()))
+            }
+            MetaOp::GarbagePieces { node, .. } => {
+                (&mut self.dropped, node, MetaReply::GarbagePieces(Vec::new()))
+            }
+            _ => return meta.apply(ctx, &call.cred, &call.op),
         };
-        if ctx.trusted && !self.garbage.contains(&(call.shard, node)) {
+        if ctx.trusted && !may_have.contains(&(call.shard, node)) {
             meta.meet_nothing();
-            return Ok(MetaReply::Garbage(Vec::new()));
+            return Ok(none);
         }
         let result = meta.apply(ctx, &call.cred, &call.op);
-        if matches!(&result, Ok(MetaReply::Garbage(inos)) if inos.is_empty()) {
-            self.garbage.remove(&(call.shard, node));
+        if result.as_ref() == Ok(&none) {
+            may_have.remove(&(call.shard, node));
         }
         result
     }
@@ -169,6 +178,7 @@ impl<S: Store> Shards<S> {
         for (&shard, meta) in &mut self.metas {
             for node in meta.take_garbage_nodes() {
                 self.garbage.insert((shard, node));
+                self.dropped.insert((shard, node));
                 nodes.push(node);
             }
         }

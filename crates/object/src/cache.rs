@@ -47,6 +47,24 @@ pub(crate) enum Found {
     Removed,
 }
 
+impl Inner {
+    fn forget(&mut self, gone: impl Fn(Key) -> bool) {
+        let mut at = 0;
+        while at < self.slots.len() {
+            if !gone(self.slots[at].object.key) {
+                at += 1;
+                continue;
+            }
+            self.index.remove(&self.slots[at].object.key);
+            self.slots.swap_remove(at);
+            if let Some(moved) = self.slots.get(at) {
+                self.index.insert(moved.object.key, at);
+            }
+        }
+        self.hand = if self.hand < self.slots.len() { self.hand } else { 0 };
+    }
+}
+
 impl Cache {
     pub(crate) fn new(capacity: usize) -> Cache {
         Cache { capacity: capacity.max(1), inner: Mutex::default() }
@@ -108,19 +126,17 @@ impl Cache {
                 inner.removed.remove(&oldest);
             }
         }
-        let mut at = 0;
-        while at < inner.slots.len() {
-            if inner.slots[at].object.key.0 != ino {
-                at += 1;
-                continue;
-            }
-            inner.index.remove(&inner.slots[at].object.key);
-            inner.slots.swap_remove(at);
-            if let Some(moved) = inner.slots.get(at) {
-                inner.index.insert(moved.object.key, at);
-            }
+        inner.forget(|key| key.0 == ino);
+    }
+
+    /// Forgets one object, of an inode that is still there. To be called before the backing
+    /// file is removed.
+    pub(crate) fn forget(&self, key: Key) {
+        let inner = &mut *self.inner.lock();
+        inner.removals += 1;
+        if inner.index.contains_key(&key) {
+            inner.forget(|other| other == key);
         }
-        inner.hand = if inner.hand < inner.slots.len() { inner.hand } else { 0 };
     }
 
     #[cfg(test)]

@@ -9,6 +9,7 @@ use crate::name::{self, Key};
 use rustix::fs::{Dir, Mode, OFlags};
 use std::collections::BinaryHeap;
 use std::os::fd::BorrowedFd;
+use tatami_wire::Ino;
 
 /// Most objects that one look at the buckets collects.
 const WINDOW: usize = 64 * 1024;
@@ -67,14 +68,8 @@ fn collect(
     let mut heap = BinaryHeap::new();
     let mut all = true;
     for bucket in 0..name::BUCKETS {
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let fd = match rustix::fs::openat(objects, name::bucket_name(bucket), flags, Mode::empty())
-        {
-            Ok(fd) => fd,
-            Err(rustix::io::Errno::NOENT) => continue,
-            Err(e) => return Err(e),
-        };
-        for entry in Dir::new(fd)? {
+        let Some(dir) = open_bucket(objects, bucket)? else { continue };
+        for entry in dir {
             let Some(key) = name::parse(entry?.file_name().to_bytes()) else { continue };
             if name::bucket_of(key.0) != bucket || after.is_some_and(|after| key <= after) {
                 continue;
@@ -89,11 +84,31 @@ fn collect(
     Ok((heap.into_sorted_vec(), all))
 }
 
+/// The objects of one inode.
+pub(crate) fn of_inode(objects: BorrowedFd<'_>, ino: Ino) -> rustix::io::Result<Vec<Key>> {
+    let Some(dir) = open_bucket(objects, name::bucket_of(ino))? else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for entry in dir {
+        found.extend(name::parse(entry?.file_name().to_bytes()).filter(|key| key.0 == ino));
+    }
+    Ok(found)
+}
+
+/// The directory of a bucket, if it was made.
+fn open_bucket(objects: BorrowedFd<'_>, bucket: u16) -> rustix::io::Result<Option<Dir>> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::openat(objects, name::bucket_name(bucket), flags, Mode::empty()) {
+        Ok(fd) => Dir::new(fd).map(Some),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::os::fd::AsFd;
-    use tatami_wire::{Ino, Piece};
+    use tatami_wire::Piece;
 
     #[test]
     fn a_listing_is_in_order_and_complete_whatever_the_window() {

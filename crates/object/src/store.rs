@@ -2,7 +2,7 @@
 
 use crate::cache::{Cache, Found};
 use crate::disk::{Disk, Kernel};
-use crate::listing::Window;
+use crate::listing::{self, Window};
 use crate::name::{self, Key};
 use crate::object::{Object, check_range, errno, state_of};
 use parking_lot::Mutex;
@@ -312,28 +312,39 @@ impl ObjectStore {
         self.make(target)?.copy_from(&*self.disk, &from, source_offset, offset, len)
     }
 
-    /// Removes all objects of an inode. Its number must never be used again:
-    /// late requests for it are refused. Descriptors that were handed out
+    /// Removes the base of an inode, all that a whole file has. The inode's number must never
+    /// be used again: late requests for any of its objects are refused. Descriptors
+    /// that were handed out stay usable.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn remove_base(&self, ino: Ino) -> Result<(), Errno> {
+        self.cache.remove(ino);
+        self.failed.lock().retain(|key| key.0 != ino);
+        self.unlink((ino, Piece::BASE))
+    }
+
+    /// Removes one object of an inode that may live on. Descriptors that were handed out
     /// stay usable.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`].
+    pub fn remove(&self, ino: Ino, piece: Piece) -> Result<(), Errno> {
+        let key = (ino, piece);
+        self.cache.forget(key);
+        self.failed.lock().remove(&key);
+        self.unlink(key)
+    }
+
+    /// As [`ObjectStore::remove_base`], for all objects of an inode, whatever their numbers:
+    /// looks through a part of all objects.
     ///
     /// # Errors
     /// See [`ObjectStore`]; what is left goes with the next call.
     pub fn remove_all(&self, ino: Ino) -> Result<(), Errno> {
-        self.cache.remove(ino);
-        {
-            let mut failed = self.failed.lock();
-            failed.retain(|key| key.0 != ino);
-        }
-        // The pieces that a node keeps of one file are numbered without gaps.
-        let mut piece = 0;
-        loop {
-            match self.unlink((ino, Piece(piece))) {
-                Ok(()) => piece += 1,
-                Err(Errno::ENOENT) => break,
-                Err(e) => return Err(e),
-            }
-        }
-        Ok(())
+        self.remove_base(ino)?;
+        let pieces = listing::of_inode(self.objects.as_fd(), ino).map_err(errno)?;
+        pieces.into_iter().try_for_each(|key| self.unlink(key))
     }
 
     /// At most `limit` objects after `after` in (inode, piece) order. One that
@@ -399,8 +410,12 @@ impl ObjectStore {
         Ok(())
     }
 
+    /// Removes a backing file, if there is one.
     fn unlink(&self, key: Key) -> Result<(), Errno> {
-        rustix::fs::unlinkat(&self.objects, name::path(key), AtFlags::empty()).map_err(errno)
+        match rustix::fs::unlinkat(&self.objects, name::path(key), AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(errno(e)),
+        }
     }
 
     /// The open object, if there is one.

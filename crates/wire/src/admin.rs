@@ -26,6 +26,8 @@ pub enum AdminCall {
     RemoveObjects { ino: Ino },
     /// Size and storage of one object, without a capability. Trusted only. → `Object`
     StatObject { ino: Ino, piece: Piece },
+    /// Removes one object. Trusted only. → `Done`
+    RemoveObject { ino: Ino, piece: Piece },
 }
 
 impl AdminCall {
@@ -38,6 +40,7 @@ impl AdminCall {
                 | AdminCall::ListObjects { .. }
                 | AdminCall::RemoveObjects { .. }
                 | AdminCall::StatObject { .. }
+                | AdminCall::RemoveObject { .. }
         )
     }
 }

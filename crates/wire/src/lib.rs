@@ -18,6 +18,7 @@ pub mod ids;
 pub mod key;
 pub mod meta;
 pub mod object;
+pub mod tiles;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
 pub use cap::{Access, Cap};

@@ -1,7 +1,8 @@
 //! Requests to a shard of the namespace, and its replies.
 
+use crate::tiles::{Cut, Page, Part};
 use crate::{
-    Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp,
+    Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId, Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -183,6 +184,23 @@ pub enum MetaOp {
     /// open for writing, with a size to be settled, or gone with objects still
     /// to be removed from `node`. What a check finds odd about them is no error. → `InFlux`
     InFlux { node: NodeId, inos: Vec<Ino> },
+
+    // Tiled files, see `tiles`.
+    /// Makes pieces, numbered one after the other: on each of the nodes so many, as told. The
+    /// file is tiled from now on. The client must have it open for writing, or be allowed
+    /// to. Every stamp of a tile of these pieces must be above the one that is told. → `Pieces`
+    AddPieces { ino: Ino, nodes: Vec<(NodeId, u32)> },
+    /// Replaces the tiles of some pieces and adds cuts, all or nothing; `base` is the state of
+    /// piece 0, if that was written. Permission as for `AddPieces`. `ESTALE` where a piece is
+    /// gone (the file was cut to nothing) or closed, `EINVAL` for tiles that do not read. → `Attr`
+    Publish { ino: Ino, parts: Vec<Part>, cuts: Vec<Cut>, base: Option<DataState> },
+    /// The pieces above `after`, at most `limit`. → `Tiles`
+    Tiles { ino: Ino, after: u32, limit: u32 },
+    /// Housekeeping: objects on `node` that are not needed any more, though their inode is
+    /// there. → `GarbagePieces`
+    GarbagePieces { node: NodeId, limit: u32 },
+    /// Housekeeping: those objects have been removed. → `Done`
+    GarbagePiecesDone { node: NodeId, pieces: Vec<(Ino, Piece)> },
 }
 
 impl MetaOp {
@@ -202,6 +220,8 @@ impl MetaOp {
             | Clients
             | Unsettled { .. }
             | InFlux { .. }
+            | Tiles { .. }
+            | GarbagePieces { .. }
             | ScanInodes { .. } => false,
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
@@ -218,6 +238,9 @@ impl MetaOp {
             | RemoveXattr { .. }
             | Release { .. }
             | GarbageDone { .. }
+            | GarbagePiecesDone { .. }
+            | AddPieces { .. }
+            | Publish { .. }
             | ExpireClient { .. }
             | Settle { .. } => true,
         }
@@ -230,6 +253,8 @@ impl MetaOp {
             self,
             Garbage { .. }
                 | GarbageDone { .. }
+                | GarbagePieces { .. }
+                | GarbagePiecesDone { .. }
                 | ExpireClient { .. }
                 | Clients
                 | Unsettled { .. }
@@ -275,6 +300,9 @@ impl MetaOp {
             | ListXattr { ino }
             | RemoveXattr { ino, .. }
             | Release { ino }
+            | AddPieces { ino, .. }
+            | Publish { ino, .. }
+            | Tiles { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } => *dir,
             InFlux { inos, .. } | Closed { inos } => inos.first().copied().unwrap_or(Ino::ROOT),
@@ -283,6 +311,8 @@ impl MetaOp {
             | StatVolume
             | Garbage { .. }
             | GarbageDone { .. }
+            | GarbagePieces { .. }
+            | GarbagePiecesDone { .. }
             | ExpireClient { .. }
             | Clients
             | Unsettled { .. } => Ino::ROOT,
@@ -360,6 +390,17 @@ pub enum MetaReply {
     },
     /// Those that are about to change.
     InFlux(Vec<Ino>),
+    /// New pieces.
+    Pieces {
+        /// Number of the first.
+        first: u32,
+        /// Nothing of the file has a later stamp.
+        stamp: u64,
+    },
+    /// What a tiled file consists of.
+    Tiles(Page),
+    /// Objects on a node that can go.
+    GarbagePieces(Vec<(Ino, Piece)>),
 }
 
 /// One entry of a directory listing.

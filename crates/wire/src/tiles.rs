@@ -83,6 +83,8 @@ pub struct Page {
     /// Goes up with every change of pieces, tiles and cuts. Pages of different
     /// versions do not belong together.
     pub version: u64,
+    /// Storage of all pieces, in units of 512 bytes.
+    pub blocks: u64,
     /// Size of the base, in bytes, as the shard was told last.
     pub base_size: u64,
 }

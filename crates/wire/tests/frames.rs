@@ -53,6 +53,15 @@ fn ops() -> impl Strategy<Value = MetaOp> {
                 keep: true,
             }
         }),
+        (inos(), names(), any::<u32>(), any::<bool>()).prop_map(|(ino, tiles, piece, close)| {
+            let parts = vec![tiles::Part { piece, tiles, blocks: 8, close }];
+            let cuts = vec![tiles::Cut { stamp: 5, size: u64::from(piece) }];
+            MetaOp::Publish { ino, parts, cuts, base: None }
+        }),
+        (inos(), any::<u16>(), any::<u32>()).prop_map(|(ino, node, count)| MetaOp::AddPieces {
+            ino,
+            nodes: vec![(NodeId(node), count)],
+        }),
         (inos(), any::<u64>()).prop_map(|(dir, after)| MetaOp::ReadDir {
             dir,
             after,

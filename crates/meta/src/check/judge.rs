@@ -1,7 +1,7 @@
 //! Compares the inodes of a survey with what their records add up to.
 
 use super::survey::Survey;
-use super::{Mend, Problem, peek};
+use super::{Mend, Problem, peek, pieces};
 use crate::error::Outcome;
 use crate::inode::Inode;
 use crate::keys::{self, Key, tag};
@@ -23,6 +23,7 @@ pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outco
             }
             Some(inode) => {
                 judge.side_records(&survey, ino, &inode);
+                pieces::judge(&survey, ino, &inode, &mut judge.problems);
                 if inode.is_dir() {
                     judge.directory(txn, &mut survey, ino, &inode)?;
                 } else {

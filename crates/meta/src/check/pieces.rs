@@ -83,7 +83,8 @@ fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> 
         Ok(ControlFlow::Continue(()))
     })?;
     for (ino, number, key) in wrong {
-        let what = format!("an object of piece {number} is marked as garbage although it is in use");
+        let what =
+            format!("an object of piece {number} is marked as garbage although it is in use");
         survey.problem(ino, what, Mend::Write(vec![(key, None)]));
     }
     Ok(())
@@ -116,8 +117,9 @@ impl Beside {
         let mut tiled = known.unwrap_or_else(|| Tiled::default().over(inode.size, inode.blocks));
         tiled.next = tiled.next.max(self.highest.saturating_add(1));
         (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);
-        // A cut file's end is no more than its tiles', and may be told from before other cuts.
-        if !was_known || tiled.end < self.end || !self.damaged.is_empty() {
+        // What the last cut left counts as an end, too.
+        let least = tiled.cuts.last().map_or(0, |cut| cut.size);
+        if !was_known || tiled.end.max(least) < self.end || !self.damaged.is_empty() {
             tiled.end = self.end;
         }
         tiled

@@ -1,5 +1,6 @@
 //! What the records say about a range of inodes: gathered first, judged later.
 
+use super::pieces::{self, Beside};
 use super::{Mend, Problem, inode_number, peek, show};
 use crate::error::Outcome;
 use crate::inode::Inode;
@@ -42,6 +43,8 @@ pub(super) struct Survey {
     pub writers: BTreeMap<Ino, u32>,
     pub keepers: BTreeMap<Ino, u32>,
     pub unsettled: BTreeSet<Ino>,
+    /// What tiled files have beside their inodes.
+    pub tiled: BTreeMap<Ino, Beside>,
     /// What is wrong with entries and side records.
     pub problems: Vec<Problem>,
 }
@@ -78,6 +81,7 @@ impl Survey {
         survey.take_xattrs(txn)?;
         survey.take_marks(txn)?;
         survey.take_garbage(txn)?;
+        pieces::take(&mut survey, txn)?;
         if survey.last.is_none() {
             survey.take_strangers(txn)?;
         }
@@ -89,15 +93,15 @@ impl Survey {
         self.last
     }
 
-    fn covers(&self, ino: Ino) -> bool {
+    pub(super) fn covers(&self, ino: Ino) -> bool {
         self.after.is_none_or(|after| ino > after) && self.last.is_none_or(|last| ino <= last)
     }
 
-    fn lives(&self, ino: Ino) -> bool {
+    pub(super) fn lives(&self, ino: Ino) -> bool {
         matches!(self.inodes.get(&ino), Some(Some(_)))
     }
 
-    fn problem(&mut self, ino: Ino, what: String, mend: Mend) {
+    pub(super) fn problem(&mut self, ino: Ino, what: String, mend: Mend) {
         self.problems.push(Problem { ino, what, mend });
     }
 

@@ -73,8 +73,7 @@ impl Tiled {
     /// # Errors
     /// `ENOSPC` for one more than [`CUTS_MAX`].
     pub fn cut(&mut self, new: Cut) -> Result<(), Errno> {
-        let says_more =
-            |cut: &Cut, than: &Cut| cut.size < than.size || cut.stamp > than.stamp;
+        let says_more = |cut: &Cut, than: &Cut| cut.size < than.size || cut.stamp > than.stamp;
         if self.cuts.iter().all(|old| says_more(&new, old)) {
             self.cuts.retain(|old| says_more(old, &new));
             let at = self.cuts.partition_point(|old| old.stamp < new.stamp);
@@ -120,18 +119,7 @@ impl Tiled {
             cuts.push(cut);
         }
         r.end()?;
-        Ok(Tiled {
-            next,
-            pieces,
-            open,
-            stamp,
-            version,
-            end,
-            blocks,
-            base_size,
-            base_blocks,
-            cuts,
-        })
+        Ok(Tiled { next, pieces, open, stamp, version, end, blocks, base_size, base_blocks, cuts })
     }
 }
 

@@ -12,4 +12,5 @@ mod on_disk;
 mod orphans;
 mod permissions;
 mod renames;
+mod tiled;
 mod xattrs;

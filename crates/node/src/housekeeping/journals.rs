@@ -1,0 +1,188 @@
+//! The last look at the journals of pieces whose writers are gone: what they told is
+//! published in their name, and the pieces are closed.
+
+use super::{Away, Housekeeper, TIMEOUT};
+use crate::shared::now;
+use std::collections::BTreeMap;
+use tatami_client::connection::{Connection, Endpoint};
+use tatami_layout::{PieceTiles, Tile, journal};
+use tatami_wire::frame::{Class, PAYLOAD_MAX};
+use tatami_wire::handshake::Role;
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
+use tatami_wire::tiles::{Growth, PARTS_MAX, Part, PieceInfo, TILES_MAX};
+use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece, ShardId};
+
+/// Longest journal that is read, in bytes. One that is longer is cut there.
+const JOURNAL_MAX: usize = 64 << 20;
+/// Bytes read at a time.
+const READ: usize = 1 << 20;
+const _: () = assert!(READ <= PAYLOAD_MAX);
+/// Pieces asked for, and published, at a time.
+const STEP: u32 = 1024;
+/// Bytes of tiles after which some are published.
+const STEP_BYTES: usize = 256 * 1024;
+
+impl Housekeeper<'_> {
+    /// Closes all pieces of a file that nobody adds to any more.
+    pub(super) fn read_journals(&mut self, shard: ShardId, attr: &Attr) -> Result<(), Away> {
+        let (here, ino) = (self.shared.node(), attr.ino);
+        let mut nodes = Nodes { connections: BTreeMap::new() };
+        let (mut after, mut end) = (0, false);
+        while !end && !self.shared.stop.is_set() {
+            let op = MetaOp::Tiles { ino, after, limit: STEP };
+            let Ok(MetaReply::Tiles(page)) = self.ask_shard(shard, here, op)? else {
+                return Ok(());
+            };
+            end = page.end || page.pieces.is_empty();
+            after = page.pieces.last().map_or(after, |piece| piece.piece);
+            let lost = page.pieces.into_iter().filter(|p| p.growth == Growth::Abandoned);
+            let (mut parts, mut bytes) = (Vec::new(), 0);
+            for piece in lost {
+                let part = self.last_part(&mut nodes, ino, piece)?;
+                bytes += part.tiles.len();
+                parts.push(part);
+                if bytes >= STEP_BYTES || parts.len() >= PARTS_MAX {
+                    self.publish(shard, ino, std::mem::take(&mut parts))?;
+                    bytes = 0;
+                }
+            }
+            self.publish(shard, ino, parts)?;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, shard: ShardId, ino: Ino, parts: Vec<Part>) -> Result<(), Away> {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let count = parts.len();
+        let op = MetaOp::Publish { ino, parts, cuts: Vec::new(), base: None };
+        match self.ask_shard(shard, self.shared.node(), op)? {
+            Ok(_) => tracing::info!(%ino, count, "pieces of writers that are gone were closed"),
+            Err(e) => {
+                tracing::error!(%ino, error = %e, "cannot close the pieces of writers that are gone");
+                return Err(Away);
+            }
+        }
+        Ok(())
+    }
+
+    /// All that is known of a piece whose writer is gone.
+    fn last_part(&mut self, nodes: &mut Nodes, ino: Ino, info: PieceInfo) -> Result<Part, Away> {
+        let (bytes, journal) = (Piece::bytes_of(info.piece), Piece::journal_of(info.piece));
+        let state = self.stat_object(info.node, ino, bytes)?;
+        let told = self.read_object(nodes, ino, info.node, journal)?;
+        let told = journal::decode(&told).map(|tiles| within(&tiles, &state));
+        let told = told.filter(|tiles| !tiles.tiles().is_empty()).map(|tiles| tiles.encode());
+        let tiles = match told {
+            Some(told) if told.len() <= TILES_MAX => told,
+            Some(_) => {
+                tracing::error!(%ino, piece = info.piece, "a journal tells of too many tiles");
+                info.tiles.into_vec()
+            }
+            None if info.tiles.is_empty() => PieceTiles::new(info.piece).encode(),
+            None => info.tiles.into_vec(),
+        };
+        Ok(Part { piece: info.piece, tiles: tiles.into(), blocks: state.blocks, close: true })
+    }
+
+    fn read_object(
+        &mut self,
+        nodes: &mut Nodes,
+        ino: Ino,
+        node: NodeId,
+        piece: Piece,
+    ) -> Result<Vec<u8>, Away> {
+        let mut all = Vec::new();
+        loop {
+            let (offset, before) = (all.len() as u64, all.len());
+            all.resize(before + READ, 0);
+            let got = match node == self.shared.node() {
+                true => {
+                    let objects = &self.shared.objects;
+                    objects.read_at(ino, piece, &mut all[before..], offset).map_err(|_| Away)?
+                }
+                false => {
+                    let op = ObjectOp::Read { offset, len: (all.len() - before) as u32 };
+                    let cap = Cap::sign(&self.shared.identity.key, ino, Access::READ, now());
+                    let call = ObjectCall { cap, piece, op };
+                    self.ask_node(nodes, node, &call, &mut all[before..])?
+                }
+            };
+            all.truncate(before + got);
+            if got == 0 || all.len() >= JOURNAL_MAX {
+                return Ok(all);
+            }
+        }
+    }
+
+    fn ask_node(
+        &mut self,
+        nodes: &mut Nodes,
+        node: NodeId,
+        call: &ObjectCall,
+        into: &mut [u8],
+    ) -> Result<usize, Away> {
+        let mut connection = match nodes.connections.remove(&node) {
+            Some(connection) => connection,
+            None => self.data_connection(node)?,
+        };
+        let asked = connection.send(Class::Object, 0, call, &[]);
+        let answer =
+            asked.and_then(|()| connection.receive::<ObjectResult>(Class::Object, 0, into));
+        match answer {
+            Ok((Ok(ObjectReply::Data), got)) => {
+                nodes.connections.insert(node, connection);
+                Ok(got)
+            }
+            Ok(_) | Err(_) => Err(self.away(node)),
+        }
+    }
+
+    fn data_connection(&mut self, node: NodeId) -> Result<Connection, Away> {
+        let info = self.shared.map.nodes.iter().find(|n| n.id == node).ok_or(Away)?;
+        let endpoint = Endpoint::Tcp(info.address.clone());
+        let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, TIMEOUT);
+        opened.map_err(|_| self.away(node))
+    }
+}
+
+/// Connections for bytes, while one file is looked at.
+struct Nodes {
+    connections: BTreeMap<NodeId, Connection>,
+}
+
+/// The tiles as far as their bytes are there: after a power cut the journal may know of more.
+fn within(tiles: &PieceTiles, state: &ObjectState) -> PieceTiles {
+    let mut left = PieceTiles::new(tiles.rank());
+    let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
+    for tile in tiles.tiles() {
+        let len = tile.len.min(state.size.saturating_sub(tile.at));
+        if let (Some(Ok(view)), true) = (views.get(tile.view as usize), len > 0) {
+            // What is a part of a tile is one as well.
+            let _ = left.push(Tile { view: *view, len, ..*tile });
+        }
+    }
+    left
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_layout::View;
+
+    #[test]
+    fn tiles_whose_bytes_are_lost_are_left_out() {
+        let mut tiles = PieceTiles::new(1);
+        let view = tiles.add_view(&View::bytes()).expect("added");
+        tiles.append(1, view, 0, 10, 0).expect("appended");
+        tiles.append(2, view, 50, 10, 10).expect("appended");
+        tiles.append(3, view, 90, 10, 20).expect("appended");
+        let state = ObjectState { size: 15, ..ObjectState::default() };
+        let left = within(&tiles, &state);
+        let runs: Vec<_> = left.tiles().iter().map(|t| (t.start, t.len)).collect();
+        assert_eq!(runs, [(0, 10), (50, 5)]);
+        assert_eq!(within(&tiles, &ObjectState { size: 99, ..state }), tiles);
+    }
+}
