@@ -8,11 +8,11 @@ use crate::term::{self, DIM, HEAD, Out, Table};
 use crate::volume_path::{AnyPath, tree};
 use anstyle::Style;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use tatami_client::tree::{Tree, join, whereabouts};
+use tatami_client::tree::{Tree, Whereabouts, join, whereabouts};
 use tatami_cluster::VolumeFile;
 use tatami_wire::{Attr, Errno, Kind, NodeId, Piece};
 
@@ -153,8 +153,9 @@ fn look(tree: &Tree, volume: &VolumeFile, any: &AnyPath, path: &[u8]) -> Outcome
     };
     match attr.kind {
         Kind::File => {
-            told.extents = extents(volume, &attr);
-            count(&mut by_node, &attr);
+            let runs = whereabouts(tree.client(), &attr).map_err(failed)?;
+            count(&mut by_node, &attr, &runs);
+            told.extents = extents(volume, &attr, runs);
         }
         Kind::Dir => {
             told.kind = "directory";
@@ -183,11 +184,15 @@ fn name(volume: &VolumeFile, node: NodeId) -> String {
 
 type ByNode = BTreeMap<NodeId, (u64, u64)>;
 
-fn count(by_node: &mut ByNode, attr: &Attr) {
-    for (node, _) in attr.layout.pieces() {
+fn count(by_node: &mut ByNode, attr: &Attr, runs: &[Whereabouts]) {
+    let nodes: BTreeSet<NodeId> = match runs {
+        [] => attr.layout.pieces().map(|(node, _)| node).collect(),
+        runs => runs.iter().map(|run| run.node).collect(),
+    };
+    for node in nodes {
         by_node.entry(node).or_default().0 += 1;
     }
-    for run in whereabouts(attr) {
+    for run in runs {
         by_node.entry(run.node).or_default().1 += run.len;
     }
 }
@@ -206,7 +211,11 @@ fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Err
             match (entry.kind, entry.attr) {
                 (Kind::Dir, _) => todo.push(join(&path, &entry.name)),
                 (Kind::File, Some(attr)) => {
-                    count(by_node, &attr);
+                    match whereabouts(tree.client(), &attr) {
+                        Ok(runs) => count(by_node, &attr, &runs),
+                        Err(Errno::ENOENT | Errno::ESTALE) => continue, // removed meanwhile
+                        Err(e) => return Err(e),
+                    }
                     bytes += attr.size;
                     files += 1;
                 }
@@ -217,9 +226,8 @@ fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Err
     Ok((bytes, files))
 }
 
-fn extents(volume: &VolumeFile, attr: &Attr) -> Vec<ExtentTold> {
-    whereabouts(attr)
-        .into_iter()
+fn extents(volume: &VolumeFile, attr: &Attr, runs: Vec<Whereabouts>) -> Vec<ExtentTold> {
+    runs.into_iter()
         .map(|run| {
             let node = volume.node(run.node);
             let object =

@@ -3,6 +3,7 @@
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::peer::Peer;
 use crate::remote::Streams;
+use crate::tiles::TiledFiles;
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
@@ -70,6 +71,7 @@ pub struct Client {
     /// By node number.
     peers: Vec<Arc<Peer>>,
     pub(crate) streams: Streams,
+    pub(crate) tiled: TiledFiles,
 }
 
 impl Client {
@@ -114,6 +116,7 @@ impl Client {
             home,
             peers,
             streams: Streams::default(),
+            tiled: TiledFiles::default(),
         })
     }
 

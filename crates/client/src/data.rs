@@ -2,12 +2,14 @@
 //!
 //! On the node that keeps the object, the daemon hands over the open backing
 //! file and everything below goes straight to the disk. Elsewhere, requests go
-//! to the node's daemon: reads one by one, writes behind (see `remote`).
+//! to the node's daemon: reads one by one, writes behind (see `remote`). A tiled file
+//! has objects on many nodes (see `tiled`).
 
 use crate::Client;
 use crate::connection::{Connection, Sink};
 use crate::peer::Peer;
 use crate::remote::{Told, WriteStream};
+use crate::tiled::TiledFile;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -16,7 +18,7 @@ use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::object::{
     AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekFor,
 };
-use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Piece, Timestamp};
+use tatami_wire::{Attr, Cap, Cred, Errno, Ino, NodeId, Piece, Timestamp};
 
 /// One open file. Its methods take explicit offsets, so that threads may share
 /// it. Closing is dropping; call [`DataFile::flush`] before, to hear of writes
@@ -34,6 +36,8 @@ enum Place {
     Here { peer: Arc<Peer>, file: Mutex<Option<Arc<OwnedFd>>> },
     /// The object is on another node.
     There { peer: Arc<Peer>, stream: Arc<WriteStream>, told: Mutex<Told> },
+    /// The file is tiled: its objects are on many nodes.
+    Tiled(Box<TiledFile>),
 }
 
 impl Client {
@@ -42,22 +46,34 @@ impl Client {
     /// # Errors
     /// `ENXIO` when the file's node is not in the cluster map.
     pub fn data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
-        let node = attr.layout.node();
+        if attr.layout.is_tiled() {
+            let place = Place::Tiled(Box::new(TiledFile::new(self, attr, cap)?));
+            let (client, ino, piece) = (self.clone(), attr.ino, Piece::BASE);
+            return Ok(DataFile { client, ino, piece, cap: Mutex::new(cap), place });
+        }
+        self.object(attr.ino, attr.layout.node(), Piece::BASE, cap)
+    }
+
+    /// Access to the bytes of one object of a file. Talks to nobody.
+    ///
+    /// # Errors
+    /// `ENXIO` when `node` is not in the cluster map.
+    pub fn object(
+        self: &Arc<Self>,
+        ino: Ino,
+        node: NodeId,
+        piece: Piece,
+        cap: Cap,
+    ) -> Result<DataFile, Errno> {
         let peer = self.peer(node)?.clone();
         let place = if self.home() == Some(node) {
             Place::Here { peer, file: Mutex::new(None) }
         } else {
-            let stream = self.streams.of(attr.ino, &peer);
+            let stream = self.streams.of(ino, piece, &peer);
             let told = Mutex::new(stream.told());
             Place::There { peer, stream, told }
         };
-        Ok(DataFile {
-            client: self.clone(),
-            ino: attr.ino,
-            piece: Piece(0),
-            cap: Mutex::new(cap),
-            place,
-        })
+        Ok(DataFile { client: self.clone(), ino, piece, cap: Mutex::new(cap), place })
     }
 }
 
@@ -71,9 +87,19 @@ impl DataFile {
         self.ino
     }
 
-    /// Whether the bytes are on this node.
+    /// Whether the bytes are on this node, all in one object.
     pub fn is_local(&self) -> bool {
         matches!(self.place, Place::Here { .. })
+    }
+
+    /// Whether the bytes are on one other node, all in one object.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.place, Place::There { .. })
+    }
+
+    /// Whether the file is tiled, or was when it was opened.
+    pub fn is_tiled(&self) -> bool {
+        matches!(self.place, Place::Tiled(_))
     }
 
     /// The backing file, open for what the capability allows. The daemon is
@@ -127,15 +153,16 @@ impl DataFile {
                 }
                 Ok(done)
             }
+            Place::Tiled(file) => file.read_at(buf, offset),
         }
     }
 
     /// Reads up to `len` bytes, at most [`PAYLOAD_MAX`], from `offset` into `sink`; fewer
-    /// only at the end. Only for a file on another node: when its daemon dies half-way,
+    /// only at the end. Only where [`DataFile::is_remote`]: when the daemon dies half-way,
     /// `sink` is started anew.
     ///
     /// # Errors
-    /// `EINVAL` for a file on this node, and for longer reads.
+    /// `EINVAL` for any other file, and for longer reads.
     pub fn read_into(&self, sink: &mut dyn Sink, offset: u64, len: usize) -> Result<usize, Errno> {
         let Place::There { stream, .. } = &self.place else {
             return Err(Errno::EINVAL);
@@ -176,6 +203,7 @@ impl DataFile {
                 }
                 Ok(data.len())
             }
+            Place::Tiled(file) => file.write_at(data, offset),
         }
     }
 
@@ -187,10 +215,11 @@ impl DataFile {
     /// whether the bytes were written, and the answer is `EIO`.
     pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         let data = &data[..data.len().min(PAYLOAD_MAX)];
-        if self.is_local() {
-            return append_locally(&*self.created()?, data);
+        match &self.place {
+            Place::Here { .. } => return append_locally(&*self.created()?, data),
+            Place::There { .. } => self.flush()?,
+            Place::Tiled(file) => return file.append(data),
         }
-        self.flush()?;
         let reply = self.renewing(|cap| {
             let call = ObjectCall { cap, piece: self.piece, op: ObjectOp::Append };
             let mut sent = false;
@@ -218,12 +247,16 @@ impl DataFile {
         match &self.place {
             Place::Here { .. } => Ok(()),
             Place::There { stream, told, .. } => stream.flush(&mut told.lock()),
+            Place::Tiled(file) => file.flush(),
         }
     }
 
     /// Makes everything written so far survive a power cut, names of new
     /// objects included.
     pub fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
+        if let Place::Tiled(file) = &self.place {
+            return file.sync(data_only);
+        }
         self.flush()?;
         self.state(&ObjectOp::Sync { data_only })
     }
@@ -233,12 +266,18 @@ impl DataFile {
         if size > tatami_wire::FILE_SIZE_MAX {
             return Err(Errno::EFBIG);
         }
+        if let Place::Tiled(file) = &self.place {
+            return file.truncate(size);
+        }
         self.flush()?;
         self.state(&ObjectOp::Truncate { size })
     }
 
     /// Reserves, frees or zeroes a range.
     pub fn allocate(&self, mode: AllocMode, offset: u64, len: u64) -> Result<ObjectState, Errno> {
+        if let Place::Tiled(file) = &self.place {
+            return file.allocate(mode, offset, len);
+        }
         self.flush()?;
         if let Place::Here { .. } = &self.place {
             let file = self.created()?;
@@ -256,6 +295,9 @@ impl DataFile {
 
     /// The next data, or hole, at or after `offset`.
     pub fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+        if let Place::Tiled(file) = &self.place {
+            return file.seek(what, offset);
+        }
         self.flush()?;
         if let Place::Here { .. } = &self.place {
             let file = self.local_file(false)?.ok_or(Errno::ENXIO)?;
@@ -282,13 +324,14 @@ impl DataFile {
                 stream.settle();
                 self.state(&ObjectOp::Stat)
             }
+            Place::Tiled(file) => file.stat(),
         }
     }
 
     /// Copies within one node, sharing blocks where the disk can.
     ///
     /// # Errors
-    /// `EXDEV` when the two files lie on different nodes: the caller must then
+    /// `EXDEV` when the two files lie on different nodes, or one is tiled: the caller must then
     /// read and write.
     pub fn copy_from(
         &self,
@@ -297,7 +340,7 @@ impl DataFile {
         offset: u64,
         len: u64,
     ) -> Result<u64, Errno> {
-        if self.peer().node != source.peer().node {
+        if self.is_tiled() || source.is_tiled() || self.peer().node != source.peer().node {
             return Err(Errno::EXDEV);
         }
         self.flush()?;
@@ -319,9 +362,10 @@ impl DataFile {
         self.local_file(true)?.ok_or(Errno::EIO)
     }
 
-    fn peer(&self) -> &Arc<Peer> {
+    pub(crate) fn peer(&self) -> &Arc<Peer> {
         match &self.place {
             Place::Here { peer, .. } | Place::There { peer, .. } => peer,
+            Place::Tiled(file) => file.base_peer(),
         }
     }
 

@@ -8,9 +8,11 @@
 //! one inode at a time, and dropped when somebody has the file open for
 //! writing, when its objects wait for removal, or when it fits now.
 
+mod objects;
 mod walk;
 
-use crate::Client;
+use crate::{Client, Tiles};
+use objects::{fits, right, short, size};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tatami_wire::admin::{AdminCall, AdminReply};
@@ -34,7 +36,7 @@ pub enum Wrong {
     NoInode,
     /// An object on a node, or with a number, where its file has none.
     Misplaced,
-    /// A file that has bytes, without the object that should hold them.
+    /// A file that has bytes, without the object that should hold them, or all of it.
     NoObject,
     /// A file whose object has another size than the inode says.
     Size,
@@ -199,7 +201,8 @@ impl Fsck<'_> {
                     there.insert((objects.node, piece), size);
                 }
             }
-            if !fits(attr.as_ref(), &there) {
+            let tiles = self.tiles(attr.as_ref())?;
+            if !fits(attr.as_ref(), tiles.as_ref(), &there) {
                 self.examine(ino, &there)?;
             }
             if self.report.objects.is_multiple_of(1024) {
@@ -215,9 +218,9 @@ impl Fsck<'_> {
         seen: &BTreeMap<(NodeId, Piece), u64>,
     ) -> Result<(), FsckError> {
         let before = self.attr(ino)?;
+        let tiles = self.tiles(before.as_ref())?;
         let mut places: BTreeSet<(NodeId, Piece)> = seen.keys().copied().collect();
-        places
-            .extend(before.iter().filter(|a| a.kind == Kind::File).flat_map(|a| a.layout.pieces()));
+        places.extend(before.iter().flat_map(|attr| right(attr, tiles.as_ref()).into_keys()));
         let mut states = BTreeMap::new();
         for (node, piece) in places {
             // Before the object is looked at: what was garbage may be gone now.
@@ -233,14 +236,14 @@ impl Fsck<'_> {
         let after = self.attr(ino)?;
         let sizes = states.iter().map(|(at, state)| (*at, state.size)).collect();
         if before.as_ref().map(|a| a.version) != after.as_ref().map(|a| a.version)
-            || fits(after.as_ref(), &sizes)
+            || fits(after.as_ref(), tiles.as_ref(), &sizes)
         {
             self.report.dispelled += 1;
             return Ok(());
         }
         match after {
             None => self.no_inode(ino, &states),
-            Some(attr) => self.contradicts(&attr, &states),
+            Some(attr) => self.contradicts(&attr, tiles.as_ref(), &states, &sizes),
         }
     }
 
@@ -255,6 +258,23 @@ impl Fsck<'_> {
                 let node = self.client.map().shards.get(usize::from(shard.0)).copied();
                 let node = node.unwrap_or(NodeId(0));
                 Err(FsckError::Shard { shard, node, what: "read an inode", errno })
+            }
+        }
+    }
+
+    /// The tiles of a tiled file. Those that do not read are a matter of the shard's own check.
+    fn tiles(&self, attr: Option<&Attr>) -> Result<Option<Tiles>, FsckError> {
+        let Some(attr) = attr.filter(|a| a.kind == Kind::File && a.layout.is_tiled()) else {
+            return Ok(None);
+        };
+        match self.client.tiles(attr.ino) {
+            Ok(tiles) => Ok(Some(tiles)),
+            Err(Errno::ESTALE | Errno::ENOENT | Errno::EIO | Errno::EBUSY) => Ok(None),
+            Err(errno) => {
+                let shard = attr.ino.shard();
+                let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+                let node = node.unwrap_or(NodeId(0));
+                Err(FsckError::Shard { shard, node, what: "tell the tiles of a file", errno })
             }
         }
     }
@@ -297,41 +317,51 @@ impl Fsck<'_> {
         self.admin(node, "remove an object", AdminCall::RemoveObjects { ino }).map(|_| true)
     }
 
+    fn remove_one(&self, node: NodeId, ino: Ino, piece: Piece) -> Result<bool, FsckError> {
+        let call = AdminCall::RemoveObject { ino, piece };
+        self.admin(node, "remove an object", call).map(|_| true)
+    }
+
     fn contradicts(
         &mut self,
         attr: &Attr,
+        tiles: Option<&Tiles>,
         states: &BTreeMap<(NodeId, Piece), ObjectState>,
+        sizes: &BTreeMap<(NodeId, Piece), u64>,
     ) -> Result<(), FsckError> {
         let ino = attr.ino;
-        let right: BTreeSet<(NodeId, Piece)> = match attr.kind {
-            Kind::File => attr.layout.pieces().collect(),
-            _ => BTreeSet::new(),
-        };
-        let stray: BTreeSet<NodeId> =
-            states.keys().filter(|at| !right.contains(at)).map(|at| at.0).collect();
-        for node in stray {
-            // Objects are removed by inode: only where none of them is right.
-            let alone = right.iter().all(|at| at.0 != node);
-            let repaired = self.repair && alone && self.remove(node, ino)?;
+        let right = right(attr, tiles);
+        let unknown = attr.kind == Kind::File && attr.layout.is_tiled() && tiles.is_none();
+        if unknown {
+            // Which objects are right nobody can tell before the tiles have been mended.
+            return Ok(());
+        }
+        for &(node, piece) in states.keys().filter(|at| !right.contains_key(at)) {
+            let repaired = self.repair && self.remove_one(node, ino, piece)?;
             let what = "an object where its file has none".to_owned();
             self.found(Finding { wrong: Wrong::Misplaced, ino, node: Some(node), what, repaired });
         }
         if attr.kind != Kind::File {
             return Ok(());
         }
-        let state_of = |node, piece| states.get(&(node, piece)).copied().unwrap_or_default();
-        let size = attr.layout.file_size(|node, piece| state_of(node, piece).size);
+        for ((node, piece), len, least) in short(&right, sizes) {
+            let number = piece.number();
+            let what = format!("{} of {least} bytes of piece {number} are not there", least - len);
+            let (node, wrong) = (Some(node), Wrong::NoObject);
+            self.found(Finding { wrong, ino, node, what, repaired: false });
+        }
+        let size = size(attr, tiles, sizes);
         if size == attr.size {
             return Ok(());
         }
-        let exists = right.iter().any(|(node, piece)| state_of(*node, *piece).exists);
+        let exists = right.keys().any(|at| states.get(at).is_some_and(|state| state.exists));
         let (wrong, what) = if exists {
             let what = format!("the inode says {} bytes, the objects hold {size}", attr.size);
             (Wrong::Size, what)
         } else {
             (Wrong::NoObject, format!("the {} bytes of the file are not there", attr.size))
         };
-        let node = right.first().map(|at| at.0);
+        let node = right.first_key_value().map(|(at, _)| at.0);
         let repaired = self.repair && self.adopt(attr, size)?;
         self.found(Finding { wrong, ino, node, what, repaired });
         Ok(())
@@ -371,19 +401,6 @@ impl Fsck<'_> {
     }
 }
 
-/// Whether an inode and the sizes of its objects agree.
-fn fits(attr: Option<&Attr>, objects: &BTreeMap<(NodeId, Piece), u64>) -> bool {
-    match attr {
-        Some(attr) if attr.kind == Kind::File => {
-            let right: BTreeSet<_> = attr.layout.pieces().collect();
-            let size_of = |node, piece| objects.get(&(node, piece)).copied().unwrap_or(0);
-            objects.keys().all(|at| right.contains(at))
-                && attr.layout.file_size(size_of) == attr.size
-        }
-        _ => objects.is_empty(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -416,6 +433,7 @@ mod tests {
         let objects = |list: &[(u16, u32, u64)]| -> BTreeMap<(NodeId, Piece), u64> {
             list.iter().map(|(n, p, s)| ((NodeId(*n), Piece(*p)), *s)).collect()
         };
+        let fits = |attr, objects| fits(attr, None, objects);
         let good = file(10);
         assert!(fits(Some(&good), &objects(&[(1, 0, 10)])));
         assert!(fits(Some(&file(0)), &objects(&[])), "no byte, no object");

@@ -20,9 +20,12 @@ mod names;
 mod peer;
 mod recalls;
 mod remote;
+mod tiled;
+mod tiles;
 pub mod tree;
 
 pub use client::{Client, Error, Options};
 pub use connection::{Endpoint, Sink};
 pub use data::{DataFile, stat_file};
 pub use names::{Created, Listing, Removed, VolumeSpace};
+pub use tiles::{PlacedPiece, Tiles};

@@ -1,7 +1,7 @@
 //! Write-behind: writes to a file on another node are sent one after the other
 //! without waiting for the answers.
 //!
-//! There is one stream per inode, shared by all handles of this client, so
+//! There is one stream per object, shared by all handles of this client, so
 //! that a handle never reads around what another handle wrote. A write stays
 //! in memory until the daemon has acknowledged it: when the daemon dies, the
 //! writes without an answer are sent again, in order, to its successor.
@@ -15,11 +15,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::object::{ObjectCall, ObjectResult};
-use tatami_wire::{Errno, Ino};
+use tatami_wire::{Errno, Ino, Piece};
 
-/// Unacknowledged bytes per inode at most.
+/// Unacknowledged bytes per object at most.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Unacknowledged writes per inode at most. Their answers fit any socket
+/// Unacknowledged writes per object at most. Their answers fit any socket
 /// buffer, so the daemon never waits for us while we wait for it.
 const WINDOW_WRITES: usize = 128;
 /// Buffers of acknowledged writes kept for the next ones.
@@ -28,21 +28,21 @@ const SPARE_BUFFERS: usize = 8;
 /// All streams of a client.
 #[derive(Default)]
 pub(crate) struct Streams {
-    open: Mutex<HashMap<Ino, Weak<WriteStream>>>,
+    open: Mutex<HashMap<(Ino, Piece), Weak<WriteStream>>>,
 }
 
 impl Streams {
-    /// The stream of `ino`, made if there is none.
-    pub(crate) fn of(&self, ino: Ino, peer: &Arc<Peer>) -> Arc<WriteStream> {
+    /// The stream of this object of `ino`, made if there is none.
+    pub(crate) fn of(&self, ino: Ino, piece: Piece, peer: &Arc<Peer>) -> Arc<WriteStream> {
         let mut open = self.open.lock();
-        if let Some(stream) = open.get(&ino).and_then(Weak::upgrade) {
+        if let Some(stream) = open.get(&(ino, piece)).and_then(Weak::upgrade) {
             return stream;
         }
         if open.len() >= 1024 && open.len().is_power_of_two() {
             open.retain(|_, stream| stream.strong_count() > 0);
         }
         let stream = Arc::new(WriteStream { peer: peer.clone(), state: Mutex::default() });
-        open.insert(ino, Arc::downgrade(&stream));
+        open.insert((ino, piece), Arc::downgrade(&stream));
         stream
     }
 }
@@ -78,7 +78,7 @@ struct Failures {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Told(u64);
 
-/// The writes under way to one inode.
+/// The writes under way to one object.
 pub(crate) struct WriteStream {
     peer: Arc<Peer>,
     state: Mutex<State>,

@@ -264,6 +264,9 @@ impl FileSystem {
         access: Access,
     ) -> Result<(u32, i32), Errno> {
         const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        if data.is_tiled() {
+            return Ok((self.way_of_tiles(inode, access), 0));
+        }
         if !(self.passthrough && data.is_local()) {
             if access.write {
                 return Ok((DIRECT, 0));
@@ -274,6 +277,10 @@ impl FileSystem {
         let mut state = inode.state.lock();
         if let Some(backing) = &state.backing {
             return Ok((fopen::PASSTHROUGH, backing.id.0));
+        }
+        // It is whole again, after a cut, while others have it open as it was.
+        if state.tiled {
+            return Ok((DIRECT, 0));
         }
         // Through us, the first write takes setuid away.
         let suid = access.write && attr::without_suid(attr.mode) != attr.mode;
@@ -295,6 +302,16 @@ impl FileSystem {
                 Ok((DIRECT, 0))
             }
         }
+    }
+
+    /// The flags for a tiled file. What others wrote to its pieces no stamp of one object
+    /// tells, so the kernel keeps nothing from one open to the next.
+    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> u32 {
+        self.stamps.changed(inode.ino);
+        let mut state = inode.state.lock();
+        state.tiled = true;
+        // The kernel does not mix its cache with a backing file, opened before there were tiles.
+        if access.write || state.backing.is_some() { fopen::DIRECT_IO } else { 0 }
     }
 
     /// RELEASE. Nobody waits for it.
@@ -363,7 +380,7 @@ impl FileSystem {
                 return;
             }
         };
-        let far = file.access.read && !file.data.is_local();
+        let far = file.access.read && file.data.is_remote();
         if far && (PASS_MIN..=PAYLOAD_MAX).contains(&size) {
             reply.pass(|passage| {
                 let got = file.data.read_into(&mut Way(passage), offset, size);

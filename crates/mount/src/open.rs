@@ -81,6 +81,8 @@ pub(crate) struct State {
     pub(crate) writer: Option<Arc<DataFile>>,
     /// Permission bits when it was last looked at.
     pub(crate) mode: u16,
+    /// It was opened as a tiled file.
+    pub(crate) tiled: bool,
     /// We made it and gave it no file capabilities: before a write, the kernel
     /// need not hear from the shard that there are none.
     pub(crate) no_capability: bool,

@@ -119,7 +119,12 @@ impl FileSystem {
             _ => None,
         };
         match now {
-            Some(now) if now.exists => {
+            Some(mut now) if now.exists => {
+                if attr.layout.is_tiled() {
+                    // Of a file opened before it was tiled, only the base was looked at.
+                    now.size = now.size.max(attr.size);
+                    now.blocks = now.blocks.max(attr.blocks);
+                }
                 // As the shard will do when it is told.
                 if (attr.size, attr.mtime) != (now.size, now.mtime) {
                     attr.ctime = attr.ctime.moved_to(now.mtime);

@@ -1,0 +1,293 @@
+//! The bytes of a tiled file: each is where the tile is that won it, and in the base where
+//! there is none. Writes go in place, so a file that is written through here gets no new tiles.
+
+use crate::Client;
+use crate::data::DataFile;
+use crate::peer::Peer;
+use crate::tiles::{SharedTiles, Tiles};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::Arc;
+use tatami_layout::Found;
+use tatami_wire::frame::PAYLOAD_MAX;
+use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
+use tatami_wire::{Attr, Cap, Errno, Ino, Layout, Piece};
+
+/// Pieces that one handle keeps open.
+const OPEN_MAX: usize = 64;
+/// Longest stretch of a piece, in bytes, that is read in one go for many small tiles.
+const GATHER_MAX: u64 = PAYLOAD_MAX as u64;
+
+/// One open tiled file.
+pub(crate) struct TiledFile {
+    client: Arc<Client>,
+    ino: Ino,
+    cap: Cap,
+    base: DataFile,
+    shared: Arc<SharedTiles>,
+    pieces: Mutex<HashMap<Piece, OpenPiece>>,
+}
+
+struct OpenPiece {
+    data: Arc<DataFile>,
+    written: bool,
+    used: u64,
+}
+
+/// Bytes of a request that lie one behind the other in one piece, or closely so.
+struct Group {
+    piece: Piece,
+    /// First byte in the piece, and the end.
+    at: u64,
+    end: u64,
+    parts: Vec<Found>,
+}
+
+impl TiledFile {
+    pub(crate) fn new(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<TiledFile, Errno> {
+        let layout = Layout::Whole { node: attr.layout.node() };
+        let base = client.data(&Attr { layout, ..attr.clone() }, cap)?;
+        Ok(TiledFile {
+            client: client.clone(),
+            ino: attr.ino,
+            cap,
+            base,
+            shared: client.tiled.of(attr.ino),
+            pieces: Mutex::default(),
+        })
+    }
+
+    /// The node that keeps the base.
+    pub(crate) fn base_peer(&self) -> &Arc<Peer> {
+        self.base.peer()
+    }
+
+    fn tiles(&self) -> Result<Arc<Tiles>, Errno> {
+        self.shared.now(&self.client, self.ino)
+    }
+
+    /// The bytes of one piece.
+    fn piece(&self, tiles: &Tiles, piece: Piece, write: bool) -> Result<Arc<DataFile>, Errno> {
+        let mut open = self.pieces.lock();
+        let used = open.values().map(|p| p.used).max().unwrap_or(0) + 1;
+        if let Some(known) = open.get_mut(&piece) {
+            known.used = used;
+            known.written |= write;
+            return Ok(known.data.clone());
+        }
+        let place = tiles.pieces.get(&piece.number()).ok_or(Errno::EIO)?;
+        if open.len() >= OPEN_MAX {
+            // What was written counts when the file is closed, so it stays.
+            let oldest = open.iter().filter(|(_, p)| !p.written).min_by_key(|(_, p)| p.used);
+            if let Some(oldest) = oldest.map(|(piece, _)| *piece) {
+                open.remove(&oldest);
+            }
+        }
+        let data = Arc::new(self.client.object(self.ino, place.node, piece, self.cap)?);
+        open.insert(piece, OpenPiece { data: data.clone(), written: write, used });
+        Ok(data)
+    }
+
+    fn written(&self) -> Vec<Arc<DataFile>> {
+        let open = self.pieces.lock();
+        open.values().filter(|p| p.written).map(|p| p.data.clone()).collect()
+    }
+
+    pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        let tiles = self.tiles()?;
+        let (mut found, beneath) = split(&tiles, offset, buf.len() as u64);
+        for (from, len) in beneath {
+            let part = slice(buf, offset, from, len);
+            let got = self.base.read_at(part, from)?;
+            part[got..].fill(0);
+            if got < part.len() && from + len > tiles.index.size() {
+                // The base ends here, and tiles end before.
+                let end = tiles.index.size().max(from + got as u64);
+                let len = end.saturating_sub(offset) as usize;
+                return self.read_tiles(&tiles, &mut found, &mut buf[..len], offset).map(|()| len);
+            }
+        }
+        self.read_tiles(&tiles, &mut found, buf, offset)?;
+        Ok(buf.len())
+    }
+
+    fn read_tiles(
+        &self,
+        tiles: &Tiles,
+        found: &mut [Found],
+        buf: &mut [u8],
+        offset: u64,
+    ) -> Result<(), Errno> {
+        let mut room = Vec::new();
+        for group in groups(found, false) {
+            let data = self.piece(tiles, group.piece, false)?;
+            let read = |part: &mut [u8], at| match data.read_at(part, at)? {
+                // What a tile tells of was written: it is lost.
+                got if got < part.len() => Err(Errno::EIO),
+                _ => Ok(()),
+            };
+            if let [one] = &group.parts[..] {
+                read(slice(buf, offset, one.file_offset, one.len), one.at)?;
+                continue;
+            }
+            room.resize((group.end - group.at) as usize, 0);
+            read(&mut room, group.at)?;
+            for part in &group.parts {
+                let from = (part.at - group.at) as usize;
+                let bytes = &room[from..from + part.len as usize];
+                slice(buf, offset, part.file_offset, part.len).copy_from_slice(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        let tiles = self.tiles()?;
+        let (mut found, beneath) = split(&tiles, offset, data.len() as u64);
+        for (from, len) in beneath {
+            let start = (from - offset) as usize;
+            let part = &data[start..start + len as usize];
+            if self.base.write_at(part, from)? < part.len() {
+                return Err(Errno::ENOSPC);
+            }
+        }
+        let mut room = Vec::new();
+        for group in groups(&mut found, true) {
+            room.clear();
+            for part in &group.parts {
+                let start = (part.file_offset - offset) as usize;
+                room.extend_from_slice(&data[start..start + part.len as usize]);
+            }
+            let piece = self.piece(&tiles, group.piece, true)?;
+            if piece.write_at(&room, group.at)? < room.len() {
+                return Err(Errno::ENOSPC);
+            }
+        }
+        Ok(data.len())
+    }
+
+    /// Appends go to the base, which is first made as long as the file.
+    pub(crate) fn append(&self, data: &[u8]) -> Result<usize, Errno> {
+        let end = self.tiles()?.index.size();
+        if end > 0 && self.base.stat()?.size < end {
+            // Never shorter: another append may have been faster.
+            self.base.allocate(AllocMode::Extend, end - 1, 1)?;
+        }
+        self.base.append(data)
+    }
+
+    pub(crate) fn flush(&self) -> Result<(), Errno> {
+        let mut result = self.base.flush();
+        for piece in self.written() {
+            result = result.and(piece.flush());
+        }
+        result
+    }
+
+    pub(crate) fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
+        self.base.sync(data_only)?;
+        for piece in self.written() {
+            piece.sync(data_only)?;
+        }
+        self.stat()
+    }
+
+    /// Cuts the base. That the tiles are cut is the matter of the shard, when it is told of the size.
+    pub(crate) fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
+        self.flush()?;
+        self.base.truncate(size)?;
+        Ok(ObjectState { size, ..self.stat()? })
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        mode: AllocMode,
+        offset: u64,
+        len: u64,
+    ) -> Result<ObjectState, Errno> {
+        self.flush()?;
+        self.base.allocate(mode, offset, len)?;
+        let in_place = match mode {
+            AllocMode::Punch => Some(AllocMode::Punch),
+            AllocMode::Zero | AllocMode::ZeroKeep => Some(AllocMode::ZeroKeep),
+            AllocMode::Extend | AllocMode::Keep => None,
+        };
+        if let Some(mode) = in_place {
+            let tiles = self.tiles()?;
+            let (mut found, _) = split(&tiles, offset, len);
+            for group in groups(&mut found, true) {
+                let piece = self.piece(&tiles, group.piece, true)?;
+                piece.allocate(mode, group.at, group.end - group.at)?;
+            }
+        }
+        self.stat()
+    }
+
+    /// A tiled file is all data, but for its end.
+    pub(crate) fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
+        self.flush()?;
+        let size = self.tiles()?.size(self.base.stat()?.size);
+        match what {
+            _ if offset >= size => Err(Errno::ENXIO),
+            SeekFor::Data => Ok(offset),
+            SeekFor::Hole => Ok(size),
+        }
+    }
+
+    /// Size, times and storage of the file; of the storage of its pieces, what the shard knows.
+    pub(crate) fn stat(&self) -> Result<ObjectState, Errno> {
+        let tiles = self.tiles()?;
+        let base = self.base.stat()?;
+        let mut state = ObjectState { exists: true, size: tiles.size(base.size), ..base };
+        for piece in self.written() {
+            state.mtime = state.mtime.max(piece.stat()?.mtime);
+        }
+        state.blocks = base.blocks.saturating_add(tiles.blocks);
+        Ok(state)
+    }
+}
+
+/// The tiles of a request, and what lies in the base: file offsets and lengths.
+fn split(tiles: &Tiles, offset: u64, len: u64) -> (Vec<Found>, Vec<(u64, u64)>) {
+    let end = offset.saturating_add(len);
+    let (mut found, mut beneath) = (Vec::new(), Vec::new());
+    let mut at = offset;
+    for part in tiles.index.lookup(offset, len) {
+        at = part.file_offset + part.len;
+        match part.piece {
+            Some(piece) if piece != Piece::BASE => found.push(part),
+            _ => beneath.push((part.file_offset, part.len)),
+        }
+    }
+    if at < end {
+        beneath.push((at, end - at));
+    }
+    (found, beneath)
+}
+
+/// Puts together what can be read, or (`exactly`) written, in one go.
+fn groups(found: &mut [Found], exactly: bool) -> Vec<Group> {
+    found.sort_by_key(|part| (part.piece, part.at));
+    let mut all: Vec<Group> = Vec::new();
+    for part in found {
+        let (Some(piece), end) = (part.piece, part.at + part.len) else { continue };
+        if let Some(last) = all.last_mut().filter(|last| last.piece == piece) {
+            let gap = part.at.saturating_sub(last.end);
+            let near = if exactly { part.at == last.end } else { gap <= part.len };
+            if near && end.max(last.end) - last.at <= GATHER_MAX {
+                last.end = last.end.max(end);
+                last.parts.push(*part);
+                continue;
+            }
+        }
+        all.push(Group { piece, at: part.at, end, parts: vec![*part] });
+    }
+    all
+}
+
+/// The part of `buf`, whose first byte is byte `offset` of the file, for `len` bytes from `from`.
+fn slice(buf: &mut [u8], offset: u64, from: u64, len: u64) -> &mut [u8] {
+    let start = ((from - offset) as usize).min(buf.len());
+    let end = start.saturating_add(len as usize).min(buf.len());
+    &mut buf[start..end]
+}
