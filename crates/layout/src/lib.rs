@@ -10,6 +10,7 @@
 //! of all of them together which piece has which byte.
 
 mod code;
+mod grow;
 mod index;
 mod piece;
 mod runs;
@@ -17,6 +18,7 @@ mod shape;
 mod shape_code;
 mod sweep;
 mod tile;
+mod tree;
 mod view;
 mod whole;
 
