@@ -113,24 +113,49 @@ impl Index {
         for (piece, tiles) in pieces {
             for tile in tiles.tiles() {
                 let view = tiles.views()[tile.view as usize].clone();
-                let lo = view.offset_of(tile.start);
-                let hi = (view.offset_of(tile.end() - 1) + 1).min(limit(tile.stamp));
-                if lo < hi {
-                    let hi = last_end(&view, tile, hi);
-                    size = size.max(hi);
-                    let tile = *tile;
-                    items.push((tiles.rank(), Item { piece, view, tile, lo, hi, alone: false }));
-                }
+                items.extend(
+                    Item::new(piece, view, *tile, limit(tile.stamp)).map(|i| (tiles.rank(), i)),
+                );
             }
         }
+        let mut new = Index::of_items(items);
+        new.base = base;
+        new.size = new.size.max(size);
+        new
+    }
+
+    /// The index of these tiles of one piece alone.
+    pub(crate) fn of_tiles(piece: PieceId, tiles: impl Iterator<Item = (View, Tile)>) -> Index {
+        let items = tiles.filter_map(|(view, tile)| Item::new(piece, view, tile, u64::MAX));
+        Index::of_items(items.map(|i| (0, i)).collect())
+    }
+
+    fn of_items(mut items: Vec<(u32, Item)>) -> Index {
         // From the end, so that the later one of equals comes first.
         items.reverse();
         items.sort_by_key(|(rank, i)| (Reverse(i.tile.stamp), *rank, Reverse(i.piece)));
-        let items = items.into_iter().map(|(_, item)| item).collect();
-        let mut new = Index { items, tree: Node::Nothing, known: Vec::new(), base, size };
+        let items: Vec<Item> = items.into_iter().map(|(_, item)| item).collect();
+        let size = items.iter().map(|i| i.hi).max().unwrap_or(0);
+        let mut new = Index { items, tree: Node::Nothing, known: Vec::new(), base: 0, size };
         new.number_views();
         new.plant();
         new
+    }
+
+    /// Calls `met` with each tile that may have bytes of the file range `from .. to`: its
+    /// number (the lower of two wins), view and form.
+    pub(crate) fn visit<'a>(
+        &'a self,
+        from: u64,
+        to: u64,
+        mut met: impl FnMut(u32, &'a View, &'a Tile),
+    ) {
+        let mut found = Vec::new();
+        self.candidates(from, to, &mut found);
+        for i in found {
+            let item = &self.items[i as usize];
+            met(i, &item.view, &item.tile);
+        }
     }
 
     /// Notes which tiles are of which view, and gives equal views one number.
@@ -320,6 +345,17 @@ impl Index {
 }
 
 impl Item {
+    /// Of a tile, of which a cut left what lies before `limit`; `None` where that is nothing.
+    fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<Item> {
+        let lo = view.offset_of(tile.start);
+        let hi = (view.offset_of(tile.end() - 1) + 1).min(limit);
+        if lo >= hi {
+            return None;
+        }
+        let hi = last_end(&view, &tile, hi);
+        Some(Item { piece, view, tile, lo, hi, alone: false })
+    }
+
     /// Where the byte at `offset` lies in the piece, and how many from there on, below
     /// `end`, are contiguous in file and piece; `None` when the tile does not have it.
     fn place_of(&self, offset: u64, end: u64) -> Option<(u64, u64)> {

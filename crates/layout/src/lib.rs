@@ -12,6 +12,7 @@
 mod code;
 mod grow;
 mod index;
+mod own;
 mod piece;
 mod runs;
 mod shape;
@@ -24,7 +25,8 @@ mod whole;
 
 pub use code::DecodeError;
 pub use index::{BASE, Cut, Found, Index, PieceId};
-pub use piece::{Appended, MAX_VIEWS, Own, PieceTiles};
+pub use own::Own;
+pub use piece::{Appended, MAX_VIEWS, PieceTiles};
 pub use runs::{Blocks, Run, Runs};
 pub use shape::{MAX_DEPTH, MAX_WEIGHT, Shape, ShapeError};
 pub use tile::{Tile, TileError};

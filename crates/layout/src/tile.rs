@@ -161,10 +161,15 @@ impl Tile {
         let k = (self.len - 1) / self.block * self.block;
         let tail =
             Tile::contiguous(self.stamp, self.view, self.stream_at(k), self.len - k, self.at + k);
-        self.len = k;
-        if k == self.block {
+        self.shorten(k);
+        tail
+    }
+
+    /// Leaves the first `len` bytes.
+    pub(crate) fn shorten(&mut self, len: u64) {
+        self.len = len;
+        if len <= self.block {
             (self.block, self.stride) = (1, 1);
         }
-        tail
     }
 }
