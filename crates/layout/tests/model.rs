@@ -704,3 +704,32 @@ fn use_piece(bytes: &[u8]) {
         index.lookup_runs(&view, offset, 100);
     }
 }
+
+/// Lists of equal lists of equal lists: few bytes, and more blocks than could be visited.
+#[test]
+fn deep_lists_are_not_walked() {
+    let build = || {
+        let mut shape = Shape::bytes(1).unwrap();
+        for _ in 0..24 {
+            let end = shape.extent();
+            let blocks = [(1, 0), (1, end + 1), (1, 4 * end + 3)];
+            shape = Shape::hindexed(&blocks, &shape).unwrap();
+        }
+        View::new(0, 1, shape).unwrap()
+    };
+    let view = build();
+    assert_eq!(view.filetype_size(), 3u64.pow(24));
+    let mut bytes = Vec::new();
+    view.encode(&mut bytes);
+    assert!(bytes.len() < 1000);
+    let back = View::decode(&mut &bytes[..]).unwrap();
+    assert_eq!(back, view);
+    assert_eq!(build(), view);
+    let last = view.filetype_size() - 1;
+    assert_eq!(view.stream_before(view.offset_of(last)), (last, true));
+    let mut piece = PieceTiles::new(0);
+    let number = piece.add_view(&view).unwrap();
+    piece.append(1, number, 0, last, 0).unwrap();
+    let index = Index::new(vec![(Piece(1), piece)], vec![], 0);
+    assert_eq!(index.lookup_view(&build(), 0, last).len(), 1);
+}
