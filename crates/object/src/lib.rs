@@ -10,7 +10,7 @@
 //! ```
 //!
 //! An object that does not exist reads as empty. A mount of this node may hold a file in
-//! `DIR/objects/lent` that becomes an object when somebody asks for it; see `tatami_lend`. Every call may be made from
+//! `DIR/lent` that becomes an object when somebody asks for it; see `tatami_lend`. Every call may be made from
 //! any thread.
 
 mod cache;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_lend::{SLOTS, Table};
 use tatami_wire::{Errno, Ino, Piece};
 
-/// Where spares and their tables lie, beside the buckets.
+/// Where spares and their tables lie, within the data directory.
 pub(crate) const LENT_DIR: &str = "lent";
 /// Most tables at a time: one for each mount of the node.
 const TABLES_MAX: usize = 64;
@@ -32,15 +32,15 @@ pub(crate) struct Spares {
 }
 
 impl Spares {
-    /// The place for spares in the directory of objects. What was lent before becomes objects, by
+    /// The place for spares in a data directory, where `objects` is, too. What was lent before becomes objects, by
     /// [`Spares::settle`].
-    pub(crate) fn open(objects: BorrowedFd<'_>) -> rustix::io::Result<Spares> {
-        match rustix::fs::mkdirat(objects, LENT_DIR, Mode::RWXU) {
+    pub(crate) fn open(parent: BorrowedFd<'_>) -> rustix::io::Result<Spares> {
+        match rustix::fs::mkdirat(parent, LENT_DIR, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(e) => return Err(e),
         }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let dir = rustix::fs::openat(objects, LENT_DIR, flags, Mode::empty())?;
+        let dir = rustix::fs::openat(parent, LENT_DIR, flags, Mode::empty())?;
         let suits = rustix::fs::fstatfs(&dir).is_ok_and(|s| IN_PLACE.contains(&s.f_type));
         let any = AtomicBool::new(false);
         Ok(Spares { dir, suits, boot: boot(), any, tables: Mutex::default() })

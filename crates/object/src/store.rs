@@ -103,8 +103,8 @@ impl ObjectStore {
             rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open what it is in"))?;
         // A bucket made just before the last daemon died may not be durable yet.
         rustix::fs::fsync(&objects).map_err(failed("sync the directory"))?;
-        rustix::fs::fsync(parent).map_err(failed("sync what it is in"))?;
-        let spares = Spares::open(objects.as_fd()).map_err(failed("make the place of spares"))?;
+        rustix::fs::fsync(&parent).map_err(failed("sync what it is in"))?;
+        let spares = Spares::open(parent.as_fd()).map_err(failed("make the place of spares"))?;
         spares.settle(objects.as_fd()).map_err(failed("take over what was lent"))?;
         let device = rustix::fs::fstat(&objects).map_err(failed("stat the directory"))?.st_dev;
         Ok(ObjectStore {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use tatami_lend::{SLOTS, Table};
-use tatami_object::{OBJECTS_DIR, ObjectStore};
+use tatami_object::ObjectStore;
 use tatami_wire::{Access, Errno, Ino, Piece};
 
 const INO: Ino = Ino(0x1234);
@@ -55,7 +55,7 @@ fn objects(store: &ObjectStore) -> Vec<Ino> {
 }
 
 fn left_behind(dir: &Path) -> usize {
-    std::fs::read_dir(dir.join(OBJECTS_DIR).join("lent")).expect("there").count()
+    std::fs::read_dir(dir.join("lent")).expect("there").count()
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn a_daemon_that_starts_makes_objects_of_what_its_predecessor_lent() {
 fn after_a_power_cut_a_table_says_nothing() {
     let loan = Loan::new();
     loan.lend(0, Ino(1), b"a");
-    let path = loan.dir.path().join(OBJECTS_DIR).join("lent").join(format!("{TABLE:016x}"));
+    let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
     let mut bytes = std::fs::read(&path).expect("read");
     bytes[8] ^= 1;
     std::fs::write(&path, bytes).expect("written");
