@@ -10,6 +10,7 @@ pub mod faulty;
 pub mod fjall;
 mod journal;
 mod log;
+mod mapped;
 pub mod memory;
 mod recent;
 
