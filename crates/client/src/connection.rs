@@ -168,12 +168,12 @@ impl Read for Stream {
 }
 
 impl Write for Stream {
+    /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the program we live in.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        self.write_vectored(&[IoSlice::new(buf)])
+        Ok(rustix::net::send(self.as_fd(), buf, SendFlags::NOSIGNAL)?)
     }
 
-    /// As sendmsg(2) with `MSG_NOSIGNAL`: a daemon's death must not send
-    /// SIGPIPE to the program we live in.
+    /// With `MSG_NOSIGNAL`, too.
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut none = SendAncillaryBuffer::default();
         Ok(rustix::net::sendmsg(self.as_fd(), bufs, &mut none, SendFlags::NOSIGNAL)?)
@@ -254,7 +254,11 @@ impl Connection {
     ) -> Result<(), FrameError> {
         self.out.clear();
         frame::encode(&mut self.out, class, seq, request, payload.len());
-        frame::write_all(&mut self.stream, &self.out, payload)?;
+        if payload.is_empty() {
+            self.stream.write_all(&self.out)?;
+        } else {
+            frame::write_all(&mut self.stream, &self.out, payload)?;
+        }
         Ok(())
     }
 
@@ -279,6 +283,29 @@ impl Connection {
         self.start += buffered;
         self.stream.read_exact(&mut payload[buffered..])?;
         Ok((reply, len))
+    }
+
+    /// As [`Connection::receive`], with a payload of at most `most` bytes, which must
+    /// not exceed a few KiB: it is lent.
+    ///
+    /// # Errors
+    /// As [`Connection::receive`].
+    pub(crate) fn receive_along<R: DeserializeOwned>(
+        &mut self,
+        class: Class,
+        seq: u64,
+        most: usize,
+    ) -> Result<(R, &[u8]), FrameError> {
+        let header = self.receive_header()?;
+        let reply = self.receive_body(&header, class, seq)?;
+        let len = header.payload_len as usize;
+        if len > most {
+            return Err(FrameError::Unexpected);
+        }
+        self.fill(len)?;
+        let start = self.start;
+        self.start += len;
+        Ok((reply, &self.input[start..self.start]))
     }
 
     /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most

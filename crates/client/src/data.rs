@@ -112,24 +112,28 @@ impl DataFile {
         let mut file = file.lock();
         if file.is_none() {
             let op = ObjectOp::OpenFd { create };
-            let (result, fd) = self.renewing(|cap| {
-                let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
-                let (result, fd): (ObjectResult, _) = peer.data(|connection| {
-                    connection.send(Class::Object, 0, &call, &[])?;
-                    connection.receive_with_fd(Class::Object, 0)
-                })?;
-                match result {
-                    Ok(reply) => Ok((Ok(reply), fd)),
-                    Err(Errno::ENOENT) => Ok((Err(Errno::ENOENT), None)),
-                    Err(e) => Err(e),
-                }
-            })?;
-            if result.is_err() {
-                return Ok(None);
+            match self
+                .renewing(|cap| peer.data(|connection| self.descriptor(connection, cap, &op))?)
+            {
+                Ok(fd) => *file = Some(Arc::new(fd)),
+                Err(Errno::ENOENT) => return Ok(None),
+                Err(e) => return Err(e),
             }
-            *file = Some(Arc::new(fd.ok_or(Errno::EPROTO)?));
         }
         Ok(file.clone())
+    }
+
+    /// Asks for a descriptor.
+    pub(crate) fn descriptor(
+        &self,
+        connection: &mut Connection,
+        cap: Cap,
+        op: &ObjectOp,
+    ) -> Result<Result<OwnedFd, Errno>, FrameError> {
+        let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
+        connection.send(Class::Object, 0, &call, &[])?;
+        let (result, fd): (ObjectResult, _) = connection.receive_with_fd(Class::Object, 0)?;
+        Ok(result.and_then(|_| fd.ok_or(Errno::EPROTO)))
     }
 
     /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
@@ -358,6 +362,20 @@ impl DataFile {
         }
     }
 
+    /// When this returns, the bytes are an object also if they were in a file that is only lent.
+    pub fn make_object(&self) -> Result<(), Errno> {
+        // Whoever asks for an object makes one of what is lent for it.
+        self.state(&ObjectOp::Stat).map(drop)
+    }
+
+    /// The backing file from now on, in place of the one that the daemon would hand out:
+    /// one that is lent for this inode.
+    pub fn use_file(&self, lent: Arc<OwnedFd>) {
+        if let Place::Here { file, .. } = &self.place {
+            *file.lock() = Some(lent);
+        }
+    }
+
     fn created(&self) -> Result<Arc<OwnedFd>, Errno> {
         self.local_file(true)?.ok_or(Errno::EIO)
     }
@@ -398,7 +416,10 @@ impl DataFile {
     /// Runs `request`; if our capability has run out, once more with a new
     /// one. Permission was checked when the file was opened, and an open file
     /// stays open.
-    fn renewing<R>(&self, mut request: impl FnMut(Cap) -> Result<R, Errno>) -> Result<R, Errno> {
+    pub(crate) fn renewing<R>(
+        &self,
+        mut request: impl FnMut(Cap) -> Result<R, Errno>,
+    ) -> Result<R, Errno> {
         let cap = *self.cap.lock();
         match request(cap) {
             Err(Errno::EKEYEXPIRED) => {

@@ -23,7 +23,21 @@ struct Slot {
     number: u32,
     /// Sequence number of the next request.
     next: u64,
-    connection: Option<Connection>,
+    /// Boxed: the slot moves with every request.
+    connection: Option<Box<Connection>>,
+}
+
+impl Slot {
+    /// Its connection, which `connect` makes if there is none.
+    fn connection(
+        &mut self,
+        connect: impl FnOnce(u32) -> Result<Connection, ConnectError>,
+    ) -> Result<&mut Connection, ConnectError> {
+        Ok(match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(Box::new(connect(self.number)?)),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -104,17 +118,13 @@ impl Peer {
         slot.next += 1;
         let mut retry = Retry::new(self.patience);
         let result = loop {
-            let connection = match slot.connection.take() {
-                Some(connection) => Ok(connection),
-                None => self.connect(Role::Meta, slot.number),
-            };
-            match connection {
-                Ok(mut connection) => match ask(&mut connection, seq, request) {
-                    Ok(answer) => {
-                        slot.connection = Some(connection);
-                        break Ok(answer);
+            match slot.connection(|number| self.connect(Role::Meta, number)) {
+                Ok(connection) => match ask(connection, seq, request) {
+                    Ok(answer) => break Ok(answer),
+                    Err(e) => {
+                        slot.connection = None;
+                        self.log_broken("metadata request", &e);
                     }
-                    Err(e) => self.log_broken("metadata request", &e),
                 },
                 Err(e) if !e.may_pass() => break Err(self.refused(&e)),
                 Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
@@ -252,8 +262,7 @@ fn ask<Q: Serialize, R: DeserializeOwned>(
     request: &Q,
 ) -> Result<(R, Option<Granted>), FrameError> {
     connection.send(Class::Meta, seq, request, &[])?;
-    let mut payload = [0; Granted::LEN_MAX];
-    let (reply, len) = connection.receive(Class::Meta, seq, &mut payload)?;
-    let granted = (len > 0).then(|| Granted::decode(&payload[..len])).transpose()?;
+    let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
+    let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;
     Ok((reply, granted))
 }

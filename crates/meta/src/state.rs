@@ -198,8 +198,13 @@ impl<S: Store> State<S> {
 
     pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
         self.put(keys::inode(ino), Some(inode.encode()));
-        // A new one is not asked for again by everybody who makes many.
         self.inode_cache.replace(&ino, || Arc::new(inode));
+    }
+
+    /// As [`State::put_inode`], of a number that was never used. The cache does without: not everybody
+    /// who makes many asks for them.
+    pub fn put_new_inode(&mut self, ino: Ino, inode: &Inode) {
+        self.put(keys::inode(ino), Some(inode.encode()));
     }
 
     pub fn delete_inode(&mut self, ino: Ino) {
@@ -264,7 +269,7 @@ impl<S: Store> State<S> {
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
         }
         let batch: Vec<Change> = std::mem::take(&mut self.overlay).into_iter().collect();
-        match self.with_store(|store| store.commit_owned(batch)) {
+        match self.with_store(|store| store.commit(&batch)) {
             Ok(()) => {
                 self.committed_inodes = self.shard.inodes;
                 Ok(())

@@ -10,6 +10,7 @@ pub mod faulty;
 pub mod fjall;
 mod journal;
 mod log;
+mod mapped;
 pub mod memory;
 mod recent;
 
@@ -60,14 +61,6 @@ pub trait Store {
     /// written: the store refuses all further commits with
     /// [`StoreError::Poisoned`] until it is opened again.
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError>;
-
-    /// As [`Store::commit`], of a batch that the caller has no further use for.
-    ///
-    /// # Errors
-    /// As [`Store::commit`].
-    fn commit_owned(&mut self, batch: Vec<Change>) -> Result<(), StoreError> {
-        self.commit(&batch)
-    }
 
     /// Makes everything committed survive a power cut. When a power cut comes
     /// first, a prefix of the commits survives, none in part.

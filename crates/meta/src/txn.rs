@@ -22,6 +22,8 @@ pub(crate) struct Txn<'a, S> {
     pub ctx: &'a Context,
     pub cred: &'a Cred,
     inodes: Vec<(Ino, Option<Inode>)>,
+    /// The one of `inodes` that this operation has made.
+    new: Option<Ino>,
     /// Those of `inodes` of which clients see that they have changed.
     changed: Vec<Ino>,
     writes: Vec<Change>,
@@ -36,6 +38,7 @@ impl<'a, S: Store> Txn<'a, S> {
             ctx,
             cred,
             inodes: Vec::new(),
+            new: None,
             changed: Vec::new(),
             writes: Vec::new(),
             inode_delta: 0,
@@ -54,6 +57,7 @@ impl<'a, S: Store> Txn<'a, S> {
         self.state.changed.extend(self.changed);
         for (ino, inode) in self.inodes {
             match inode {
+                Some(inode) if self.new == Some(ino) => self.state.put_new_inode(ino, &inode),
                 Some(inode) => self.state.put_inode(ino, inode),
                 None => self.state.delete_inode(ino),
             }
@@ -138,9 +142,10 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(self.inodes.len() - 1)
     }
 
-    /// Adds a new inode.
+    /// Adds a new inode, of a number that was allocated for it.
     pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
         self.inode_delta += 1;
+        self.new = Some(ino);
         self.changed.push(ino);
         self.inodes.push((ino, Some(inode)));
     }

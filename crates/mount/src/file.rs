@@ -2,8 +2,9 @@
 
 use crate::errno::to_kernel;
 use crate::filesystem::FileSystem;
-use crate::open::{Backing, OpenInode, Sort};
+use crate::open::{Backing, OpenInode, Sort, Told};
 use crate::size::{self, Occasion};
+use crate::spares::Before;
 use crate::{attr, caller};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -103,10 +104,8 @@ impl FileSystem {
         let Some(last) = self.open.leave(inode, Sort::File) else {
             return;
         };
-        if let Some(backing) = last.backing
-            && let Err(errno) = self.device.close_backing(backing.id)
-        {
-            tracing::debug!(%errno, "a backing file was unregistered before");
+        if let Some(backing) = last.backing {
+            self.spares.give_back(&self.device, inode.ino, backing, last.is_empty);
         }
         if last.kept
             && let Err(error) = self.client.release(inode.ino)
@@ -142,7 +141,7 @@ impl FileSystem {
             other => other?,
         };
         self.known.learn(&attr);
-        self.attach(opening, &attr, cap, access)
+        self.attach(opening, &attr, cap, access, None)
     }
 
     /// CREATE.
@@ -163,6 +162,7 @@ impl FileSystem {
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
         self.open.announce(Sort::File);
         let before = self.closings.now();
+        let free = self.spares.now();
         let result = self.creating(request, mode, |cred| {
             let node = NewNode::File(self.client.new_layout());
             self.client.create(cred, parent, name, node, mode, umask, exclusive, Some(access))
@@ -193,7 +193,8 @@ impl FileSystem {
             };
             made.attr = self.client.setattr(&Cred::ROOT, made.attr.ino, set)?;
         }
-        let opened = self.attach(opening, &made.attr, cap, access)?;
+        let free = made.created.then_some(&free);
+        let opened = self.attach(opening, &made.attr, cap, access, free)?;
         Ok((made.attr, opened))
     }
 
@@ -222,21 +223,24 @@ impl FileSystem {
             state.no_capability = true;
         }
         self.open.keep(made.attr.ino);
-        let opened = self.attach(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access)?;
+        let opened =
+            self.attach(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access, None)?;
         Ok((made.attr, opened))
     }
 
-    /// Makes an open file of an inode, and decides how the kernel is to treat it.
+    /// Makes an open file of an inode, and decides how the kernel is to treat it. Of one that was
+    /// made since, the moment before.
     fn attach(
         &self,
         mut opening: Opening<'_>,
         attr: &Attr,
         cap: Cap,
         access: Access,
+        made: Option<&Before>,
     ) -> Result<Opened, Errno> {
         let data = Arc::new(self.client.data(attr, cap)?);
         let inode = opening.inode().clone();
-        let (mut flags, backing) = self.way(&inode, attr, &data, access)?;
+        let (mut flags, backing) = self.way(&inode, attr, &data, access, made)?;
         if access.write {
             self.stamps.changed(attr.ino);
         } else {
@@ -262,6 +266,7 @@ impl FileSystem {
         attr: &Attr,
         data: &DataFile,
         access: Access,
+        made: Option<&Before>,
     ) -> Result<(u32, i32), Errno> {
         const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
         if data.is_tiled() {
@@ -287,6 +292,16 @@ impl FileSystem {
         if suid {
             return Ok((DIRECT, 0));
         }
+        let lent = made
+            .filter(|_| access.write)
+            .and_then(|before| self.spares.lend(&self.device, data, before, attr.mtime));
+        if let Some(backing) = lent {
+            data.use_file(backing.file.clone());
+            state.told = Some(Told { size: 0, mtime: attr.mtime });
+            let id = backing.id;
+            state.backing = Some(backing);
+            return Ok((fopen::PASSTHROUGH, id.0));
+        }
         // A reader of what has no byte yet is served by us until a writer comes.
         let Some(file) = data.local_file(access.write)? else {
             return Ok((DIRECT, 0));
@@ -294,7 +309,7 @@ impl FileSystem {
         match self.device.open_backing(&file) {
             Ok(id) => {
                 state.told = Some(size::mark(&stat_file(&file)?));
-                state.backing = Some(Backing { id, file });
+                state.backing = Some(Backing { id, file, lent: None, unwritten: None });
                 Ok((fopen::PASSTHROUGH, id.0))
             }
             Err(errno) => {

@@ -10,6 +10,7 @@ use crate::gone::Gone;
 use crate::handles::Handles;
 use crate::known::Known;
 use crate::open::{OpenInodes, Sort};
+use crate::spares::Spares;
 use crate::stamps::Stamps;
 use crate::walks::Walks;
 use std::sync::Arc;
@@ -35,6 +36,7 @@ pub(crate) struct FileSystem {
     pub(crate) gone: Gone,
     pub(crate) stamps: Stamps,
     pub(crate) closings: Closings,
+    pub(crate) spares: Spares,
 }
 
 impl FileSystem {
@@ -57,6 +59,7 @@ impl FileSystem {
             walks: Walks::new(),
             gone: Gone::default(),
             stamps: Stamps::default(),
+            spares: Spares::default(),
         }
     }
 

@@ -38,6 +38,7 @@ mod place;
 mod recalls;
 mod signals;
 mod size;
+mod spares;
 mod stamps;
 mod walks;
 mod xattr;

@@ -4,14 +4,16 @@
 //! backing file an inode at a time, and what the shard has been told of the
 //! bytes concerns all writers together.
 
+use crate::spares::{Lent, Unwritten};
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use tatami_client::DataFile;
+use tatami_client::{DataFile, stat_file};
 use tatami_fuse::BackingId;
-use tatami_wire::{Ino, Timestamp};
+use tatami_wire::object::ObjectState;
+use tatami_wire::{Errno, Ino, Timestamp};
 
 const SHARDS: usize = 16;
 
@@ -77,6 +79,8 @@ pub(crate) struct State {
     pub(crate) backing: Option<Backing>,
     /// Of the backing file: what the shard knows already.
     pub(crate) told: Option<Told>,
+    /// The last writer has left it as it was lent, without a byte.
+    pub(crate) is_empty: bool,
     /// Access to the bytes of one of the writers.
     pub(crate) writer: Option<Arc<DataFile>>,
     /// Permission bits when it was last looked at.
@@ -93,6 +97,19 @@ pub(crate) struct State {
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
     pub(crate) file: Arc<OwnedFd>,
+    /// It is no object yet.
+    pub(crate) lent: Option<Lent>,
+    pub(crate) unwritten: Option<Unwritten>,
+}
+
+impl Backing {
+    /// Size, storage and times.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub(crate) fn state(&self) -> Result<ObjectState, Errno> {
+        Ok(Unwritten::amend(self.unwritten, stat_file(&self.file)?))
+    }
 }
 
 /// By which it is recognised that a backing file has changed.
@@ -130,6 +147,8 @@ pub(crate) struct Last {
     pub(crate) kept: bool,
     /// Take the registration back.
     pub(crate) backing: Option<Backing>,
+    /// See [`State::is_empty`].
+    pub(crate) is_empty: bool,
 }
 
 impl OpenInodes {
@@ -189,7 +208,8 @@ impl OpenInodes {
             if entry.users == 0 {
                 let kept = entry.kept;
                 shard.remove(&inode.ino);
-                Some(Last { kept, backing: inode.state.lock().backing.take() })
+                let mut state = inode.state.lock();
+                Some(Last { kept, backing: state.backing.take(), is_empty: state.is_empty })
             } else {
                 None
             }

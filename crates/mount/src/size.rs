@@ -3,6 +3,7 @@
 
 use crate::filesystem::FileSystem;
 use crate::open::{OpenInode, Told};
+use crate::spares::Unwritten;
 use crate::{attr, caller};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use std::sync::Arc;
@@ -111,7 +112,7 @@ impl FileSystem {
         };
         let written = inode.is_ahead();
         let now = match (backing, writer) {
-            (Some(backing), _) => match stat(&backing.file) {
+            (Some(backing), _) => match backing.state() {
                 Ok(now) if written || told != Some(mark(&now)) => Some(now),
                 _ => None,
             },
@@ -172,13 +173,19 @@ impl FileSystem {
         };
         // Before the look at the bytes, so that a write after it counts again.
         let writes = inode.writes();
+        inode.state.lock().is_empty = false;
         let Some(now) = unsaid(inode, data)? else {
+            {
+                let mut state = inode.state.lock();
+                state.is_empty = state.told.is_some_and(|told| told.size == 0);
+            }
             if last && noted && occasion == Occasion::Release {
                 inode.state.lock().noted = false;
                 self.closings.add(inode.ino);
             }
             return Ok(());
         };
+        self.make_object(inode, data)?;
         let told = Some(DataState::from(now));
         let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
         inode.told_of(writes);
@@ -191,6 +198,19 @@ impl FileSystem {
         // Writes that bypass us cannot take setuid away themselves.
         if passed {
             self.drop_suid(&attr);
+        }
+        Ok(())
+    }
+
+    /// What has bytes must be found by others, and after whatever may happen to us.
+    fn make_object(&self, inode: &OpenInode, data: &DataFile) -> Result<(), Errno> {
+        let lent = inode.state.lock().backing.as_ref().and_then(|backing| backing.lent.clone());
+        let Some(lent) = lent else {
+            return Ok(());
+        };
+        self.spares.make_object(&self.device, data, &lent)?;
+        if let Some(backing) = &mut inode.state.lock().backing {
+            backing.lent = None;
         }
         Ok(())
     }
@@ -328,14 +348,18 @@ impl FileSystem {
         let Some(backing) = state.backing.clone() else {
             return Ok(());
         };
-        let before = stat(&backing.file)?;
+        let before = backing.state()?;
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: mtime.nsec.into() },
         };
         rustix::fs::futimens(&*backing.file, &times).map_err(system)?;
+        let now = stat(&backing.file)?;
         if state.told == Some(mark(&before)) {
-            state.told = Some(mark(&stat(&backing.file)?));
+            state.told = Some(mark(&now));
+        }
+        if let Some(unwritten) = state.backing.as_mut().and_then(|b| b.unwritten.as_mut()) {
+            *unwritten = Unwritten { real: now.mtime, shown: now.mtime };
         }
         Ok(())
     }
@@ -349,7 +373,7 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
     };
     let ahead = inode.is_ahead();
     let now = match backing {
-        Some(backing) => Some(stat(&backing.file)?).filter(|now| ahead || told != Some(mark(now))),
+        Some(backing) => Some(backing.state()?).filter(|now| ahead || told != Some(mark(now))),
         None if ahead => Some(data.stat()?),
         None => None,
     };

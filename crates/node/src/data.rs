@@ -28,9 +28,22 @@ const KEEP: usize = 1 << 20;
 
 /// Serves one connection until it ends.
 pub(crate) fn serve(shared: &Shared, stream: &Stream, peer: &Peer) {
-    let mut connection =
-        Connection { shared, stream, inbox: Inbox::new(), out: Vec::new(), payload: Vec::new() };
-    match connection.run() {
+    let mut connection = Connection {
+        shared,
+        stream,
+        trusted: peer.is_trusted(),
+        inbox: Inbox::new(),
+        out: Vec::new(),
+        payload: Vec::new(),
+        table: None,
+    };
+    let ended = connection.run();
+    if let Some(table) = connection.table
+        && let Err(error) = shared.objects.end_lending(table)
+    {
+        tracing::error!(%error, "some files that were lent stay so until the daemon starts again");
+    }
+    match ended {
         Ok(()) | Err(FrameError::Closed) => {}
         Err(FrameError::Io(e)) => tracing::debug!(%peer, error = %e, "data connection broke"),
         Err(e) => tracing::warn!(%peer, "data connection dropped: {e}"),
@@ -40,11 +53,14 @@ pub(crate) fn serve(shared: &Shared, stream: &Stream, peer: &Peer) {
 struct Connection<'a> {
     shared: &'a Shared,
     stream: &'a Stream,
+    trusted: bool,
     inbox: Inbox,
     /// Answers not yet sent.
     out: Vec<u8>,
     /// Bytes read for one answer.
     payload: Vec<u8>,
+    /// By which files are lent for as long as the connection lives.
+    table: Option<u64>,
 }
 
 /// What goes along with an answer.
@@ -141,12 +157,37 @@ impl Connection<'_> {
                     .open_fd(ino, piece, call.cap.access, create)
                     .map(|fd| (ObjectReply::Opened, Extra::Descriptor(fd))),
             },
+            ObjectOp::Borrow { table } => self.borrow(table),
+            ObjectOp::Spare { table, slot } => self.may_borrow().and_then(|()| {
+                let fd = objects.spare(table, slot.into())?;
+                Ok((ObjectReply::Opened, Extra::Descriptor(fd)))
+            }),
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
                 let copied = objects.copy_range(from, source_offset, (ino, piece), offset, len);
                 plain(copied.map(|len| ObjectReply::Written { offset, len }))
             }
         })
+    }
+
+    /// Lends files to the other side until it is gone.
+    fn borrow(&mut self, table: u64) -> Result<(ObjectReply, Extra), Errno> {
+        self.may_borrow()?;
+        if self.table.is_some() {
+            return Err(Errno::EBUSY);
+        }
+        let fd = self.shared.objects.lend(table)?;
+        self.table = Some(table);
+        Ok((ObjectReply::Opened, Extra::Descriptor(fd)))
+    }
+
+    /// Whoever borrows says for which inode a file stands, so it is believed.
+    fn may_borrow(&self) -> Result<(), Errno> {
+        match self.stream {
+            Stream::Tcp(_) => Err(Errno::EOPNOTSUPP),
+            Stream::Unix(_) if !self.trusted => Err(Errno::EPERM),
+            Stream::Unix(_) => Ok(()),
+        }
     }
 
     fn read(

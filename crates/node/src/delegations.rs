@@ -120,6 +120,11 @@ impl Delegations {
         Some(*until)
     }
 
+    /// Whether it is known that nobody holds anything from before our start.
+    pub(crate) fn are_open(&self) -> bool {
+        self.before.is_none()
+    }
+
     /// All clients that hold something, or may.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
         let before = self.before.iter().flat_map(|(clients, _)| clients.iter().copied());

@@ -156,14 +156,13 @@ impl Executor {
 
     /// How long the executor may sleep.
     fn patience(&mut self) -> Option<Duration> {
-        let now = Instant::now();
-        let until = match self.recalls.closed_until(now) {
+        let until = match self.recalls.closed_until() {
             Some(until) => until,
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
             None => self.recalls.deadline()?,
         };
         // Rounded up, so that the moment is not missed by less than epoll can tell.
-        Some(until.saturating_duration_since(now) + Duration::from_millis(1))
+        Some(until.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
     }
 
     /// Closes the recall connections of clients that do not answer.
@@ -224,7 +223,7 @@ impl Executor {
 
     /// Drains, applies, commits, answers.
     fn do_round(&mut self) {
-        let closed = self.recalls.closed_until(Instant::now()).is_some();
+        let closed = self.recalls.closed_until().is_some();
         for at in std::mem::take(&mut self.ready) {
             let Some(connection) = &mut self.connections[at] else { continue };
             if connection.kind == Kind::Recall {
@@ -329,8 +328,9 @@ impl Executor {
                 Ok((seq, call)) => {
                     let mut answer =
                         apply(&self.shared, &mut self.shards, connection, at, seq, call);
-                    if let (true, Some((_, call))) = (self.recalls.are_used(), &answer.request) {
-                        answer.met = self.shards.met(call);
+                    if let (true, Some((ctx, call))) = (self.recalls.are_used(), &answer.request) {
+                        let delegates = self.recalls.may_delegate(ctx.client);
+                        answer.met = self.shards.met(call, delegates);
                     }
                     self.round.push(answer);
                 }

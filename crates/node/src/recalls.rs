@@ -20,7 +20,8 @@ pub(crate) struct Met {
     pub(crate) seen: Vec<Ino>,
     /// Inodes that it has changed.
     pub(crate) changed: Vec<Ino>,
-    /// The directory in which it has looked up or changed an entry, after that.
+    /// The directory in which it has looked up or changed an entry, after that, if
+    /// it may be delegated to who asked.
     pub(crate) dir: Option<Attr>,
 }
 
@@ -50,8 +51,18 @@ impl Recalls {
     }
 
     /// See [`Delegations::closed_until`].
-    pub(crate) fn closed_until(&mut self, now: Instant) -> Option<Instant> {
-        self.delegations.closed_until(now)
+    pub(crate) fn closed_until(&mut self) -> Option<Instant> {
+        // Every round asks, and nearly always there is nothing to compare a moment with.
+        if self.delegations.are_open() {
+            None
+        } else {
+            self.delegations.closed_until(Instant::now())
+        }
+    }
+
+    /// Whether anything may be delegated to the client.
+    pub(crate) fn may_delegate(&self, client: ClientId) -> bool {
+        self.delegations.has(client)
     }
 
     /// A client has opened recall connection `at`. Returns the one that it had before.

@@ -60,7 +60,7 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], failed: &[ShardI
         let Some((ctx, call)) = &answer.request else { continue };
         if failed.contains(&call.shard) {
             answer.result = shards.apply(ctx, call);
-            answer.met = shards.met(call);
+            answer.met = shards.met(call, answer.met.dir.is_some());
             if let Err(e) = shards.commit_one(call.shard) {
                 answer.result = Err(e);
             }

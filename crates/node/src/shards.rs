@@ -101,11 +101,12 @@ impl<S: Store> Shards<S> {
         result
     }
 
-    /// What the operation that was applied last, `call`, has met.
-    pub(crate) fn met(&mut self, call: &MetaCall) -> Met {
+    /// What the operation that was applied last, `call`, has met; the directory only if it
+    /// may be delegated.
+    pub(crate) fn met(&mut self, call: &MetaCall, delegates: bool) -> Met {
         let Some(meta) = self.metas.get_mut(&call.shard) else { return Met::default() };
         let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
-        let dir = call.op.entry().and_then(|(dir, _)| meta.attr(dir));
+        let dir = call.op.entry().filter(|_| delegates).and_then(|(dir, _)| meta.attr(dir));
         Met { seen, changed, dir }
     }
 

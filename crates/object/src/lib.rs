@@ -9,7 +9,8 @@
 //! DIR/objects/<low byte of ino, 2 hex>/<ino, 16 hex>.<piece, 8 hex>
 //! ```
 //!
-//! An object that does not exist reads as empty. Every call may be made from
+//! An object that does not exist reads as empty. A mount of this node may hold a file in
+//! `DIR/lent` that becomes an object when somebody asks for it; see `tatami_lend`. Every call may be made from
 //! any thread.
 
 mod cache;
@@ -18,6 +19,7 @@ pub mod fault;
 mod listing;
 mod name;
 mod object;
+mod spares;
 mod store;
 
 pub use disk::{Disk, Kernel};

@@ -5,6 +5,7 @@ use crate::disk::{Disk, Kernel};
 use crate::listing::{self, Window};
 use crate::name::{self, Key};
 use crate::object::{Object, check_range, errno, state_of};
+use crate::spares::Spares;
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, Mode, OFlags};
 use std::collections::BTreeSet;
@@ -63,6 +64,7 @@ pub struct ObjectStore {
     disk_id: u64,
     disk: Arc<dyn Disk>,
     cache: Cache,
+    spares: Spares,
     window: Mutex<Window>,
     /// Objects whose sync failed: the kernel may have dropped what was
     /// written, and says so once only, so nothing written later can be trusted.
@@ -101,13 +103,16 @@ impl ObjectStore {
             rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open what it is in"))?;
         // A bucket made just before the last daemon died may not be durable yet.
         rustix::fs::fsync(&objects).map_err(failed("sync the directory"))?;
-        rustix::fs::fsync(parent).map_err(failed("sync what it is in"))?;
+        rustix::fs::fsync(&parent).map_err(failed("sync what it is in"))?;
+        let spares = Spares::open(parent.as_fd()).map_err(failed("make the place of spares"))?;
+        spares.settle(objects.as_fd()).map_err(failed("take over what was lent"))?;
         let device = rustix::fs::fstat(&objects).map_err(failed("stat the directory"))?.st_dev;
         Ok(ObjectStore {
             objects,
             disk_id: disk_id(device),
             disk,
             cache: Cache::new(cache_capacity()),
+            spares,
             window: Mutex::default(),
             failed: Mutex::default(),
             any_failed: AtomicBool::new(false),
@@ -245,7 +250,14 @@ impl ObjectStore {
         if let Found::Open(object) = self.cache.get(key) {
             return object.state();
         }
-        match rustix::fs::statat(&self.objects, name::path(key), AtFlags::SYMLINK_NOFOLLOW) {
+        let stat = || rustix::fs::statat(&self.objects, name::path(key), AtFlags::SYMLINK_NOFOLLOW);
+        let found = match stat() {
+            Err(rustix::io::Errno::NOENT) if self.spares.are_lent() => {
+                self.unlend(key, false).and_then(|()| stat())
+            }
+            other => other,
+        };
+        match found {
             Ok(stat) => Ok(state_of(&stat)),
             Err(rustix::io::Errno::NOENT) => Ok(ObjectState::default()),
             Err(e) => Err(errno(e)),
@@ -286,6 +298,35 @@ impl ObjectStore {
         }
     }
 
+    /// A new table by which files are lent that are no object yet; see `tatami_lend`. The
+    /// asker chooses its number.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` on a disk that does not suit, `EBUSY` for a number in use; see [`ObjectStore`].
+    pub fn lend(&self, table: u64) -> Result<OwnedFd, Errno> {
+        self.spares.begin(table)
+    }
+
+    /// An empty file for a slot of a table. What the slot stood for is an object afterwards,
+    /// unless it was removed.
+    ///
+    /// # Errors
+    /// `ENOENT` without such a table; see [`ObjectStore`].
+    pub fn spare(&self, table: u64, slot: usize) -> Result<OwnedFd, Errno> {
+        if let Some(ino) = self.spares.stands_for(table, slot)? {
+            self.unlend((ino, Piece(0)), false).map_err(errno)?;
+        }
+        self.spares.renew(table, slot)
+    }
+
+    /// Ends a table: all that it lent is an object afterwards.
+    ///
+    /// # Errors
+    /// See [`ObjectStore`]; what could not be made an object is still lent.
+    pub fn end_lending(&self, table: u64) -> Result<(), Errno> {
+        self.spares.end(self.objects.as_fd(), table)
+    }
+
     /// Copies up to `len` bytes within this node, as far as the source
     /// reaches, and returns how many.
     ///
@@ -321,6 +362,9 @@ impl ObjectStore {
     pub fn remove_base(&self, ino: Ino) -> Result<(), Errno> {
         self.cache.remove(ino);
         self.failed.lock().retain(|key| key.0 != ino);
+        if self.spares.are_lent() {
+            self.spares.discard(ino);
+        }
         self.unlink((ino, Piece::BASE))
     }
 
@@ -453,16 +497,42 @@ impl ObjectStore {
     }
 
     fn open_file(&self, key: Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        match self.open_named(key, flags) {
+            Err(rustix::io::Errno::NOENT) if self.spares.are_lent() => {
+                self.unlend(key, false)?;
+                self.open_named(key, flags)
+            }
+            other => other,
+        }
+    }
+
+    fn open_named(&self, key: Key, flags: OFlags) -> rustix::io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::openat(&self.objects, name::path(key), flags, Mode::RUSR | Mode::WUSR)
     }
 
+    /// Makes an object of the file that is lent for it, if one is.
+    fn unlend(&self, key: Key, make: bool) -> rustix::io::Result<()> {
+        if self.absent(key).is_err() {
+            // Its inode was removed before it was lent.
+            self.spares.discard(key.0);
+            return Ok(());
+        }
+        self.spares.become_object(self.objects.as_fd(), key, make)
+    }
+
     /// Opens a backing file that may not be there yet, nor its bucket: usually one call.
     fn create_file(&self, key: Key, flags: OFlags) -> Result<OwnedFd, Errno> {
-        match self.open_file(key, flags | OFlags::CREATE) {
+        if self.spares.are_lent() {
+            match self.open_named(key, flags) {
+                Err(rustix::io::Errno::NOENT) => self.unlend(key, true).map_err(errno)?,
+                other => return other.map_err(errno),
+            }
+        }
+        match self.open_named(key, flags | OFlags::CREATE) {
             Err(rustix::io::Errno::NOENT) => {
                 self.make_bucket(key)?;
-                self.open_file(key, flags | OFlags::CREATE)
+                self.open_named(key, flags | OFlags::CREATE)
             }
             other => other,
         }

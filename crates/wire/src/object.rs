@@ -66,6 +66,14 @@ pub enum ObjectOp {
     /// copy_file_range(2) within this node, from an object of another inode
     /// (or the same). → `Written`
     CopyFrom { source: Cap, source_piece: Piece, source_offset: u64, offset: u64, len: u64 },
+    /// The new table `table`, a number of the asker's choice, by which files that are no object yet
+    /// are lent to the asker, over a UNIX socket and to the trusted only. It ends with
+    /// the connection. → `Opened` with one descriptor
+    Borrow { table: u64 },
+    /// An empty file for slot `slot` of a table, open for reading and writing. What the slot stood
+    /// for is an object when the answer comes. `ENOENT` without such a table, and then
+    /// all that it had lent is. → `Opened` with one descriptor
+    Spare { table: u64, slot: u16 },
 }
 
 impl ObjectOp {
@@ -78,7 +86,9 @@ impl ObjectOp {
             | ObjectOp::Append
             | ObjectOp::Truncate { .. }
             | ObjectOp::Allocate { .. }
-            | ObjectOp::CopyFrom { .. } => Access::WRITE,
+            | ObjectOp::CopyFrom { .. }
+            | ObjectOp::Borrow { .. }
+            | ObjectOp::Spare { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat => Access { read: false, write: false },
         }

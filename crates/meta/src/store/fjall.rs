@@ -21,7 +21,7 @@
 //!    cannot be written, its log stays and it is tried again.
 
 use super::log::{self, Log, ReadError};
-use super::recent::{Both, Key, Recent};
+use super::recent::{self, Both, Recent};
 use super::{Change, Chore, Store, StoreError, Visit, journal, prefix_end};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use std::ops::Bound;
@@ -125,7 +125,9 @@ impl FjallStore {
         for number in numbers {
             let path = log::path(&dir, number);
             let mut changes = Recent::default();
-            let found = log::read(&dir, number, &mut |change| changes.change(change));
+            let found = log::read(&dir, number, &mut |(key, value)| {
+                changes.change(&key, value.as_deref());
+            });
             let Some(found) = found.map_err(|e| read_error(&path, e))? else {
                 // It was being made when the process died.
                 std::fs::remove_file(&path).map_err(|e| io(&path, "remove unfinished file", e))?;
@@ -137,7 +139,7 @@ impl FjallStore {
                     return Err(StoreError::Damaged { path: show(&path), what });
                 }
                 let older = std::mem::take(&mut self.recent);
-                older.into_changes().for_each(|change| sealed.change(change));
+                older.each(|key, value| sealed.change(key, value));
                 self.sealed_log = Some(before);
             }
             self.recent = changes;
@@ -173,9 +175,9 @@ impl FjallStore {
 
     /// The first commit goes to the tables: versions before the log look there, and the
     /// version in the shard's record then tells them to keep away.
-    fn commit_first(&mut self, batch: Vec<Change>) -> Result<(), StoreError> {
+    fn commit_first(&mut self, batch: &[Change]) -> Result<(), StoreError> {
         let mut changes = Recent::default();
-        batch.into_iter().for_each(|change| changes.change(change));
+        batch.iter().for_each(|(key, value)| changes.change(key, value.as_deref()));
         let Open { db, keyspace } = self.opened()?;
         match write_table(db, keyspace, &changes) {
             Ok(()) => {}
@@ -229,7 +231,8 @@ impl FjallStore {
         match Log::create(&self.path, old.number() + 1, old.end(), self.reserve()) {
             Ok(new) => {
                 self.sealed_log = Some(old.number());
-                self.sealed = Arc::new(std::mem::take(&mut self.recent));
+                let next = Recent::as_large_as(&self.recent);
+                self.sealed = Arc::new(std::mem::replace(&mut self.recent, next));
                 self.log = Some(new);
                 self.prepare_chore();
                 Ok(())
@@ -352,8 +355,8 @@ impl Store for FjallStore {
     }
 
     fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
-        let key = Key::new(key.to_vec());
-        self.recent.get(&key).or_else(|| self.sealed.get(&key))
+        let hash = recent::hash_of(key);
+        self.recent.get(hash, key).or_else(|| self.sealed.get(hash, key))
     }
 
     fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
@@ -362,7 +365,8 @@ impl Store for FjallStore {
         if end.as_deref().is_some_and(|end| start >= end) {
             return Ok(());
         }
-        let mut over = Both::new(&self.recent, &self.sealed, start)
+        let (newer, older) = (self.recent.ordered(), self.sealed.ordered());
+        let mut over = Both::new(&newer, &older, start)
             .take_while(|(key, _)| key.starts_with(prefix))
             .peekable();
         let upper = end.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
@@ -391,10 +395,6 @@ impl Store for FjallStore {
     }
 
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError> {
-        self.commit_owned(batch.to_vec())
-    }
-
-    fn commit_owned(&mut self, batch: Vec<Change>) -> Result<(), StoreError> {
         if self.poisoned.is_some() {
             return Err(self.poison_error());
         }
@@ -406,7 +406,7 @@ impl Store for FjallStore {
         }
         let Some(log) = &mut self.log else { return self.commit_first(batch) };
         let before = log.end();
-        if let Err(e) = log.append(&batch) {
+        if let Err(e) = log.append(batch) {
             self.looks_spared = 0;
             if no_space(&e) {
                 return Err(StoreError::Full { path: show(&self.path) });
@@ -415,7 +415,7 @@ impl Store for FjallStore {
             return self.poison("a commit", e);
         }
         self.since_look += log.end() - before;
-        batch.into_iter().for_each(|change| self.recent.change(change));
+        batch.iter().for_each(|(key, value)| self.recent.change(key, value.as_deref()));
         Ok(())
     }
 
@@ -455,7 +455,7 @@ impl Store for FjallStore {
 /// Writes changes to a table, all or none, and to the disk.
 fn write_table(db: &Database, keyspace: &Keyspace, changes: &Recent) -> Result<(), fjall::Error> {
     let mut table = keyspace.start_ingestion()?;
-    for (key, value) in changes.iter() {
+    for (key, value) in changes.ordered().from(&[]) {
         match value {
             Some(value) => table.write(key, value)?,
             // Mostly it came after the last table was written, and nothing has to be hidden.

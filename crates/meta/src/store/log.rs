@@ -16,6 +16,7 @@
 
 use super::Change;
 use super::journal::{self, Cut};
+use super::mapped::Mapped;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, Read};
 use std::os::unix::fs::FileExt;
@@ -42,6 +43,8 @@ pub(super) struct Log {
     number: u64,
     end: u64,
     buffer: Vec<u8>,
+    /// The reserved part of the file as memory, where that can be had.
+    mapped: Option<Mapped>,
 }
 
 /// Why a log cannot be read.
@@ -97,7 +100,7 @@ impl Log {
         head.extend_from_slice(&number.to_le_bytes());
         head.extend_from_slice(&before.to_le_bytes());
         head.extend_from_slice(&xxh3_64(&head).to_le_bytes());
-        let log = Log { file, path, number, end: HEAD, buffer: Vec::new() };
+        let mut log = Log { file, path, number, end: HEAD, buffer: Vec::new(), mapped: None };
         log.file.write_all_at(&head, 0)?;
         log.reserve(reserve);
         log.file.sync_all()?;
@@ -116,20 +119,19 @@ impl Log {
         let path = path(dir, number);
         let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
         let cut = journal::cut(&mut file, &path, found.end)?;
-        let log = Log { file, path, number, end: found.end, buffer: Vec::new() };
+        let mut log = Log { file, path, number, end: found.end, buffer: Vec::new(), mapped: None };
         log.reserve(reserve);
         Ok((log, cut))
     }
 
-    fn reserve(&self, bytes: Option<u64>) {
+    fn reserve(&mut self, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
+            let bytes = bytes.max(self.end);
             // The length too: a write that moves the end of a file costs more.
-            let _ = rustix::fs::fallocate(
-                &self.file,
-                rustix::fs::FallocateFlags::empty(),
-                0,
-                bytes.max(self.end),
-            );
+            let flags = rustix::fs::FallocateFlags::empty();
+            if rustix::fs::fallocate(&self.file, flags, 0, bytes).is_ok() {
+                self.mapped = Mapped::new(&self.file, bytes, self.end);
+            }
         }
     }
 
@@ -146,8 +148,8 @@ impl Log {
         &self.path
     }
 
-    /// Hands the batch to the kernel, with one system call. After an error the batch is not in
-    /// the log: the next one takes its place.
+    /// Puts the batch into the kernel's hands: through memory, or with one system call. After an
+    /// error of a system call the batch is not in the log: the next one takes its place.
     pub fn append(&mut self, batch: &[Change]) -> io::Result<()> {
         let buffer = &mut self.buffer;
         buffer.clear();
@@ -165,7 +167,15 @@ impl Log {
         head[..4].copy_from_slice(&len.to_le_bytes());
         let sum = xxh3_64_with_seed(changes, seed(self.number, self.end));
         head[4..].copy_from_slice(&sum.to_le_bytes());
-        self.file.write_all_at(buffer, self.end)?;
+        let put = match &mut self.mapped {
+            Some(mapped) => mapped.put(&self.file, buffer, self.end)?,
+            None => false,
+        };
+        if !put {
+            // From here on with system calls: they tell what is the matter.
+            self.mapped = None;
+            self.file.write_all_at(buffer, self.end)?;
+        }
         self.end += buffer.len() as u64;
         Ok(())
     }
@@ -316,6 +326,35 @@ mod tests {
             assert_eq!(read, batches().concat());
         }
         assert_eq!(list(dir.path()).expect("list"), [3]);
+    }
+
+    #[test]
+    fn within_what_is_reserved_and_beyond_it_is_one_log() {
+        let dir = tempfile::tempdir().expect("directory");
+        let large = |n: u8| vec![(vec![n], Some(vec![n; 30_000])), (vec![n, n], None)];
+        let mut log = Log::create(dir.path(), 3, 77, Some(400_000)).expect("create");
+        let mut expected = Vec::new();
+        for n in 0..20 {
+            if n == 7 {
+                let (found, _) = changes(dir.path()).expect("reads").expect("whole");
+                assert_eq!(found.end, log.end());
+                drop(log);
+                let resumed = Log::resume(dir.path(), 3, &found, Some(400_000)).expect("resume");
+                assert_eq!(resumed.1, None, "behind it are zeros");
+                log = resumed.0;
+            }
+            // Not every file system reserves.
+            let through_memory = log.mapped.is_some();
+            log.append(&large(n)).expect("append");
+            if through_memory {
+                assert_eq!(log.mapped.is_some(), log.end() <= 400_000);
+            }
+            log.sync().expect("sync");
+            expected.extend(large(n));
+        }
+        let (found, read) = changes(dir.path()).expect("reads").expect("whole");
+        assert_eq!((found.end, read), (log.end(), expected));
+        assert!(log.end() > 400_000);
     }
 
     #[test]

@@ -1,38 +1,20 @@
-//! Changes that the tables do not have yet, in key order.
+//! Changes that the tables do not have yet.
+//!
+//! They are found by a hash of their keys, since nearly all questions are for one key. Their order
+//! is made when somebody asks for it: what came since the last time is sorted into a run, and runs
+//! are merged as they grow, so that a key is moved about as often as their number can be halved.
 
-use super::Change;
-use std::collections::BTreeMap;
-use std::collections::btree_map::{Entry, Range};
+use crate::hash;
+use parking_lot::{RwLock, RwLockReadGuard};
+use std::cmp::Ordering;
+use std::collections::HashMap;
 use std::iter::Peekable;
-use std::ops::Bound;
+use xxhash_rust::xxh3::xxh3_64;
 
-/// A key with its first bytes as a number. They tell nearly all keys apart, so that a search
-/// compares numbers that lie side by side and seldom follows a pointer.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Key {
-    /// The first 16 bytes, with zeros where the key is shorter: orders as the bytes do.
-    head: u128,
-    bytes: Vec<u8>,
-}
-
-impl Key {
-    pub fn new(bytes: Vec<u8>) -> Key {
-        let head = match bytes.first_chunk::<16>() {
-            Some(head) => u128::from_be_bytes(*head),
-            None => {
-                let mut head = [0; 16];
-                head[..bytes.len()].copy_from_slice(&bytes);
-                u128::from_be_bytes(head)
-            }
-        };
-        Key { head, bytes }
-    }
-}
-
-/// Bytes of values that are kept together, unless one value is longer.
+/// Bytes of keys and values that are kept together, unless one is longer.
 const CHUNK: usize = 1 << 20;
 
-/// Where a value lies.
+/// Where a key or a value lies.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     chunk: u32,
@@ -40,33 +22,33 @@ struct Place {
     len: u32,
 }
 
-/// Values in large pieces: each of its own would be a small piece of memory to find and to
+/// Keys and values in large pieces: each of its own would be a small piece of memory to find and to
 /// give back, among hundreds of thousands.
 #[derive(Debug, Default)]
-struct Values {
+struct Pieces {
     chunks: Vec<Vec<u8>>,
 }
 
-impl Values {
-    fn put(&mut self, value: &[u8]) -> Place {
-        let full = |chunk: &Vec<u8>| chunk.capacity() - chunk.len() < value.len();
+impl Pieces {
+    fn put(&mut self, bytes: &[u8]) -> Place {
+        let full = |chunk: &Vec<u8>| chunk.capacity() - chunk.len() < bytes.len();
         if self.chunks.last().is_none_or(full) {
-            self.chunks.push(Vec::with_capacity(CHUNK.max(value.len())));
+            self.chunks.push(Vec::with_capacity(CHUNK.max(bytes.len())));
         }
         let at = self.chunks.len() - 1;
         let chunk = &mut self.chunks[at];
         let start = chunk.len();
-        chunk.extend_from_slice(value);
-        Place { chunk: at as u32, start: start as u32, len: value.len() as u32 }
+        chunk.extend_from_slice(bytes);
+        Place { chunk: at as u32, start: start as u32, len: bytes.len() as u32 }
     }
 
-    /// Puts `value` where another one was, if it is not longer.
-    fn replace(&mut self, old: Place, value: &[u8]) -> Place {
-        if value.len() > old.len as usize {
-            return self.put(value);
+    /// Puts `bytes` where others were, if they are not longer.
+    fn replace(&mut self, old: Place, bytes: &[u8]) -> Place {
+        if bytes.len() > old.len as usize {
+            return self.put(bytes);
         }
-        let new = Place { len: value.len() as u32, ..old };
-        self.chunks[old.chunk as usize][old.start as usize..][..value.len()].copy_from_slice(value);
+        let new = Place { len: bytes.len() as u32, ..old };
+        self.chunks[old.chunk as usize][old.start as usize..][..bytes.len()].copy_from_slice(bytes);
         new
     }
 
@@ -78,70 +60,215 @@ impl Values {
 /// A key and what became of it: a value, or `None` where it was removed.
 pub(super) type Pair<'a> = (&'a [u8], Option<&'a [u8]>);
 
+/// The hash by which a key is found.
+pub(super) fn hash_of(key: &[u8]) -> u64 {
+    xxh3_64(key)
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    key: Place,
+    value: Option<Place>,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
-    map: BTreeMap<Key, Option<Place>>,
+    slots: Vec<Slot>,
+    /// The slot of a key, by its hash. Where another key has that one, by the next number that is free.
+    index: HashMap<u64, u32, hash::Build>,
     /// What was replaced by something longer stays among them, at most as much as the log is long.
-    values: Values,
+    pieces: Pieces,
+    order: RwLock<Order>,
+}
+
+/// The order of the first slots.
+#[derive(Debug, Default)]
+struct Order {
+    /// Each in key order, the longest first.
+    runs: Vec<Vec<Ranked>>,
+    /// Slots in the runs.
+    ranked: usize,
+}
+
+/// A slot with the first bytes of its key as a number. They tell nearly all keys apart, so that a search
+/// compares numbers that lie side by side and seldom looks at the key.
+#[derive(Clone, Copy, Debug)]
+struct Ranked {
+    head: u128,
+    slot: u32,
+}
+
+/// The first 16 bytes, with zeros where the key is shorter: orders as the bytes do.
+fn head(key: &[u8]) -> u128 {
+    match key.first_chunk::<16>() {
+        Some(head) => u128::from_be_bytes(*head),
+        None => {
+            let mut head = [0; 16];
+            head[..key.len()].copy_from_slice(key);
+            u128::from_be_bytes(head)
+        }
+    }
 }
 
 impl Recent {
-    /// Makes a change.
-    pub fn change(&mut self, (key, value): Change) {
-        match self.map.entry(Key::new(key)) {
-            Entry::Vacant(place) => {
-                place.insert(value.map(|value| self.values.put(&value)));
-            }
-            Entry::Occupied(mut place) => {
-                let new = value.map(|value| match *place.get() {
-                    Some(old) => self.values.replace(old, &value),
-                    None => self.values.put(&value),
-                });
-                place.insert(new);
-            }
+    /// An empty one, with room for as many keys as `other` has.
+    pub fn as_large_as(other: &Recent) -> Recent {
+        let n = other.slots.len();
+        Recent {
+            slots: Vec::with_capacity(n),
+            index: HashMap::with_capacity_and_hasher(n, hash::Build::default()),
+            ..Recent::default()
         }
     }
 
-    /// What became of `key`; `None` where nothing is known of it.
-    pub fn get(&self, key: &Key) -> Option<Option<&[u8]>> {
-        self.map.get(key).map(|value| value.map(|place| self.values.get(place)))
+    /// Makes a change.
+    pub fn change(&mut self, key: &[u8], value: Option<&[u8]>) {
+        let mut hash = hash_of(key);
+        while let Some(&slot) = self.index.get(&hash) {
+            let slot = &mut self.slots[slot as usize];
+            if self.pieces.get(slot.key) == key {
+                slot.value = match (value, slot.value) {
+                    (Some(value), Some(old)) => Some(self.pieces.replace(old, value)),
+                    (Some(value), None) => Some(self.pieces.put(value)),
+                    (None, _) => None,
+                };
+                return;
+            }
+            hash = hash.wrapping_add(1);
+        }
+        self.index.insert(hash, self.slots.len() as u32);
+        let key = self.pieces.put(key);
+        let value = value.map(|value| self.pieces.put(value));
+        self.slots.push(Slot { key, value });
     }
 
-    /// All changes in key order.
-    pub fn iter(&self) -> impl Iterator<Item = Pair<'_>> {
-        self.map.iter().map(|pair| self.pair(pair))
+    /// What became of `key`, whose hash is `hash`; `None` where nothing is known of it.
+    pub fn get(&self, mut hash: u64, key: &[u8]) -> Option<Option<&[u8]>> {
+        while let Some(slot) = self.index.get(&hash) {
+            let (found, value) = self.pair(*slot);
+            if found == key {
+                return Some(value);
+            }
+            hash = hash.wrapping_add(1);
+        }
+        None
     }
 
-    /// All changes in key order.
-    pub fn into_changes(self) -> impl Iterator<Item = Change> {
-        let Recent { map, values } = self;
-        map.into_iter()
-            .map(move |(key, value)| (key.bytes, value.map(|place| values.get(place).to_vec())))
+    /// Shows `visit` all changes, in no order.
+    pub fn each(&self, mut visit: impl FnMut(&[u8], Option<&[u8]>)) {
+        for slot in 0..self.slots.len() {
+            let (key, value) = self.pair(slot as u32);
+            visit(key, value);
+        }
     }
 
-    fn pair<'a>(&'a self, (key, value): (&'a Key, &Option<Place>)) -> Pair<'a> {
-        (&key.bytes, value.map(|place| self.values.get(place)))
+    /// The changes in key order.
+    pub fn ordered(&self) -> Ordered<'_> {
+        let mut order = self.order.read();
+        if order.ranked < self.slots.len() {
+            drop(order);
+            self.rank(&mut self.order.write());
+            order = self.order.read();
+        }
+        Ordered { recent: self, order }
     }
 
-    fn range(&self, from: &[u8]) -> Range<'_, Key, Option<Place>> {
-        self.map.range((Bound::Included(Key::new(from.to_vec())), Bound::Unbounded))
+    /// Sorts the slots that are in no run.
+    fn rank(&self, order: &mut Order) {
+        let new = order.ranked..self.slots.len();
+        let mut run: Vec<Ranked> = new
+            .map(|slot| Ranked { head: head(self.key(slot as u32)), slot: slot as u32 })
+            .collect();
+        run.sort_unstable_by(|a, b| self.compare(*a, *b));
+        while let Some(last) = order.runs.pop_if(|last| last.len() <= 2 * run.len()) {
+            run = self.merged(&last, &run);
+        }
+        if !run.is_empty() {
+            order.runs.push(run);
+        }
+        order.ranked = self.slots.len();
+    }
+
+    fn merged<'a>(&self, mut one: &'a [Ranked], mut two: &'a [Ranked]) -> Vec<Ranked> {
+        let mut run = Vec::with_capacity(one.len() + two.len());
+        while let (Some(a), Some(b)) = (one.first(), two.first()) {
+            let from = if self.compare(*a, *b).is_lt() { &mut one } else { &mut two };
+            run.push(from[0]);
+            *from = &from[1..];
+        }
+        run.extend_from_slice(one);
+        run.extend_from_slice(two);
+        run
+    }
+
+    fn compare(&self, a: Ranked, b: Ranked) -> Ordering {
+        a.head.cmp(&b.head).then_with(|| self.key(a.slot).cmp(self.key(b.slot)))
+    }
+
+    fn key(&self, slot: u32) -> &[u8] {
+        self.pieces.get(self.slots[slot as usize].key)
+    }
+
+    fn pair(&self, slot: u32) -> Pair<'_> {
+        let Slot { key, value } = self.slots[slot as usize];
+        (self.pieces.get(key), value.map(|value| self.pieces.get(value)))
+    }
+}
+
+/// Changes whose order is known.
+pub(super) struct Ordered<'a> {
+    recent: &'a Recent,
+    order: RwLockReadGuard<'a, Order>,
+}
+
+impl Ordered<'_> {
+    /// The changes to keys from `from` on, in key order.
+    pub fn from(&self, from: &[u8]) -> Cursor<'_> {
+        let first = head(from);
+        let is_before = |at: &Ranked| {
+            at.head.cmp(&first).then_with(|| self.recent.key(at.slot).cmp(from)).is_lt()
+        };
+        let rest = |run: &Vec<Ranked>| run.partition_point(is_before);
+        let runs = self.order.runs.iter().map(|run| &run[rest(run)..]);
+        Cursor { recent: self.recent, runs: runs.filter(|run| !run.is_empty()).collect() }
+    }
+}
+
+/// What is left of the runs.
+pub(super) struct Cursor<'a> {
+    recent: &'a Recent,
+    /// None is empty.
+    runs: Vec<&'a [Ranked]>,
+}
+
+impl<'a> Iterator for Cursor<'a> {
+    type Item = Pair<'a>;
+
+    fn next(&mut self) -> Option<Pair<'a>> {
+        let recent = self.recent;
+        let runs = self.runs.iter().enumerate();
+        let (at, _) = runs.min_by(|(_, a), (_, b)| recent.compare(a[0], b[0]))?;
+        let (first, rest) = self.runs[at].split_first()?;
+        if rest.is_empty() {
+            self.runs.swap_remove(at);
+        } else {
+            self.runs[at] = rest;
+        }
+        Some(recent.pair(first.slot))
     }
 }
 
 /// Two sets of changes as one; where both know a key, the newer counts.
 pub(super) struct Both<'a> {
-    newer: (&'a Recent, Peekable<Range<'a, Key, Option<Place>>>),
-    older: (&'a Recent, Peekable<Range<'a, Key, Option<Place>>>),
+    newer: Peekable<Cursor<'a>>,
+    older: Peekable<Cursor<'a>>,
 }
 
 impl<'a> Both<'a> {
     /// The changes to keys from `from` on.
-    pub fn new(newer: &'a Recent, older: &'a Recent, from: &[u8]) -> Both<'a> {
-        Both {
-            newer: (newer, newer.range(from).peekable()),
-            older: (older, older.range(from).peekable()),
-        }
+    pub fn new(newer: &'a Ordered<'_>, older: &'a Ordered<'_>, from: &[u8]) -> Both<'a> {
+        Both { newer: newer.from(from).peekable(), older: older.from(from).peekable() }
     }
 }
 
@@ -149,20 +276,15 @@ impl<'a> Iterator for Both<'a> {
     type Item = Pair<'a>;
 
     fn next(&mut self) -> Option<Pair<'a>> {
-        let (newer, older) = (&mut self.newer.1, &mut self.older.1);
-        let older_first = match (newer.peek(), older.peek()) {
-            (Some((n, _)), Some((o, _))) => {
-                if n == o {
-                    older.next();
-                    false
-                } else {
-                    o < n
-                }
-            }
-            (newer, _) => newer.is_none(),
+        let order = match (self.newer.peek(), self.older.peek()) {
+            (Some((newer, _)), Some((older, _))) => newer.cmp(older),
+            (None, Some(_)) => Ordering::Greater,
+            (_, None) => Ordering::Less,
         };
-        let (recent, range) = if older_first { &mut self.older } else { &mut self.newer };
-        range.next().map(|pair| recent.pair(pair))
+        if order.is_eq() {
+            self.older.next();
+        }
+        if order.is_le() { self.newer.next() } else { self.older.next() }
     }
 }
 
@@ -170,34 +292,74 @@ impl<'a> Iterator for Both<'a> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     proptest! {
-        /// Keys that share their first bytes, end early or hold zeros are as in a plain map.
+        /// Keys that share their first bytes, end early or hold zeros are as in a plain map, however often
+        /// their order is asked for.
         #[test]
         fn it_orders_and_finds_as_a_map_of_bytes(
-            older in proptest::collection::vec((key(), any::<Option<u8>>()), 0..30),
-            newer in proptest::collection::vec((key(), any::<Option<u8>>()), 0..30),
+            older in proptest::collection::vec((key(), any::<Option<u8>>(), any::<bool>()), 0..60),
+            newer in proptest::collection::vec((key(), any::<Option<u8>>(), any::<bool>()), 0..60),
             from in key(),
         ) {
             let (mut one, mut two) = (Recent::default(), Recent::default());
             let mut both: BTreeMap<Vec<u8>, Option<Vec<u8>>> = BTreeMap::new();
             for (into, changes) in [(&mut one, older), (&mut two, newer)] {
-                for (key, value) in changes {
-                    let value = value.map(|v| vec![v]);
-                    into.change((key.clone(), value.clone()));
+                for (key, value, ask) in changes {
+                    let value = value.map(|v| vec![v; 1 + usize::from(v) % 3]);
+                    into.change(&key, value.as_deref());
                     both.insert(key, value);
+                    if ask {
+                        let keys: Vec<_> = into.ordered().from(&[]).map(|(k, _)| k.to_vec()).collect();
+                        prop_assert!(keys.is_sorted());
+                        prop_assert_eq!(keys.len(), into.slots.len());
+                    }
                 }
             }
-            let found: Vec<_> = Both::new(&two, &one, &from).collect();
+            let (older, newer) = (one.ordered(), two.ordered());
+            let found: Vec<_> = Both::new(&newer, &older, &from).collect();
             let expected: Vec<_> =
                 both.range(from..).map(|(k, v)| (k.as_slice(), v.as_deref())).collect();
             prop_assert_eq!(found, expected);
             for (key, value) in &both {
-                let key = Key::new(key.clone());
-                let found = two.get(&key).or_else(|| one.get(&key));
+                let hash = hash_of(key);
+                let found = two.get(hash, key).or_else(|| one.get(hash, key));
                 prop_assert_eq!(found, Some(value.as_deref()));
             }
+            let mut all = BTreeMap::new();
+            for recent in [&one, &two] {
+                recent.each(|key, value| drop(all.insert(key.to_vec(), value.map(<[u8]>::to_vec))));
+            }
+            prop_assert_eq!(all, both);
         }
+    }
+
+    #[test]
+    fn keys_of_one_hash_are_told_apart() {
+        let mut recent = Recent::default();
+        recent.change(b"a", Some(b"1"));
+        // As if "b" had the hash of "a", and somebody the next one.
+        let hash = hash_of(b"b");
+        recent.index.insert(hash, 0);
+        recent.index.insert(hash.wrapping_add(1), 0);
+        assert_eq!(recent.get(hash, b"b"), None);
+        recent.change(b"b", Some(b"2"));
+        recent.change(b"b", Some(b"3"));
+        assert_eq!(recent.get(hash, b"b"), Some(Some(&b"3"[..])));
+        assert_eq!(recent.get(hash_of(b"a"), b"a"), Some(Some(&b"1"[..])));
+        assert_eq!(recent.slots.len(), 2);
+    }
+
+    #[test]
+    fn runs_stay_few_however_often_they_are_asked_for() {
+        let mut recent = Recent::default();
+        for n in 0..5000u32 {
+            recent.change(&n.wrapping_mul(0x9e37_79b9).to_be_bytes(), None);
+            recent.ordered();
+            assert!(recent.order.read().runs.len() <= 14);
+        }
+        assert!(recent.ordered().from(&[]).map(|(key, _)| key.to_vec()).is_sorted());
     }
 
     fn key() -> impl Strategy<Value = Vec<u8>> {

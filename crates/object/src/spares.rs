@@ -1,0 +1,264 @@
+//! Empty files that are lent to mounts of this node and become objects when they have
+//! bytes or when somebody asks for the object; see `tatami_lend`.
+
+use crate::name::{self, Key};
+use crate::object::errno;
+use parking_lot::Mutex;
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, RenameFlags};
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use tatami_lend::{SLOTS, Table};
+use tatami_wire::{Errno, Ino, Piece};
+
+/// Where spares and their tables lie, within the data directory.
+pub(crate) const LENT_DIR: &str = "lent";
+/// Most tables at a time: one for each mount of the node.
+const TABLES_MAX: usize = 64;
+/// File systems that write a page of a file where it lies, so that memory shared through it
+/// needs no room on the disk later: ext4, XFS, tmpfs.
+const IN_PLACE: [i64; 3] = [0xef53, 0x5846_5342, 0x0102_1994];
+
+/// All that is lent.
+pub(crate) struct Spares {
+    dir: OwnedFd,
+    /// Nothing is lent where this is not so.
+    suits: bool,
+    boot: u64,
+    any: AtomicBool,
+    /// Held from the look for a spare until its file has the object's name.
+    tables: Mutex<BTreeMap<u64, Table>>,
+}
+
+impl Spares {
+    /// The place for spares in a data directory, where `objects` is, too. What was lent before becomes objects, by
+    /// [`Spares::settle`].
+    pub(crate) fn open(parent: BorrowedFd<'_>) -> rustix::io::Result<Spares> {
+        match rustix::fs::mkdirat(parent, LENT_DIR, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(e),
+        }
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let dir = rustix::fs::openat(parent, LENT_DIR, flags, Mode::empty())?;
+        let suits = rustix::fs::fstatfs(&dir).is_ok_and(|s| IN_PLACE.contains(&s.f_type));
+        let any = AtomicBool::new(false);
+        Ok(Spares { dir, suits, boot: boot(), any, tables: Mutex::default() })
+    }
+
+    /// Takes over what a daemon before us has lent, in the same boot of the machine, and
+    /// removes what is left of others.
+    pub(crate) fn settle(&self, objects: BorrowedFd<'_>) -> rustix::io::Result<()> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.dir)? {
+            names.extend(entry?.file_name().to_str().map(str::to_owned));
+        }
+        names.retain(|name| !name.starts_with('.'));
+        for (name, id) in names.clone().iter().filter_map(|name| Some((name, parse_table(name)?))) {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?;
+            // After a power cut there may be anything in it.
+            let table = Table::map(file).ok().filter(|table| table.boot() == self.boot);
+            if let Some(table) = table
+                && self.finish(objects, id, &table).is_err()
+            {
+                // The disk may be full. It goes on as if the daemon had not ended.
+                names.retain(|other| !other.starts_with(name));
+                self.tables.lock().insert(id, table);
+                self.any.store(true, Ordering::SeqCst);
+            }
+        }
+        names.iter().for_each(|name| self.remove(name));
+        Ok(())
+    }
+
+    /// A new table.
+    pub(crate) fn begin(&self, id: u64) -> Result<OwnedFd, Errno> {
+        let mut tables = self.tables.lock();
+        if !self.suits {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if tables.len() >= TABLES_MAX || tables.contains_key(&id) {
+            return Err(Errno::EBUSY);
+        }
+        let name = table_name(id);
+        let file = self.make(&name)?;
+        let table = Table::create(&file, self.boot).inspect_err(|_| self.remove(&name))?;
+        tables.insert(id, table);
+        self.any.store(true, Ordering::SeqCst);
+        Ok(file)
+    }
+
+    /// Makes objects of all that a table has lent, and removes the rest.
+    pub(crate) fn end(&self, objects: BorrowedFd<'_>, id: u64) -> Result<(), Errno> {
+        let mut tables = self.tables.lock();
+        let Some(table) = tables.remove(&id) else { return Ok(()) };
+        let finished = self.finish(objects, id, &table);
+        if finished.is_err() {
+            // The rest is settled at the next start; till then it is found.
+            tables.insert(id, table);
+        } else {
+            self.remove(&table_name(id));
+        }
+        self.any.store(!tables.is_empty(), Ordering::SeqCst);
+        finished.map_err(errno)
+    }
+
+    fn finish(&self, objects: BorrowedFd<'_>, id: u64, table: &Table) -> rustix::io::Result<()> {
+        table.end();
+        for slot in 0..SLOTS {
+            if let Some(ino) = table.stands_for(slot) {
+                table.take(ino);
+            }
+            let name = spare_name(id, slot);
+            // Of one that was taken before, the file is an object, unless the daemon died.
+            if let Some(ino) = table.was_taken_for(slot)
+                && self.size_of(&name).is_some()
+            {
+                self.give_name(objects, table, (id, slot), ino)?;
+            }
+            self.remove(&name);
+        }
+        Ok(())
+    }
+
+    /// A new file for a slot. The object of what the slot stood for must have been made before.
+    pub(crate) fn renew(&self, id: u64, slot: usize) -> Result<OwnedFd, Errno> {
+        let tables = self.tables.lock();
+        let table = tables.get(&id).ok_or(Errno::ENOENT)?;
+        if slot >= SLOTS {
+            return Err(Errno::EINVAL);
+        }
+        if table.stands_for(slot).is_some() {
+            return Err(Errno::EBUSY);
+        }
+        // Before there is a file that could be taken for the one that the slot had.
+        table.renew(slot);
+        let name = spare_name(id, slot);
+        match self.make(&name) {
+            Err(Errno::EEXIST) => {
+                self.remove(&name);
+                self.make(&name)
+            }
+            other => other,
+        }
+    }
+
+    /// What a slot of a table stands for.
+    pub(crate) fn stands_for(&self, id: u64, slot: usize) -> Result<Option<Ino>, Errno> {
+        Ok(self.tables.lock().get(&id).ok_or(Errno::ENOENT)?.stands_for(slot))
+    }
+
+    /// Whether anything may be lent. Without, an object that is not there is not there.
+    pub(crate) fn are_lent(&self) -> bool {
+        self.any.load(Ordering::SeqCst)
+    }
+
+    /// Makes an object of the spare that stands for it, if there is one. The object must be looked for by name
+    /// after this: it may have become one a moment before. An asker
+    /// who will `make` it if it is not there must say so.
+    pub(crate) fn become_object(
+        &self,
+        objects: BorrowedFd<'_>,
+        key: Key,
+        make: bool,
+    ) -> rustix::io::Result<()> {
+        let tables = self.tables.lock();
+        if make {
+            tables.values().for_each(Table::claim);
+        }
+        // The first piece is all that a mount writes to itself.
+        let lent = tables.iter().filter(|_| key.1 == Piece(0));
+        for (id, table) in lent {
+            if let Some(slot) = table.take(key.0) {
+                return self.give_name(objects, table, (*id, slot), key.0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the spare that stands for an inode that was removed.
+    pub(crate) fn discard(&self, ino: Ino) {
+        for (id, table) in self.tables.lock().iter() {
+            if let Some(slot) = table.take(ino) {
+                self.remove(&spare_name(*id, slot));
+            }
+        }
+    }
+
+    /// Gives the file of a taken slot the name of the object.
+    fn give_name(
+        &self,
+        objects: BorrowedFd<'_>,
+        table: &Table,
+        (id, slot): (u64, usize),
+        ino: Ino,
+    ) -> rustix::io::Result<()> {
+        let from = spare_name(id, slot);
+        match self.rename(&from, objects, ino) {
+            // The mount died when it had just noticed that there is an object: see `tatami_lend`.
+            Err(rustix::io::Errno::EXIST) if self.size_of(&from) == Some(0) => Ok(()),
+            Err(e) => {
+                table.untake(slot, ino);
+                Err(e)
+            }
+            Ok(()) => Ok(()),
+        }
+    }
+
+    fn rename(&self, from: &str, objects: BorrowedFd<'_>, ino: Ino) -> rustix::io::Result<()> {
+        let to = name::path((ino, Piece(0)));
+        let rename =
+            || rustix::fs::renameat_with(&self.dir, from, objects, &to, RenameFlags::NOREPLACE);
+        match rename() {
+            Err(rustix::io::Errno::NOENT) => {
+                let bucket = name::bucket_name(name::bucket_of(ino));
+                match rustix::fs::mkdirat(objects, bucket, Mode::RWXU) {
+                    Ok(()) => rustix::fs::fsync(objects)?,
+                    Err(rustix::io::Errno::EXIST) => {}
+                    Err(e) => return Err(e),
+                }
+                rename()
+            }
+            other => other,
+        }
+    }
+
+    fn size_of(&self, name: &str) -> Option<i64> {
+        let stat = rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW);
+        stat.ok().map(|stat| stat.st_size)
+    }
+
+    fn make(&self, name: &str) -> Result<OwnedFd, Errno> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.dir, name, flags, Mode::RUSR | Mode::WUSR).map_err(errno)
+    }
+
+    fn remove(&self, name: &str) {
+        // One that is left behind goes with the next start.
+        let _ = rustix::fs::unlinkat(&self.dir, name, AtFlags::empty());
+    }
+}
+
+fn table_name(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+fn parse_table(name: &str) -> Option<u64> {
+    if name.len() != 16 {
+        return None;
+    }
+    u64::from_str_radix(name, 16).ok()
+}
+
+fn spare_name(id: u64, slot: usize) -> String {
+    format!("{id:016x}.{slot:02x}")
+}
+
+/// By which two boots of a machine are told apart.
+fn boot() -> u64 {
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    boot.hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,183 @@
+//! New files whose bytes are, for a while, in a file that their node has lent to the mount and
+//! that is no object yet: nobody must be able to tell.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tatami_tests::files::{create, get, open, stat};
+use tatami_tests::{Cluster, Setup};
+
+fn two() -> (Cluster, PathBuf, PathBuf) {
+    let cluster = Cluster::start(2);
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    (cluster, a, b)
+}
+
+/// Backing files of objects on a node.
+fn objects(cluster: &Cluster, node: u16) -> usize {
+    let dir = cluster.dir().join(format!("node{node}/objects"));
+    let buckets = fs::read_dir(dir).expect("there").flatten().map(|entry| entry.path());
+    let files = |bucket: PathBuf| fs::read_dir(bucket).expect("there").count();
+    buckets.map(files).sum()
+}
+
+/// Waits for what a daemon does unasked.
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !is_so() {
+        assert!(Instant::now() < end, "in vain: {what}");
+        #[allow(clippy::disallowed_methods)] // nothing tells
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// So that the mount has borrowed before; what it took for that is an object, until it is removed.
+fn warm(dir: &Path) {
+    for _ in 0..2 {
+        drop(create(dir.join("warm")));
+        fs::remove_file(dir.join("warm")).expect("unlink");
+    }
+}
+
+#[test]
+fn a_file_closed_without_a_byte_has_no_object() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    until("the first object is removed", || objects(&cluster, 0) == 0);
+    for i in 0..200 {
+        drop(create(a.join(format!("empty-{i}"))));
+    }
+    assert_eq!(objects(&cluster, 0), 0);
+    for i in 0..200 {
+        assert_eq!(stat(b.join(format!("empty-{i}"))).len(), 0);
+        let mut file = open(a.join(format!("empty-{i}")));
+        write!(file, "now {i}").expect("write");
+    }
+    assert_eq!(objects(&cluster, 0), 200);
+    for i in 0..200 {
+        assert_eq!(get(b.join(format!("empty-{i}"))), format!("now {i}").as_bytes());
+    }
+    cluster.finish();
+}
+
+/// Many more than are lent at a time, all open at once.
+#[test]
+fn each_new_file_has_bytes_of_its_own() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    for round in 0..2 {
+        let name = |i: i32| format!("file-{round}-{i}");
+        let files: Vec<_> = (0..200).map(|i| create(a.join(name(i)))).collect();
+        for (i, file) in files.iter().enumerate().filter(|(i, _)| i % 3 > 0) {
+            file.write_all_at(format!("bytes of {i}").as_bytes(), 0).expect("pwrite");
+        }
+        drop(files);
+        for i in 0..200 {
+            let expected = if i % 3 > 0 { format!("bytes of {i}") } else { String::new() };
+            assert_eq!(get(a.join(name(i))), expected.as_bytes());
+            assert_eq!(get(b.join(name(i))), expected.as_bytes());
+        }
+    }
+    cluster.finish();
+}
+
+#[test]
+fn two_mounts_write_to_one_new_file() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    for i in 0..50 {
+        let (here, there) = (a.join(format!("f{i}")), b.join(format!("f{i}")));
+        let ours = create(&here);
+        if i % 2 == 0 {
+            ours.write_all_at(b"ours", 0).expect("pwrite");
+        }
+        let theirs = open(&there);
+        theirs.write_all_at(b"theirs", 4).expect("pwrite");
+        theirs.sync_all().expect("fsync");
+        if i % 2 == 1 {
+            ours.write_all_at(b"ours", 0).expect("pwrite");
+        }
+        drop((ours, theirs));
+        assert_eq!(get(&here), b"ourstheirs");
+        assert_eq!(get(&there), b"ourstheirs");
+    }
+    cluster.finish();
+}
+
+#[test]
+fn times_are_those_of_the_file_and_not_of_what_was_lent() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    #[allow(clippy::disallowed_methods)] // the lent file is to be older
+    std::thread::sleep(Duration::from_millis(1100));
+    let file = create(a.join("f"));
+    let made = stat(b.join("f"));
+    let time = |m: &fs::Metadata| (m.mtime(), m.mtime_nsec());
+    assert_eq!(time(&file.metadata().expect("fstat")), time(&made));
+    file.sync_all().expect("fsync");
+    assert_eq!(time(&file.metadata().expect("fstat")), time(&made));
+    file.set_modified(std::time::UNIX_EPOCH).expect("futimens");
+    assert_eq!(file.metadata().expect("fstat").mtime(), 0);
+    drop(file);
+    assert_eq!((stat(a.join("f")).mtime(), stat(b.join("f")).mtime()), (0, 0));
+    // What was given back with that time is lent again.
+    let again = create(a.join("g"));
+    assert!(again.metadata().expect("fstat").mtime() > 0);
+    again.write_all_at(b"x", 0).expect("pwrite");
+    drop(again);
+    assert!(time(&stat(b.join("g"))) > time(&made));
+    cluster.finish();
+}
+
+#[test]
+fn bytes_that_nobody_was_told_of_survive_the_daemon() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    let (written, empty) = (create(a.join("written")), create(a.join("empty")));
+    written.write_all_at(b"before", 0).expect("pwrite");
+    cluster.kill_node(0);
+    written.write_all_at(b" and while it is away", 6).expect("pwrite");
+    cluster.start_node(0);
+    written.write_all_at(b" and after", 27).expect("pwrite");
+    empty.write_all_at(b"late", 0).expect("pwrite");
+    drop((written, empty));
+    assert_eq!(get(b.join("written")), b"before and while it is away and after");
+    assert_eq!(get(b.join("empty")), b"late");
+    drop(create(a.join("next")));
+    cluster.finish();
+}
+
+#[test]
+fn what_was_written_before_the_mount_died_is_in_the_object() {
+    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    warm(&a);
+    let held = create(a.join("held"));
+    held.write_all_at(b"written", 0).expect("pwrite");
+    drop(create(a.join("empty")));
+    cluster.kill_mount(0);
+    drop(held);
+    cluster.start_mount(0);
+    until("its size is learnt", || stat(b.join("held")).len() > 0);
+    assert_eq!(get(b.join("held")), b"written");
+    assert_eq!(get(b.join("empty")), b"");
+    cluster.finish();
+}
+
+#[test]
+fn a_file_removed_while_it_is_open_leaves_nothing() {
+    let (cluster, a, _) = two();
+    warm(&a);
+    for i in 0..20 {
+        let file = create(a.join("gone"));
+        fs::remove_file(a.join("gone")).expect("unlink");
+        if i % 2 == 0 {
+            file.write_all_at(b"still here", 0).expect("pwrite");
+            assert_eq!(file.metadata().expect("fstat").len(), 10);
+        }
+    }
+    // Checks with fsck that no object is left without its inode.
+    cluster.finish();
+}
