@@ -165,6 +165,11 @@ fn append(path: &Path, bytes: &[u8]) {
     file.write_all(bytes).expect("append");
 }
 
+#[allow(clippy::disallowed_methods)] // housekeeping tells nobody when it is done
+fn pause() {
+    std::thread::sleep(Duration::from_millis(50));
+}
+
 /// Waits until no node has an object with a number other than 0.
 fn gone(cluster: &Cluster) {
     let start = Instant::now();
@@ -186,7 +191,7 @@ fn gone(cluster: &Cluster) {
             return;
         }
         assert!(start.elapsed() < Duration::from_secs(60), "left: {left:?}");
-        std::thread::sleep(Duration::from_millis(100));
+        pause();
     }
 }
 
@@ -259,7 +264,7 @@ fn the_journal_of_a_dead_writer_is_read() {
     let path = cluster.mount(2).join("f");
     while stat(&path).len() < SIZE as u64 {
         assert!(start.elapsed() < Duration::from_secs(60), "{} bytes", stat(&path).len());
-        std::thread::sleep(Duration::from_millis(50));
+        pause();
     }
     assert!(get(&path) == bytes);
     cluster.finish();

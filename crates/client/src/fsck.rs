@@ -428,12 +428,15 @@ mod tests {
         }
     }
 
+    fn fits(attr: Option<&Attr>, objects: &BTreeMap<(NodeId, Piece), u64>) -> bool {
+        super::fits(attr, None, objects)
+    }
+
     #[test]
     fn an_inode_fits_its_objects_or_not() {
         let objects = |list: &[(u16, u32, u64)]| -> BTreeMap<(NodeId, Piece), u64> {
             list.iter().map(|(n, p, s)| ((NodeId(*n), Piece(*p)), *s)).collect()
         };
-        let fits = |attr, objects| fits(attr, None, objects);
         let good = file(10);
         assert!(fits(Some(&good), &objects(&[(1, 0, 10)])));
         assert!(fits(Some(&file(0)), &objects(&[])), "no byte, no object");
