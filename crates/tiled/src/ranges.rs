@@ -31,7 +31,7 @@ impl Ranges {
 
     /// Is any of `from .. to` in it?
     pub fn meets(&self, from: u64, to: u64) -> bool {
-        self.0.range(..to).next_back().is_some_and(|(_, end)| *end > from)
+        from < to && self.0.range(..to).next_back().is_some_and(|(_, end)| *end > from)
     }
 
     /// From the first byte to the end of the last; nothing of an empty set.

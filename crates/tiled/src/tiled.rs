@@ -169,6 +169,7 @@ impl Tiled {
         let path = self.path.clone();
         let generation = self.container.common().generation().context("write", &path)?;
         let atomic = self.atomic;
+        self.world.see_opens(generation)?;
         let may_go_on = match self.writer()?.run {
             Some((_, at)) if at == generation && !atomic => !self.others_wrote(range)?,
             _ => false,

@@ -49,6 +49,7 @@ pub struct Own<'a> {
 pub struct World {
     container: Arc<Container>,
     generation: Option<u64>,
+    opens_seen: Option<u64>,
     version: Option<Version>,
     published: Published,
     entries: BTreeMap<Name, usize>,
@@ -66,6 +67,7 @@ impl World {
         World {
             container,
             generation: None,
+            opens_seen: None,
             version: None,
             published: Published::default(),
             entries: BTreeMap::new(),
@@ -144,6 +146,17 @@ impl World {
                 self.published.pieces.iter().enumerate().map(|(i, e)| (e.name, i)).collect();
             self.version = Some(before);
         }
+        self.find_opens()?;
+        self.base = self.container.base_size()?;
+        let after = self.container.version()?;
+        if after != before {
+            self.version = None;
+        }
+        Ok(after == before)
+    }
+
+    /// Finds opens that came and forgets those that are over.
+    fn find_opens(&mut self) -> Result<()> {
         let members = self.container.members()?;
         let opens: Vec<u64> = members
             .iter()
@@ -160,12 +173,20 @@ impl World {
                 self.others.push(Other { roll, seen, counts, journals: BTreeMap::new() });
             }
         }
-        self.base = self.container.base_size()?;
-        let after = self.container.version()?;
-        if after != before {
-            self.version = None;
+        Ok(())
+    }
+
+    /// Knows all opens that had come when the generation was `generation`.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn see_opens(&mut self, generation: u64) -> Result<()> {
+        if self.generation == Some(generation) || self.opens_seen == Some(generation) {
+            return Ok(());
         }
-        Ok(after == before)
+        self.find_opens()?;
+        self.opens_seen = Some(generation);
+        Ok(())
     }
 
     /// Takes what the journals have that the index has not. Nothing: a journal
