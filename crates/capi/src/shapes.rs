@@ -1,7 +1,7 @@
 //! Shapes: `tio_bytes` and its like.
 
 // Each function's pointers are the caller's, as the header says; see the crate's first lines.
-#![allow(clippy::missing_safety_doc)]
+#![allow(clippy::missing_safety_doc, non_camel_case_types)]
 
 use crate::guard::{Failure, count, remember};
 use std::ffi::c_void;
@@ -13,8 +13,6 @@ use tatami_tiled::Buffer;
 /// `tio_shape`: a shape behind a counted reference.
 pub struct tio_shape(Shape);
 
-// The names are C's.
-#[allow(non_camel_case_types)]
 type Made = *mut tio_shape;
 
 fn make(shape: impl FnOnce() -> Option<Result<Shape, ShapeError>>) -> Made {

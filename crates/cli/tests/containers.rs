@@ -1,4 +1,5 @@
 //! Containers from the command line: where, relayout, recover.
+#![allow(clippy::unwrap_used)] // helpers of tests, too
 
 mod common;
 

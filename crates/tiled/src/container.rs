@@ -169,10 +169,13 @@ impl Container {
     /// Opens the container at `path`.
     ///
     /// # Errors
-    /// `EISDIR` for another directory, `EIO` for a damaged marker; as for open(2).
+    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged marker; as for open(2).
     pub fn open(path: &Path) -> Result<Container> {
-        let Marker { id } =
-            marker::read(path)?.ok_or_else(|| Error::new("open", path, Errno::ISDIR))?;
+        let Some(Marker { id }) = marker::read(path)? else {
+            let meta = std::fs::metadata(path).context("open", path)?;
+            let errno = if meta.is_dir() { Errno::ISDIR } else { Errno::NOTDIR };
+            return Err(Error::because("open", path, errno, "it is no container"));
+        };
         let dir = File::open(path).context("open", path)?;
         let found = rustix::fs::fstat(&dir).context("open", path)?;
         let (mode, _) = permissions(found.st_mode & 0o777);

@@ -71,6 +71,9 @@ impl Marker {
     }
 }
 
+const NOENT: i32 = Errno::NOENT.raw_os_error();
+const NOTDIR: i32 = Errno::NOTDIR.raw_os_error();
+
 /// Reads the marker of the directory `dir`; nothing where it has none.
 ///
 /// # Errors
@@ -79,8 +82,10 @@ pub fn read(dir: &Path) -> Result<Option<Marker>> {
     let path = dir.join(MARKER);
     let file = match std::fs::File::open(&path) {
         Ok(file) => file,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e).context("open", &path),
+        Err(e) => {
+            let none = matches!(e.raw_os_error(), Some(NOENT | NOTDIR));
+            return if none { Ok(None) } else { Err(e).context("open", &path) };
+        }
     };
     let mut text = Vec::new();
     file.take(LONGEST).read_to_end(&mut text).context("read", &path)?;

@@ -1,5 +1,6 @@
 //! Damaged and dead: bytes on the disk that are not what was written, writers
 //! that are killed, disks that are full.
+#![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,6 @@
 //! Random sequences of calls by several ranks on one container, against a
 //! model that keeps for each byte its value, who wrote it and when.
+#![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use std::path::Path;
 use tatami_layout::{Shape, View};
