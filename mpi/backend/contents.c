@@ -110,3 +110,9 @@ int contents_open(MPI_Datatype datatype, struct contents *c)
     return MPI_ERR_NO_MEM;
   return contents(datatype, c) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
 }
+
+bool type_is_predefined(MPI_Datatype datatype)
+{
+  struct contents c = {0};
+  return envelope(datatype, &c) == MPI_SUCCESS && contents_predefined(&c);
+}

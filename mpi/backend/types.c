@@ -34,15 +34,6 @@ static void make_keyval(void)
     keyval = MPI_KEYVAL_INVALID;
 }
 
-bool type_is_predefined(MPI_Datatype datatype)
-{
-  int integers, addresses, datatypes, combiner;
-  if (PMPI_Type_get_envelope(datatype, &integers, &addresses, &datatypes, &combiner) != MPI_SUCCESS)
-    return false; /* made with large counts */
-  return combiner == MPI_COMBINER_NAMED || combiner == MPI_COMBINER_F90_REAL ||
-         combiner == MPI_COMBINER_F90_COMPLEX || combiner == MPI_COMBINER_F90_INTEGER;
-}
-
 /* Two threads may come here with one datatype: the lock lets the second one find what the first one kept. */
 static int make(MPI_Datatype datatype, const struct type **out)
 {

@@ -75,7 +75,7 @@ int main(int argc, char **argv)
     MPI_Datatype type = random_memory_type(&rng, rng_below(&rng, 5), 1, MPI_DATATYPE_NULL);
     const struct type *first = NULL, *second = NULL;
     int good = type_of(type, &first) == MPI_SUCCESS && type_of(type, &second) == MPI_SUCCESS && first == second;
-    good = good && same_bounds(type, first->shape) && same_bytes(type, first->shape);
+    good = good && (same_bounds(type, first->shape) & same_bytes(type, first->shape));
     if (!good) {
       printf("seed %llu is wrong\n", (unsigned long long)(seed + (uint64_t)i));
       wrong++;

@@ -166,7 +166,7 @@ static MPI_Datatype make_vector(struct rng *rng, MPI_Datatype child, bool shuffl
   MPI_Datatype made = MPI_DATATYPE_NULL;
   int count = rng_below(rng, MANY), length = rng_below(rng, 4), stride = length + rng_below(rng, 3);
   if (shuffle && rng_below(rng, 4) == 0)
-    stride = -stride;
+    stride = -stride - 1; /* Open MPI takes -1 with blocks of 1 for contiguous */
   if (rng_below(rng, 2))
     MPI_Type_vector(count, length, stride, child, &made);
   else
