@@ -227,8 +227,7 @@ pub unsafe extern "C" fn tio_write(
 ) -> i64 {
     count(|| {
         // SAFETY: the caller's; a write only reads the buffer.
-        let (file, data) =
-            unsafe { (&handle(file)?.file, buffer(buf.cast_mut(), n, get(mem))?) };
+        let (file, data) = unsafe { (&handle(file)?.file, buffer(buf.cast_mut(), n, get(mem))?) };
         Ok(file.write(stream, &data)? as i64)
     })
 }

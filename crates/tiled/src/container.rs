@@ -143,8 +143,8 @@ impl Container {
     /// # Errors
     /// `EISDIR` for another directory, `EIO` for a damaged marker; as for open(2).
     pub fn open(path: &Path) -> Result<Container> {
-        let Marker { id } = marker::read(path)?
-            .ok_or_else(|| Error::new("open", path, Errno::ISDIR))?;
+        let Marker { id } =
+            marker::read(path)?.ok_or_else(|| Error::new("open", path, Errno::ISDIR))?;
         let dir = File::open(path).context("open", path)?;
         let found = rustix::fs::fstat(&dir).context("open", path)?;
         let (mode, _) = permissions(found.st_mode & 0o777);
@@ -225,7 +225,8 @@ impl Container {
     /// As for open(2) and flock(2).
     pub fn lock(&self) -> Result<Guard> {
         let path = self.path.join(marker::LOCK);
-        let file = self.open_file(marker::LOCK, OFlags::RDWR | OFlags::CREATE).context("lock", &path)?;
+        let file =
+            self.open_file(marker::LOCK, OFlags::RDWR | OFlags::CREATE).context("lock", &path)?;
         loop {
             match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
@@ -254,6 +255,27 @@ impl Container {
         }
     }
 
+    /// Is the directory on a file system that other machines may write, too?
+    /// Then nobody is told of their changes.
+    pub fn is_remote(&self) -> bool {
+        // Magic numbers of statfs(2): NFS, Lustre, FUSE, CIFS, SMB2, GPFS, BeeGFS, Ceph, 9P, OCFS2, GFS2.
+        const REMOTE: [u64; 11] = [
+            0x6969,
+            0x0bd0_0bd0,
+            0x6573_5546,
+            0xff53_4d42,
+            0xfe53_4d42,
+            0x4750_4653,
+            0x1983_0326,
+            0x00c3_6400,
+            0x0102_1997,
+            0x7461_636f,
+            0x0116_1970,
+        ];
+        let found = rustix::fs::fstatfs(&self.dir);
+        found.is_ok_and(|found| REMOTE.contains(&(found.f_type as u64 & 0xffff_ffff)))
+    }
+
     /// The size of the base, 0 without one.
     ///
     /// # Errors
@@ -272,10 +294,9 @@ impl Container {
     /// As for stat(2).
     pub fn version(&self) -> Result<Version> {
         match rustix::fs::statat(&self.dir, marker::INDEX, AtFlags::empty()) {
-            Ok(stat) => Ok(Version {
-                inode: stat.st_ino,
-                changed: (stat.st_mtime, stat.st_mtime_nsec),
-            }),
+            Ok(stat) => {
+                Ok(Version { inode: stat.st_ino, changed: (stat.st_mtime, stat.st_mtime_nsec) })
+            }
             Err(Errno::NOENT) => Ok(Version::default()),
             Err(errno) => Err(errno).context("stat", &self.path.join(marker::INDEX)),
         }
@@ -338,9 +359,11 @@ impl Container {
         } else if old.durable {
             self.remove_file(marker::INDEX_SYNCED)?;
             // A file system without links has the new index only.
-            let _ = rustix::fs::linkat(dir, marker::INDEX, dir, marker::INDEX_SYNCED, AtFlags::empty());
+            let _ =
+                rustix::fs::linkat(dir, marker::INDEX, dir, marker::INDEX_SYNCED, AtFlags::empty());
         }
-        rustix::fs::renameat(dir, marker::INDEX_NEW, dir, marker::INDEX).context("rename", &path)?;
+        rustix::fs::renameat(dir, marker::INDEX_NEW, dir, marker::INDEX)
+            .context("rename", &path)?;
         if durable {
             self.sync()?;
             self.remove_file(marker::INDEX_SYNCED)?;

@@ -9,6 +9,8 @@ use crate::memory::Buffer;
 use crate::place::{self, Claim};
 use crate::plain::{self, Plain};
 use crate::pointer::{self, Pointer};
+use crate::roll::Open;
+use crate::tiled::{self, Tiled};
 use crate::token::{Kind, Token};
 use crate::wholelock::WholeLock;
 use crate::{machine, marker};
@@ -56,6 +58,11 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         machine: open.machine,
         id,
     };
+    let container = |real: &Path, exists: bool| {
+        let of = Open { open: number, ranks: open.ranks, machine: open.machine };
+        let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
+        Ok(token(Kind::Container, id, stamp))
+    };
     match place::claim(open.path, open.flags, open.hints, open.environment)? {
         Claim::No => {
             let why = "the path was not claimed: ask tio_claims first";
@@ -65,9 +72,8 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
             plain::begin(&real, open.flags, open.mode)?;
             Ok(token(Kind::Plain, 0, machine::now()))
         }
-        Claim::Container(real) | Claim::NewContainer(real) => {
-            Err(Error::new("open", &real, Errno::NOSYS))
-        }
+        Claim::Container(real) => container(&real, true),
+        Claim::NewContainer(real) => container(&real, false),
     }
 }
 
@@ -116,20 +122,14 @@ impl File {
     ///
     /// # Errors
     /// As for open(2).
-    pub fn open(
-        path: &Path,
-        flags: Flags,
-        hints: &Hints,
-        rank: u32,
-        token: Token,
-    ) -> Result<File> {
+    pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: Token) -> Result<File> {
         let real = place::real(place::without_prefix(path).0)?;
         if rank >= token.ranks {
             return Err(Error::because("open", path, Errno::INVAL, "no such rank in this open"));
         }
         let engine: Box<dyn Engine> = match token.kind {
             Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
-            Kind::Container => return Err(Error::new("open", &real, Errno::NOSYS)),
+            Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
         };
         Ok(File {
             path: real,

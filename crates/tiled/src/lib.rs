@@ -15,6 +15,7 @@
 //!                                                          └─ container: Writer (piece, journal), World (index, others' journals)
 //! ```
 
+pub mod container;
 pub mod engine;
 pub mod error;
 pub mod file;
@@ -24,14 +25,21 @@ pub mod journal;
 pub mod machine;
 pub mod marker;
 pub mod memory;
+pub mod piece;
 pub mod place;
 pub mod plain;
 pub mod pointer;
+pub mod published;
+pub mod ranges;
+pub mod reader;
 pub mod roll;
+pub mod settle;
 pub mod shared;
 pub mod stat;
+pub mod tiled;
 pub mod token;
 pub mod wholelock;
+pub mod world;
 
 mod mapping;
 

@@ -55,7 +55,8 @@ impl<'a> Buffer<'a> {
     fn dense_at(&self, from: u64, len: usize) -> Option<*mut u8> {
         let mut runs = self.shape.runs(from, len as u64);
         let run = runs.next()?;
-        (run.count == 1 && run.block == len as u64).then(|| self.at.wrapping_offset(run.disp as isize))
+        (run.count == 1 && run.block == len as u64)
+            .then(|| self.at.wrapping_offset(run.disp as isize))
     }
 
     /// The data bytes `from .. from + len`, if they lie one behind the other.
@@ -200,7 +201,13 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(7);
         for _ in 0..500 {
             let block = random.u64(1..40) * random.u64(1..8);
-            let inner = Shape::hvector(random.u64(1..6), 1, (block + random.u64(0..9)) as i64, &Shape::bytes(block).unwrap()).unwrap();
+            let inner = Shape::hvector(
+                random.u64(1..6),
+                1,
+                (block + random.u64(0..9)) as i64,
+                &Shape::bytes(block).unwrap(),
+            )
+            .unwrap();
             let shape = Shape::resized(0, inner.extent() + random.i64(0..64), &inner).unwrap();
             let count = random.u64(1..5);
             let span = (shape.extent() as u64 * count) as usize;

@@ -118,8 +118,9 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     let real = real(path)?;
     let wants_plain = hints.plain.unwrap_or_else(|| env.plain.covers(&real));
     // A prefix without more means: whatever is there, and containers for what is new.
-    let wants_container =
-        hints.container.unwrap_or_else(|| env.container.covers(&real) || (prefixed && !wants_plain));
+    let wants_container = hints
+        .container
+        .unwrap_or_else(|| env.container.covers(&real) || (prefixed && !wants_plain));
     let replaceable = match &found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,

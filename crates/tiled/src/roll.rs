@@ -16,7 +16,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR1");
 const SLOT: u64 = 64;
 /// Ranks of one open at most: bounds what a damaged roll can make us reserve.
 pub const RANKS_MAX: u32 = 1 << 22;
@@ -30,15 +30,6 @@ pub struct Open {
     pub ranks: u32,
     /// The machine on which all of them run, or 0.
     pub machine: u32,
-}
-
-/// What a rank tells the others.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Slot {
-    /// Changes of its journal so far; 0: it has none.
-    pub changes: u64,
-    /// File range of what it wrote under the byte view: from, to.
-    pub hull: (u64, u64),
 }
 
 /// The roll of an open.

@@ -89,8 +89,7 @@ mod tests {
 
     #[test]
     fn a_token_is_read_as_written_and_nothing_else_is_one() {
-        let token =
-            Token { kind: Kind::Container, open: 5, stamp: 6, ranks: 7, machine: 8, id: 9 };
+        let token = Token { kind: Kind::Container, open: 5, stamp: 6, ranks: 7, machine: 8, id: 9 };
         let bytes = token.encode();
         assert!(bytes.len() < TOKEN_MAX);
         let path = Path::new("/f");
