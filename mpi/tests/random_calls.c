@@ -4,7 +4,9 @@
  * separated by sync, barrier and sync, as the standard asks; so there is one right outcome. The representation is
  * native: MPICH 4.0 corrupts its memory with external32 (flatten_test compares conversions).
  *
- * Usage: random_calls PATH SEED PHASES OUT   writes OUT.RANK (what was told) and OUT.bytes (the file).
+ * Usage: random_calls PATH SEED PHASES OUT [simple]   writes OUT.RANK (what was told) and OUT.bytes (the file).
+ * "simple" makes all accesses by the blocking, independent call with the same pointer, and none of no bytes: the MPI
+ * libraries' own other calls hang or divide by zero now and then.
  */
 #include "random_types.h"
 
@@ -23,6 +25,7 @@ struct run {
   FILE *log;
   MPI_Datatype etype;
   int etype_size;
+  bool simple;
 };
 
 static void say(struct run *run, const char *what, int code, long long number)
@@ -154,6 +157,25 @@ static int finish(int code, MPI_Request *request, MPI_Status *status)
   return code == MPI_SUCCESS ? MPI_Wait(request, status) : code;
 }
 
+/* Kinds of access, of which these use an explicit offset. */
+static bool is_explicit(int kind)
+{
+  return kind == 0 || kind == 1 || kind == 4 || kind == 6 || kind == 8;
+}
+
+static int access_simply(struct run *run, bool writes, int kind, MPI_Offset offset, struct memory *m,
+                         MPI_Status *status)
+{
+  MPI_Status_set_elements(status, MPI_BYTE, 0);
+  if (m->etypes == 0)
+    return MPI_SUCCESS;
+  if (is_explicit(kind))
+    return writes ? MPI_File_write_at(run->file, offset, m->buffer, m->count, m->type, status)
+                  : MPI_File_read_at(run->file, offset, m->buffer, m->count, m->type, status);
+  return writes ? MPI_File_write(run->file, m->buffer, m->count, m->type, status)
+                : MPI_File_read(run->file, m->buffer, m->count, m->type, status);
+}
+
 static void write_once(struct run *run)
 {
   struct memory m = memory_make(run, true);
@@ -163,7 +185,10 @@ static void write_once(struct run *run)
   int kind = rng_below(&run->common, 10), code = 0;
   if (rng_below(&run->own, 3) != 0)
     MPI_File_seek(run->file, rng_below(&run->own, OFFSET_MAX), MPI_SEEK_SET);
-  switch (kind) {
+  switch (run->simple ? -1 : kind) {
+  case -1:
+    code = access_simply(run, true, kind, offset, &m, &status);
+    break;
   case 0:
     code = MPI_File_write_at(run->file, offset, m.buffer, m.count, m.type, &status);
     break;
@@ -219,14 +244,16 @@ static void read_once(struct run *run)
   MPI_Request request;
   MPI_Status status;
   int kind = rng_below(&run->common, 10), code = 0;
-  bool explicit = kind == 0 || kind == 1 || kind == 4 || kind == 6 || kind == 8;
   MPI_File_seek(run->file, position, MPI_SEEK_SET);
-  if (!within(run, explicit ? offset : position, m.etypes)) {
+  if (!within(run, is_explicit(kind) ? offset : position, m.etypes)) {
     /* Take part with nothing. */
     m.count = 0;
     m.etypes = 0;
   }
-  switch (kind) {
+  switch (run->simple ? -1 : kind) {
+  case -1:
+    code = access_simply(run, false, kind, offset, &m, &status);
+    break;
   case 0:
     code = MPI_File_read_at(run->file, offset, m.buffer, m.count, m.type, &status);
     break;
@@ -386,6 +413,7 @@ int main(int argc, char **argv)
   MPI_Comm_rank(MPI_COMM_WORLD, &run.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &run.ranks);
   run.path = argv[1];
+  run.simple = argc > 5;
   run.common.state = strtoull(argv[2], NULL, 0);
   run.own.state = run.common.state * 1000 + (uint64_t)run.rank + 1;
   snprintf(name, sizeof name, "%s.%d", argv[4], run.rank);
