@@ -1,8 +1,8 @@
 //! The command line as a whole. Arguments of a command stand beside its code.
 
 use crate::{
-    bench_cmd, config_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd, node_cmd,
-    status, up, where_cmd,
+    bench_cmd, config_cmd, container_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd,
+    mpi_cmd, node_cmd, status, up, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -88,6 +88,23 @@ Examples:
   tatami where --json :/results.nc
   tatami where :/            all files, summed up by node")]
     Where(where_cmd::WhereArgs),
+    /// Make a container whole that a job left when it died
+    #[command(after_help = "\
+Examples:
+  tatami recover /scratch/checkpoint.h5
+  tatami recover --json /scratch/*.h5
+
+A container is readable without it, too: readers look into what the job left, and
+the next program that writes to it does the same. This tells what there was.")]
+    Recover(container_cmd::RecoverArgs),
+    /// Turn containers into ordinary files, and back
+    #[command(after_help = "\
+Examples:
+  tatami relayout /scratch/checkpoint.h5
+  tatami relayout --to container /scratch/checkpoint.h5
+
+The file keeps its name; who looks sees the old one or the new one, never a part.")]
+    Relayout(container_cmd::RelayoutArgs),
     /// List files of the volume, without a mount
     #[command(
         disable_help_flag = true,

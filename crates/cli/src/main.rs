@@ -5,6 +5,7 @@ mod args;
 mod bench_cmd;
 mod config;
 mod config_cmd;
+mod container_cmd;
 mod copy;
 mod daemon;
 mod down;
@@ -67,6 +68,8 @@ fn run(command: &Command) -> Outcome {
         Command::Mount(args) => mount_cmd::mount(args),
         Command::Umount(args) => mount_cmd::umount(args),
         Command::Where(args) => where_cmd::run(args),
+        Command::Recover(args) => container_cmd::recover(args),
+        Command::Relayout(args) => container_cmd::relayout(args),
         Command::Ls(args) => files::ls(args),
         Command::Cp(args) => copy::cp(args),
         Command::Cat(args) => files::cat(args),

@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use crate::grow::{Grower, Twig};
 use crate::piece::PieceTiles;
+use crate::scatter::Placed;
 use crate::sweep::{Span, spans, sweep};
 use crate::tile::Tile;
 use crate::tree::{Node, Range};
@@ -42,16 +43,16 @@ pub struct Found {
 
 /// One tile, as the index keeps it.
 #[derive(Clone, Debug)]
-struct Item {
-    piece: PieceId,
+pub(crate) struct Item {
+    pub piece: PieceId,
     view: View,
     /// Its `view` is a number that tiles of equal views share.
     tile: Tile,
     /// First file offset, and the end; beyond `hi` a cut took what there was.
-    lo: u64,
-    hi: u64,
+    pub lo: u64,
+    pub hi: u64,
     /// Proved: no other tile has any of its bytes.
-    alone: bool,
+    pub alone: bool,
 }
 
 /// A tile of a view, for those who come with the same view.
@@ -220,10 +221,7 @@ impl Index {
     /// piece are told as one, whether or not they do in the file.
     pub fn lookup_view(&self, view: &View, stream: u64, len: u64) -> Vec<Found> {
         let mut out = Vec::new();
-        let mut len = len.min(u64::MAX - stream);
-        if !view.overlaps() {
-            len = len.min(view.stream_before(self.size).0.saturating_sub(stream));
-        }
+        let len = self.readable(view, stream, len);
         let mut done = 0;
         while let Some(found) = self.same_view(view, stream + done, len - done) {
             done += found.len;
@@ -233,12 +231,29 @@ impl Index {
         for (offset, len) in view.extents(stream + done, len - done) {
             let end = (offset + len).min(self.size);
             self.resolve_near(offset, end, &mut near, &mut out);
+            if end < offset + len {
+                break;
+            }
         }
         out
     }
 
+    /// How many of so many stream bytes lie before the end of the file, as long as the view
+    /// does not overlap itself.
+    pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
+        let len = len.min(u64::MAX - stream);
+        match view.overlaps() {
+            true => len,
+            false => len.min(view.stream_before(self.size).0.saturating_sub(stream)),
+        }
+    }
+
+    pub(crate) fn item(&self, number: u32) -> &Item {
+        &self.items[number as usize]
+    }
+
     /// What lies in one run of a tile of the same view that overlaps no other tile.
-    fn same_view(&self, view: &View, stream: u64, len: u64) -> Option<Found> {
+    pub(crate) fn same_view(&self, view: &View, stream: u64, len: u64) -> Option<Found> {
         if len == 0 {
             return None;
         }
@@ -285,7 +300,7 @@ impl Index {
     }
 
     /// The tiles that may have bytes of a range, each once.
-    fn candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
+    pub(crate) fn candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
         if offset < end {
             let range = Range { from: offset, to: end };
             self.tree.visit(range, range, &mut |item| found.push(item));
@@ -354,6 +369,37 @@ impl Item {
         }
         let hi = last_end(&view, &tile, hi);
         Some(Item { piece, view, tile, lo, hi, alone: false })
+    }
+
+    /// Its strided runs within the file range `from .. to`.
+    pub fn placed(&self, from: u64, to: u64) -> impl Iterator<Item = Placed> + '_ {
+        let first = self.tile.before(self.view.stream_before(from).0).0;
+        let end = self.tile.before(self.view.stream_before(to).0).0;
+        // Blocks of a tile over a contiguous view need not be visited one by one.
+        let (head, middle) = match self.view.is_default() {
+            true => self.tile.whole_blocks(first, end),
+            false => (end, end),
+        };
+        let run = |(stream, len, at): (u64, u64, u64)| {
+            let mut place = at;
+            self.view.runs(stream, len).map(move |run| {
+                let placed = Placed::of(run, place);
+                place += placed.len();
+                placed
+            })
+        };
+        let blocks = (middle > head).then(|| Placed {
+            from: self.view.offset_of(self.tile.stream_at(head)),
+            block: self.tile.block,
+            stride: self.tile.stride,
+            count: (middle - head) / self.tile.block,
+            place: self.tile.at + head,
+        });
+        self.tile
+            .runs(first, head)
+            .flat_map(run)
+            .chain(blocks)
+            .chain(self.tile.runs(middle, end).flat_map(run))
     }
 
     /// Where the byte at `offset` lies in the piece, and how many from there on, below

@@ -8,7 +8,7 @@ use crate::sweep::{Span, spans, sweep};
 use crate::tile::Tile;
 use crate::view::View;
 
-/// So many tiles are looked at one by one before those that no longer change are indexed.
+/// So many tiles are looked at one by one before they are indexed.
 const RECENT: usize = 64;
 
 /// A stretch of a request and where the writer's own piece has it.
@@ -23,28 +23,47 @@ pub struct Own {
     pub at: Option<(u64, u64)>,
 }
 
-/// An index of all tiles but the last few, remade whenever those have become as many
-/// as a quarter of the others.
+/// Indexes of all tiles but the last few. Each is of more tiles than the
+/// next, so that there are few; one that has caught up is put together with the one before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Older {
-    index: Option<Box<Index>>,
-    /// Number of tiles in the index.
-    count: usize,
+    levels: Vec<Level>,
+}
+
+#[derive(Clone, Debug)]
+struct Level {
+    /// Where its tiles end in the list of tiles.
+    end: usize,
+    index: Index,
 }
 
 impl Older {
+    fn count(&self) -> usize {
+        self.levels.last().map_or(0, |l| l.end)
+    }
+
     /// To be called whenever a tile was added. Tiles but for the last do not change; those that were
     /// taken off the end are noticed here.
     pub fn keep_up(&mut self, views: &[View], tiles: &[Tile]) {
-        if tiles.len() <= self.count {
-            *self = Older::default();
+        if tiles.len() <= self.count() {
+            self.levels.clear();
         }
-        if tiles.len() - self.count > RECENT + self.count / 4 {
-            self.count = tiles.len() - 1;
-            let own = |tile: &Tile| (views[tile.view as usize].clone(), *tile);
-            let tiles = tiles[..self.count].iter().map(own);
-            self.index = Some(Box::new(Index::of_tiles(PieceId::default(), tiles)));
+        let end = tiles.len() - 1;
+        let mut start = self.count();
+        if end - start < RECENT {
+            return;
         }
+        while let Some(last) = self.levels.pop() {
+            let before = self.count();
+            if last.end - before > end - start {
+                self.levels.push(last);
+                break;
+            }
+            start = before;
+        }
+        let own = |tile: &Tile| (views[tile.view as usize].clone(), *tile);
+        let index = Index::of_tiles(PieceId::default(), tiles[start..end].iter().map(own));
+        self.levels.push(Level { end, index });
     }
 }
 
@@ -68,21 +87,26 @@ fn candidates<'a>(
         Some(number) if number == tile.view => tile.start < end && stream < tile.end(),
         _ => of.offset_of(tile.start) < file.1 && file.0 <= of.offset_of(tile.end() - 1),
     };
+    let levels = older.levels.len();
     let mut all = Vec::new();
-    for (n, tile) in piece.tiles().iter().enumerate().skip(older.count) {
+    for (n, tile) in piece.tiles().iter().enumerate().skip(older.count()) {
         let of = &piece.views()[tile.view as usize];
         if meets(tile, of) {
-            all.push(Candidate { view: of, tile: *tile, order: (tile.stamp, n, Reverse(0)) });
+            all.push(Candidate {
+                view: of,
+                tile: *tile,
+                order: (tile.stamp, levels + n, Reverse(0)),
+            });
         }
     }
-    if let Some(index) = &older.index {
-        index.visit(file.0, file.1, |item, of, tile| {
+    for (level, older) in older.levels.iter().enumerate() {
+        older.index.visit(file.0, file.1, |item, of, tile| {
             let met = match of == view {
                 true => tile.start < end && stream < tile.end(),
                 false => true,
             };
             if met {
-                let order = (tile.stamp, 0, Reverse(item));
+                let order = (tile.stamp, level, Reverse(item));
                 all.push(Candidate { view: of, tile: *tile, order });
             }
         });

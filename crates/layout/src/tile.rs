@@ -84,6 +84,15 @@ impl Tile {
         if self.block == self.stride { left } else { left.min(self.block - k % self.block) }
     }
 
+    /// Of its bytes `from .. end`, those in whole blocks; none if it is contiguous.
+    pub(crate) fn whole_blocks(&self, from: u64, end: u64) -> (u64, u64) {
+        if self.block == self.stride {
+            return (end, end);
+        }
+        let head = from.next_multiple_of(self.block).min(end);
+        (head, head + (end - head) / self.block * self.block)
+    }
+
     /// The stream runs of its bytes `k .. end`: stream offset, length, place in
     /// the piece.
     pub(crate) fn runs(
