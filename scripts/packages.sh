@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs from Debian what is missing for the purposes named: build, test, jobs.
+# Installs from Debian what is missing for the purposes named: build, test, jobs, mpi.
 # Does nothing, and asks nobody, where all is there.
 set -euo pipefail
 
@@ -8,10 +8,12 @@ declare -A packages=(
   [build]="build-essential fuse3"
   # The two programs of the quickstart and their MPI.
   [jobs]="lammps openmpi-bin libopenmpi-dev openssh-client pnetcdf-bin libpnetcdf-dev netcdf-bin"
+  # The MPI-IO layer: both MPI libraries' headers, and what its tests are written in.
+  [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin gfortran python3-mpi4py"
   # What the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
 )
-packages[test]+=" ${packages[jobs]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]}"
 
 wanted=()
 for purpose in "$@"; do

@@ -20,6 +20,7 @@ mod manual;
 mod mount_cmd;
 mod mountinfo;
 mod mounts;
+mod mpi_cmd;
 mod node_cmd;
 mod place;
 mod process;
@@ -79,6 +80,8 @@ fn run(command: &Command) -> Outcome {
         Command::Fsck(args) => fsck_cmd::run(args),
         Command::Bench(args) => bench_cmd::run(args),
         Command::Exec(args) => exec::run(args),
+        Command::Mpirun(args) => mpi_cmd::mpirun(args),
+        Command::MpiCheck(args) => mpi_cmd::check(args),
         Command::Config(args) => config_cmd::run(args),
         Command::Completions(args) => manual::completions(args),
         Command::Man(args) => manual::pages(args),
