@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs from Debian what is missing for the purposes named: build, test, jobs.
+# Installs from Debian what is missing for the purposes named: build, test, jobs,
+# mpi, shared.
 # Does nothing, and asks nobody, where all is there.
 set -euo pipefail
 
@@ -8,10 +9,13 @@ declare -A packages=(
   [build]="build-essential fuse3"
   # The two programs of the quickstart and their MPI.
   [jobs]="lammps openmpi-bin libopenmpi-dev openssh-client pnetcdf-bin libpnetcdf-dev netcdf-bin"
+  # Both MPIs with their compilers, and what writes shared files through them.
+  [mpi]="gfortran libmpich-dev libopenmpi-dev mpich openmpi-bin openssh-client"
+  [shared]="abinit abinit-data hdf5-tools lammps libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin python3-mpi4py"
   # What the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
 )
-packages[test]+=" ${packages[jobs]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]}"
 
 wanted=()
 for purpose in "$@"; do
