@@ -1,0 +1,459 @@
+//! Files: `tio_begin` to `tio_close`.
+
+// Each function's pointers are the caller's, as the header says; see the crate's first lines.
+#![allow(clippy::missing_safety_doc, non_camel_case_types)]
+
+use crate::guard::{Failure, count, last, status};
+use crate::shapes::{buffer, get, tio_shape};
+use crate::text;
+use parking_lot::Mutex;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use tatami_layout::Shape;
+use tatami_tiled::place::{self, Claim};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, machine, stat};
+
+const VERSION: u32 = 1;
+
+/// `tio_file`: a rank's handle, and what it sealed last.
+pub struct tio_file {
+    file: File,
+    sealed: Mutex<Vec<u8>>,
+}
+
+/// The handle behind a pointer.
+///
+/// # Safety
+/// NULL, or a handle that nobody closes meanwhile.
+unsafe fn handle<'a>(file: *const tio_file) -> Result<&'a tio_file, Failure> {
+    // SAFETY: the caller's.
+    unsafe { file.as_ref() }.ok_or(Failure::Argument("the file handle is NULL"))
+}
+
+/// Stores a result.
+///
+/// # Safety
+/// NULL, or room for a `T`.
+unsafe fn put<T>(to: *mut T, value: T) -> Result<i32, Failure> {
+    if to.is_null() {
+        return Err(Failure::Argument("there is no room for the result"));
+    }
+    // SAFETY: the caller's.
+    unsafe { to.write(value) };
+    Ok(0)
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn tio_version() -> u32 {
+    VERSION
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub extern "C" fn tio_error() -> *const c_char {
+    last()
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_claims(
+    path: *const c_char,
+    flags: c_int,
+    hints: *const *const c_char,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
+        let claim = place::claim(path, Flags(flags as u32), &hints, &Environment::read())?;
+        Ok(i32::from(claim != Claim::No))
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_node(path: *const c_char, node: *mut u32) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        unsafe { text::path(path) }?;
+        // SAFETY: the caller's.
+        unsafe { put(node, machine::id()) }
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_begin(
+    path: *const c_char,
+    flags: c_int,
+    mode: c_uint,
+    hints: *const *const c_char,
+    ranks: u32,
+    nodes: *const u32,
+    token: *mut c_void,
+    token_len: *mut usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
+        let machine = match nodes.is_null() {
+            true => machine::id(),
+            // SAFETY: the caller's: a number for each rank.
+            false => same(unsafe { std::slice::from_raw_parts(nodes, ranks as usize) }),
+        };
+        let begin = Begin {
+            path,
+            flags: Flags(flags as u32),
+            mode,
+            hints: &hints,
+            environment: &Environment::read(),
+            ranks,
+            machine,
+        };
+        // SAFETY: the caller's.
+        let room = unsafe { token_len.as_ref() }.copied().unwrap_or(0);
+        if token.is_null() || room < tatami_tiled::token::TOKEN_MAX {
+            return Err(Failure::Argument("there is no room for the token"));
+        }
+        let bytes = tatami_tiled::begin(&begin)?.encode();
+        // SAFETY: a token is shorter than TOKEN_MAX, for which there is room.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), token.cast(), bytes.len()) };
+        // SAFETY: the caller's.
+        unsafe { put(token_len, bytes.len()) }
+    })
+}
+
+/// This machine, if all ranks are on it.
+fn same(nodes: &[u32]) -> u32 {
+    let here = machine::id();
+    if nodes.iter().all(|node| *node == here) { here } else { 0 }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_open(
+    path: *const c_char,
+    flags: c_int,
+    hints: *const *const c_char,
+    rank: u32,
+    token: *const c_void,
+    token_len: usize,
+    out: *mut *mut tio_file,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
+        if token.is_null() || out.is_null() {
+            return Err(Failure::Argument("there is no token, or no room for the handle"));
+        }
+        // SAFETY: the caller's.
+        let token = unsafe { std::slice::from_raw_parts(token.cast::<u8>(), token_len) };
+        let token = Token::decode(token, path)?;
+        let file = File::open(path, Flags(flags as u32), &hints, rank, token)?;
+        let sealed = Mutex::new(Vec::new());
+        // SAFETY: the caller's.
+        unsafe { put(out, Box::into_raw(Box::new(tio_file { file, sealed }))) }
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_stamp(file: *mut tio_file) -> u64 {
+    // SAFETY: the caller's.
+    let stamp = count(|| Ok(unsafe { handle(file) }?.file.stamp() as i64));
+    u64::try_from(stamp).unwrap_or(0)
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_epoch(file: *mut tio_file, stamp: u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.epoch(stamp).map(|()| 0)?))
+}
+
+/// The filetype of a view.
+///
+/// # Safety
+/// As for [`get`].
+unsafe fn filetype(shape: *const tio_shape) -> Result<Shape, Failure> {
+    // SAFETY: the caller's.
+    unsafe { get(shape) }.cloned().ok_or(Failure::Argument("the filetype is NULL"))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_view_check(
+    flags: c_int,
+    disp: u64,
+    etype_size: u64,
+    shape: *const tio_shape,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let filetype = unsafe { filetype(shape) }?;
+        let path = Path::new("a file");
+        let flags = Flags(flags as u32);
+        tatami_tiled::file::view(path, flags, disp, etype_size, filetype)?;
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_view(
+    file: *mut tio_file,
+    disp: u64,
+    etype_size: u64,
+    shape: *const tio_shape,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let (file, filetype) = unsafe { (&handle(file)?.file, filetype(shape)?) };
+        let flags = file.flags();
+        let view = tatami_tiled::file::view(file.path(), flags, disp, etype_size, filetype)?;
+        file.set_view(view);
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_write(
+    file: *mut tio_file,
+    stream: u64,
+    buf: *const c_void,
+    n: u64,
+    mem: *const tio_shape,
+) -> i64 {
+    count(|| {
+        // SAFETY: the caller's; a write only reads the buffer.
+        let (file, data) = unsafe { (&handle(file)?.file, buffer(buf.cast_mut(), n, get(mem))?) };
+        Ok(file.write(stream, &data)? as i64)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_read(
+    file: *mut tio_file,
+    stream: u64,
+    buf: *mut c_void,
+    n: u64,
+    mem: *const tio_shape,
+) -> i64 {
+    count(|| {
+        // SAFETY: the caller's.
+        let (file, mut into): (_, Buffer<'_>) =
+            unsafe { (&handle(file)?.file, buffer(buf, n, get(mem))?) };
+        Ok(file.read(stream, &mut into)? as i64)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_offset_of(file: *mut tio_file, stream: u64, out: *mut u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { put(out, handle(file)?.file.offset_of(stream)) })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_stream_at_end(file: *mut tio_file, out: *mut u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { put(out, handle(file)?.file.stream_at_end()?) })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_size(file: *mut tio_file, out: *mut u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { put(out, handle(file)?.file.size()?) })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_set_size(file: *mut tio_file, size: u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.set_size(size).map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_preallocate(file: *mut tio_file, size: u64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.preallocate(size).map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_seal(
+    file: *mut tio_file,
+    durable: c_int,
+    bytes: *mut *const c_void,
+    len: *mut usize,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { handle(file) }?;
+        let new = handle.file.seal(durable != 0)?;
+        let mut sealed = handle.sealed.lock();
+        *sealed = new;
+        // SAFETY: the caller's; the vector stays as it is until the next seal.
+        unsafe { put(bytes, sealed.as_ptr().cast())? };
+        // SAFETY: the caller's.
+        unsafe { put(len, sealed.len()) }
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_publish(
+    file: *mut tio_file,
+    n: u32,
+    bytes: *const *const c_void,
+    lens: *const usize,
+    durable: c_int,
+    closing: c_int,
+) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let file = &unsafe { handle(file) }?.file;
+        let n = n as usize;
+        if n > 0 && (bytes.is_null() || lens.is_null()) {
+            return Err(Failure::Argument("what the ranks sealed is NULL"));
+        }
+        let mut sealed: Vec<&[u8]> = Vec::with_capacity(n);
+        for rank in 0..n {
+            // SAFETY: the caller's: an entry for each rank.
+            let (at, len) = unsafe { (*bytes.add(rank), *lens.add(rank)) };
+            sealed.push(match len == 0 || at.is_null() {
+                true => &[],
+                // SAFETY: the caller's.
+                false => unsafe { std::slice::from_raw_parts(at.cast(), len) },
+            });
+        }
+        file.publish(&sealed, durable != 0, closing != 0)?;
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_sealed(file: *mut tio_file, published: c_int) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let handle = unsafe { handle(file) }?;
+        if published == 0 {
+            handle.file.published();
+        }
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_close(file: *mut tio_file) -> c_int {
+    status(|| {
+        if file.is_null() {
+            return Err(Failure::Argument("the file handle is NULL"));
+        }
+        // SAFETY: it came from Box::into_raw, and the caller gives it back.
+        drop(unsafe { Box::from_raw(file) });
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_set_atomic(file: *mut tio_file, on: c_int) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        unsafe { handle(file) }?.file.set_atomic(on != 0);
+        Ok(0)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_lock(file: *mut tio_file) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.lock().map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_unlock(file: *mut tio_file) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.unlock().map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_shared_add(
+    file: *mut tio_file,
+    delta: i64,
+    before: *mut i64,
+) -> c_int {
+    // SAFETY: the caller's.
+    status(|| unsafe { put(before, handle(file)?.file.shared_add(delta)?) })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_shared_set(file: *mut tio_file, value: i64) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(unsafe { handle(file) }?.file.shared_set(value).map(|()| 0)?))
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_hints(file: *mut tio_file, buf: *mut c_char, len: usize) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let lines = unsafe { handle(file) }?.file.hint_lines();
+        if !buf.is_null() && len > 0 {
+            let fits = lines.len().min(len - 1);
+            // SAFETY: the caller's: `len` bytes.
+            unsafe {
+                std::ptr::copy_nonoverlapping(lines.as_ptr().cast(), buf, fits);
+                buf.add(fits).write(0);
+            }
+        }
+        Ok(lines.len() as i32)
+    })
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_delete(path: *const c_char) -> c_int {
+    // SAFETY: the caller's.
+    status(|| Ok(stat::delete(unsafe { text::path(path) }?).map(|()| 0)?))
+}
+
+/// `tio_stat`: a file as of one ordinary file.
+#[repr(C)]
+pub struct tio_stat {
+    size: u64,
+    mode: u32,
+    container: u32,
+    mtime_sec: i64,
+    mtime_nsec: i64,
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tio_stat_path(path: *const c_char, out: *mut tio_stat) -> c_int {
+    status(|| {
+        // SAFETY: the caller's.
+        let found = stat::stat(unsafe { text::path(path) }?)?;
+        let stat = tio_stat {
+            size: found.size,
+            mode: found.mode,
+            container: u32::from(found.container),
+            mtime_sec: found.modified.0,
+            mtime_nsec: found.modified.1,
+        };
+        // SAFETY: the caller's.
+        unsafe { put(out, stat) }
+    })
+}

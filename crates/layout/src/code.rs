@@ -1,0 +1,110 @@
+//! Numbers in the encodings of views and tiles: seven bits a byte, lowest first
+//! (LEB128); signed ones zigzag. One number has one encoding.
+
+use thiserror::Error;
+
+/// Why bytes are not an encoded view or an encoded list of tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The bytes end within a value.
+    #[error("the record ends early")]
+    Short,
+    /// A number is longer than 64 bits or not in its shortest form.
+    #[error("a number in the record is malformed")]
+    Number,
+    /// A kind of part, or a version, that this program does not know.
+    #[error("the record has an unknown kind {0}")]
+    Kind(u8),
+    /// The numbers do not make a valid shape, view or tile.
+    #[error("the record makes no sense: {0}")]
+    Invalid(&'static str),
+    /// Bytes follow after the end of the record.
+    #[error("{0} bytes follow after the record")]
+    Trailing(usize),
+}
+
+/// Appends `n`.
+pub(crate) fn put(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+/// Appends the signed `n`.
+pub(crate) fn put_signed(out: &mut Vec<u8>, n: i64) {
+    put(out, ((n << 1) ^ (n >> 63)) as u64);
+}
+
+/// Takes one byte.
+pub(crate) fn take_byte(from: &mut &[u8]) -> Result<u8, DecodeError> {
+    let (&first, rest) = from.split_first().ok_or(DecodeError::Short)?;
+    *from = rest;
+    Ok(first)
+}
+
+/// Takes a number that [`put`] wrote.
+pub(crate) fn take(from: &mut &[u8]) -> Result<u64, DecodeError> {
+    let mut n = 0u64;
+    for shift in (0..64).step_by(7) {
+        let byte = take_byte(from)?;
+        let bits = u64::from(byte & 0x7f);
+        if shift == 63 && bits > 1 {
+            return Err(DecodeError::Number);
+        }
+        n |= bits << shift;
+        if byte < 0x80 {
+            if byte == 0 && shift > 0 {
+                return Err(DecodeError::Number);
+            }
+            return Ok(n);
+        }
+    }
+    Err(DecodeError::Number)
+}
+
+/// Takes a number that [`put_signed`] wrote.
+pub(crate) fn take_signed(from: &mut &[u8]) -> Result<i64, DecodeError> {
+    let n = take(from)?;
+    Ok((n >> 1) as i64 ^ -((n & 1) as i64))
+}
+
+/// Takes a number of things, each of which takes at least `each` bytes, so that
+/// what is reserved for them is bounded by the input.
+pub(crate) fn take_count(from: &mut &[u8], each: usize) -> Result<usize, DecodeError> {
+    let n = take(from)?;
+    if n > (from.len() / each) as u64 {
+        return Err(DecodeError::Short);
+    }
+    Ok(n as usize)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn numbers_come_back(a: u64, b: i64, shift in 0u32..64) {
+            let mut out = Vec::new();
+            put(&mut out, a >> shift);
+            put_signed(&mut out, b >> shift);
+            let mut rest = &out[..];
+            prop_assert_eq!(take(&mut rest), Ok(a >> shift));
+            prop_assert_eq!(take_signed(&mut rest), Ok(b >> shift));
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn what_is_taken_is_what_would_be_put(bytes: [u8; 12]) {
+            let mut rest = &bytes[..];
+            if let Ok(n) = take(&mut rest) {
+                let mut out = Vec::new();
+                put(&mut out, n);
+                prop_assert_eq!(&out[..], &bytes[..bytes.len() - rest.len()]);
+            }
+        }
+    }
+}

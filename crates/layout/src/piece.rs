@@ -1,0 +1,317 @@
+//! What one writer's piece holds: tiles over views, found as the writes come.
+
+use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
+use crate::sweep::{Span, spans, sweep};
+use crate::tile::{Fit, Tile, TileError};
+use crate::view::View;
+
+/// How many views one piece may refer to.
+pub const MAX_VIEWS: usize = 1 << 20;
+
+/// What [`PieceTiles::append`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Appended {
+    /// The last tile's `len` went up. Nothing else changed.
+    Grown,
+    /// The tiles from this number on are new. Those that they replace stay true: every byte
+    /// that they named is where they said.
+    Changed(usize),
+}
+
+/// A stretch of a request and where the writer's own piece has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// First stream byte.
+    pub stream: u64,
+    /// Number of stream bytes, never 0.
+    pub len: u64,
+    /// Where the bytes lie in the piece, and the stamp of their tile; `None` when the piece
+    /// does not have them.
+    pub at: Option<(u64, u64)>,
+}
+
+/// The tiles of one piece: what its writer knows, and what it hands over at
+/// sync and close.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PieceTiles {
+    rank: u32,
+    views: Vec<View>,
+    tiles: Vec<Tile>,
+}
+
+impl PieceTiles {
+    /// A piece of this rank, with nothing in it.
+    pub fn new(rank: u32) -> PieceTiles {
+        PieceTiles { rank, views: Vec::new(), tiles: Vec::new() }
+    }
+
+    /// The rank that writes the piece: of tiles with equal stamps the lowest wins.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// The views that the tiles refer to, by number.
+    pub fn views(&self) -> &[View] {
+        &self.views
+    }
+
+    /// The tiles, in the order of their places in the piece as long as they were appended.
+    pub fn tiles(&self) -> &[Tile] {
+        &self.tiles
+    }
+
+    /// The number of `view`, which is added when it is not there yet.
+    ///
+    /// # Errors
+    ///
+    /// A view that overlaps itself, or more than [`MAX_VIEWS`].
+    pub fn add_view(&mut self, view: &View) -> Result<u32, TileError> {
+        // The last ones first: programs that set many views set them in turn.
+        if let Some(known) = self.views.iter().rposition(|v| v == view) {
+            return Ok(known as u32);
+        }
+        let number = self.views.len();
+        if view.overlaps() || number >= MAX_VIEWS {
+            return Err(TileError::View(number as u32));
+        }
+        self.views.push(view.clone());
+        Ok(number as u32)
+    }
+
+    /// Adds a tile as it is, such as one that a journal tells.
+    ///
+    /// # Errors
+    ///
+    /// A tile over a view that is not there, or that is empty or out of range.
+    pub fn push(&mut self, tile: Tile) -> Result<(), TileError> {
+        tile.check(self.views.get(tile.view as usize))?;
+        self.tiles.push(tile);
+        Ok(())
+    }
+
+    /// Notes that the stream bytes `stream .. stream + len` of `view` lie at `at` in the
+    /// piece. A write that goes on where the last one ended, in stream and piece, makes
+    /// its tile longer; blocks at equal distances become one strided tile. Only writes with equal
+    /// stamps are put together.
+    ///
+    /// # Errors
+    ///
+    /// As [`PieceTiles::push`]; then nothing has changed.
+    pub fn append(
+        &mut self,
+        stamp: u64,
+        view: u32,
+        stream: u64,
+        len: u64,
+        at: u64,
+    ) -> Result<Appended, TileError> {
+        let new = Tile::contiguous(stamp, view, stream, len, at);
+        new.check(self.views.get(view as usize))?;
+        let mut changed = self.tiles.len();
+        loop {
+            let number = self.tiles.len();
+            let Some(last) = self.tiles.last_mut() else { break };
+            let follows = last.stamp == stamp && last.view == view && last.at + last.len == at;
+            if !follows || stream < last.end() {
+                break;
+            }
+            match last.fit(stream, len) {
+                Fit::Grows => {
+                    last.len += len;
+                    let only = changed == number;
+                    return Ok(if only { Appended::Grown } else { Appended::Changed(changed) });
+                }
+                Fit::Strides => {
+                    last.block = last.len;
+                    last.stride = stream - last.start;
+                    last.len += len;
+                    return Ok(Appended::Changed(changed.min(number - 1)));
+                }
+                Fit::Split => {
+                    changed = number - 1;
+                    let tail = last.split_last();
+                    self.tiles.push(tail);
+                }
+                Fit::New => break,
+            }
+        }
+        self.tiles.push(new);
+        Ok(Appended::Changed(changed))
+    }
+
+    /// Where the writer's own piece has the stream bytes `stream .. stream + len` of
+    /// `view`: without gaps, in stream order. Of several tiles over a byte the one that wins counts.
+    pub fn covered(&self, view: &View, stream: u64, len: u64) -> Vec<Own> {
+        let len = len.min(u64::MAX - stream);
+        let mut own: Vec<Own> = Vec::new();
+        let mut put = |new: Own| {
+            if new.len == 0 {
+                return;
+            }
+            if let Some(last) = own.last_mut() {
+                let goes_on = match (last.at, new.at) {
+                    (None, None) => true,
+                    (Some((at, stamp)), Some((next, same))) => {
+                        at + last.len == next && stamp == same
+                    }
+                    _ => false,
+                };
+                if goes_on {
+                    last.len += new.len;
+                    return;
+                }
+            }
+            own.push(new);
+        };
+        let mut done = stream;
+        for (file, run) in view.extents(stream, len) {
+            let mut found: Vec<Span> = Vec::new();
+            for (i, tile) in self.tiles.iter().enumerate() {
+                let view = &self.views[tile.view as usize];
+                found.extend(spans(view, tile, file, file + run).map(|(offset, len, at)| Span {
+                    offset,
+                    len,
+                    at,
+                    of: i as u32,
+                }));
+            }
+            let order = |i: u32| (self.tiles[i as usize].stamp, i);
+            let mut at = file;
+            for span in sweep(found, |a, b| order(a) > order(b)) {
+                put(Own { stream: done + (at - file), len: span.offset - at, at: None });
+                let stamp = self.tiles[span.of as usize].stamp;
+                let stream = done + (span.offset - file);
+                put(Own { stream, len: span.len, at: Some((span.at, stamp)) });
+                at = span.offset + span.len;
+            }
+            put(Own { stream: done + (at - file), len: file + run - at, at: None });
+            done += run;
+        }
+        own
+    }
+
+    /// The encoding: see docs/FORMAT.md.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION];
+        put(&mut out, u64::from(self.rank));
+        put(&mut out, self.views.len() as u64);
+        for view in &self.views {
+            view.encode(&mut out);
+        }
+        put(&mut out, self.tiles.len() as u64);
+        let mut last = BEFORE_FIRST;
+        for tile in &self.tiles {
+            put_tile(&mut out, tile, &last);
+            last = *tile;
+        }
+        out
+    }
+
+    /// Decodes what [`PieceTiles::encode`] made.
+    ///
+    /// # Errors
+    ///
+    /// Bytes that are anything else. What is allocated is bounded by their number.
+    pub fn decode(mut from: &[u8]) -> Result<PieceTiles, DecodeError> {
+        let from = &mut from;
+        match take_byte(from)? {
+            VERSION => {}
+            other => return Err(DecodeError::Kind(other)),
+        }
+        let rank = u32::try_from(take(from)?).map_err(|_| DecodeError::Invalid("a rank"))?;
+        let mut new = PieceTiles::new(rank);
+        for _ in 0..take_count(from, 7)? {
+            let view = View::decode(from)?;
+            if view.overlaps() || new.views.len() >= MAX_VIEWS {
+                return Err(DecodeError::Invalid("no view for tiles"));
+            }
+            new.views.push(view);
+        }
+        let count = take_count(from, 2)?;
+        new.tiles.reserve_exact(count);
+        let mut last = BEFORE_FIRST;
+        for _ in 0..count {
+            last = take_tile(from, &last)?;
+            new.push(last).map_err(|_| DecodeError::Invalid("no valid tile"))?;
+        }
+        match from.len() {
+            0 => Ok(new),
+            n => Err(DecodeError::Trailing(n)),
+        }
+    }
+}
+
+const VERSION: u8 = 1;
+
+/// What the first tile is told against.
+const BEFORE_FIRST: Tile = Tile { stamp: 0, view: 0, start: 0, block: 1, stride: 1, len: 0, at: 0 };
+
+/// The tile has the stamp of the one before it.
+const SAME_STAMP: u8 = 1;
+/// The tile has the view of the one before it.
+const SAME_VIEW: u8 = 2;
+/// Block and stride are 1.
+const CONTIGUOUS: u8 = 4;
+/// The tile has block, stride and length of the one before it.
+const SAME_FORM: u8 = 8;
+/// The tile follows the one before it in the piece.
+const FOLLOWS: u8 = 16;
+
+fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
+    let form = |t: &Tile| (t.block, t.stride, t.len);
+    let mut flags = 0;
+    for (flag, set) in [
+        (SAME_STAMP, tile.stamp == last.stamp),
+        (SAME_VIEW, tile.view == last.view),
+        (CONTIGUOUS, tile.block == 1 && tile.stride == 1),
+        (SAME_FORM, form(tile) == form(last)),
+        (FOLLOWS, tile.at == last.at + last.len),
+    ] {
+        if set {
+            flags |= flag;
+        }
+    }
+    out.push(flags);
+    if flags & SAME_STAMP == 0 {
+        put_signed(out, tile.stamp.wrapping_sub(last.stamp) as i64);
+    }
+    if flags & SAME_VIEW == 0 {
+        put(out, u64::from(tile.view));
+    }
+    put_signed(out, tile.start.wrapping_sub(last.start) as i64);
+    if flags & SAME_FORM == 0 {
+        if flags & CONTIGUOUS == 0 {
+            put(out, tile.block);
+            put(out, tile.stride);
+        }
+        put(out, tile.len);
+    }
+    if flags & FOLLOWS == 0 {
+        put(out, tile.at);
+    }
+}
+
+fn take_tile(from: &mut &[u8], last: &Tile) -> Result<Tile, DecodeError> {
+    let flags = take_byte(from)?;
+    let has = |flag: u8| flags & flag != 0;
+    let mut tile = *last;
+    if !has(SAME_STAMP) {
+        tile.stamp = last.stamp.wrapping_add(take_signed(from)? as u64);
+    }
+    if !has(SAME_VIEW) {
+        tile.view = u32::try_from(take(from)?).map_err(|_| DecodeError::Invalid("a view"))?;
+    }
+    tile.start = last.start.wrapping_add(take_signed(from)? as u64);
+    if !has(SAME_FORM) {
+        (tile.block, tile.stride) = match has(CONTIGUOUS) {
+            true => (1, 1),
+            false => (take(from)?, take(from)?),
+        };
+        tile.len = take(from)?;
+    }
+    tile.at = match has(FOLLOWS) {
+        true => last.at.wrapping_add(last.len),
+        false => take(from)?,
+    };
+    Ok(tile)
+}

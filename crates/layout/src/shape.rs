@@ -1,0 +1,517 @@
+//! Datatypes without their basic types: nested strided runs of bytes.
+//!
+//! A [`Shape`] is what is left of an MPI datatype when only places count: a
+//! sequence of runs of bytes in *type-map order* (the order in which data is
+//! packed), a lower bound and an extent. It is kept as a tree of repetitions,
+//! never as a list of blocks, unless the blocks follow no rule: a vector of a
+//! million blocks is one node. Equal neighbours at equal distances are found
+//! and folded when a shape is made, so that an `indexed` type that is regular
+//! costs no more than the `vector` that it could have been. (Datatype
+//! flattening of ROMIO, "listless I/O" of Worringen, Träff and Ritzdorf, 2003.)
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::runs::{Blocks, Runs};
+
+/// How deep repetitions may be nested.
+pub const MAX_DEPTH: u8 = 64;
+/// How many nodes the tree of one shape may have.
+pub const MAX_WEIGHT: u64 = 1 << 26;
+
+/// Why a shape cannot be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ShapeError {
+    /// A size or a displacement does not fit into 63 bits.
+    #[error("a size or displacement of the datatype does not fit into 63 bits")]
+    Overflow,
+    /// More than [`MAX_DEPTH`] nested repetitions.
+    #[error("the datatype is nested more than {MAX_DEPTH} deep")]
+    TooDeep,
+    /// More than [`MAX_WEIGHT`] irregular parts.
+    #[error("the datatype has more than {MAX_WEIGHT} irregular parts")]
+    TooComplex,
+}
+
+/// How the blocks of a part follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Order {
+    /// Each block begins at or after the end of the one before.
+    Apart,
+    /// Each block begins at or after the beginning of the one before; some overlap.
+    Overlapping,
+    /// Some block begins before the one that precedes it.
+    Mixed,
+}
+
+/// What is known of a part without walking it. Places are relative to the part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Bytes of data.
+    pub size: u64,
+    /// The lowest byte, and the one after the highest.
+    pub low: i64,
+    pub high: i64,
+    /// Where the last block (in type-map order) begins. The first begins at 0.
+    pub last: i64,
+    /// Nodes of the tree.
+    pub weight: u64,
+    pub depth: u8,
+    pub order: Order,
+}
+
+/// A part of a shape, the first byte of its first block at 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// So many bytes one behind the other.
+    Run(u64),
+    Vector(Arc<Vector>),
+    List(Arc<List>),
+}
+
+/// `count` ≥ 2 copies of `child`, `stride` bytes from one to the next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Vector {
+    pub count: u64,
+    pub stride: i64,
+    pub child: Kind,
+    pub facts: Facts,
+}
+
+/// Two or more parts without a rule. The first is at 0.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct List {
+    pub parts: Box<[Part]>,
+    pub facts: Facts,
+}
+
+/// One part of a [`List`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Bytes of data in the parts before.
+    pub start: u64,
+    pub disp: i64,
+    pub kind: Kind,
+}
+
+/// A part at its place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Body {
+    pub disp: i64,
+    pub kind: Kind,
+}
+
+const EMPTY: Body = Body { disp: 0, kind: Kind::Run(0) };
+
+fn narrow(n: i128) -> Result<i64, ShapeError> {
+    i64::try_from(n).map_err(|_| ShapeError::Overflow)
+}
+
+fn narrow_size(n: u128) -> Result<u64, ShapeError> {
+    i64::try_from(n).map(|n| n as u64).map_err(|_| ShapeError::Overflow)
+}
+
+impl Kind {
+    pub fn facts(&self) -> Facts {
+        match self {
+            Kind::Run(len) => Facts {
+                size: *len,
+                low: 0,
+                high: *len as i64,
+                last: 0,
+                weight: 1,
+                depth: 0,
+                order: Order::Apart,
+            },
+            Kind::Vector(vector) => vector.facts,
+            Kind::List(list) => list.facts,
+        }
+    }
+
+    pub fn size(&self) -> u64 {
+        match self {
+            Kind::Run(len) => *len,
+            Kind::Vector(vector) => vector.facts.size,
+            Kind::List(list) => list.facts.size,
+        }
+    }
+
+    /// `count` copies, `stride` apart.
+    pub fn repeated(&self, count: u64, stride: i64) -> Result<Kind, ShapeError> {
+        if count == 0 || self.size() == 0 {
+            return Ok(Kind::Run(0));
+        }
+        if count == 1 {
+            return Ok(self.clone());
+        }
+        match self {
+            Kind::Run(len) if stride == *len as i64 => {
+                return Ok(Kind::Run(narrow_size(u128::from(*len) * u128::from(count))?));
+            }
+            Kind::Vector(inner)
+                if i128::from(inner.stride) * i128::from(inner.count) == i128::from(stride) =>
+            {
+                let all = inner.count.checked_mul(count).ok_or(ShapeError::Overflow)?;
+                return Kind::vector(all, inner.stride, inner.child.clone());
+            }
+            _ => {}
+        }
+        Kind::vector(count, stride, self.clone())
+    }
+
+    fn vector(count: u64, stride: i64, child: Kind) -> Result<Kind, ShapeError> {
+        let of = child.facts();
+        let size = narrow_size(u128::from(of.size) * u128::from(count))?;
+        // One block has a byte at least, so count is below 2^63 here.
+        let way = i128::from(stride) * i128::from(count - 1);
+        let apart = i128::from(stride);
+        let order = if of.order == Order::Apart && apart >= i128::from(of.high) - i128::from(of.low)
+        {
+            Order::Apart
+        } else if of.order < Order::Mixed && apart >= i128::from(of.last) {
+            Order::Overlapping
+        } else {
+            Order::Mixed
+        };
+        if of.depth >= MAX_DEPTH {
+            return Err(ShapeError::TooDeep);
+        }
+        let facts = Facts {
+            size,
+            low: narrow(way.min(0) + i128::from(of.low))?,
+            high: narrow(way.max(0) + i128::from(of.high))?,
+            last: narrow(way + i128::from(of.last))?,
+            weight: of.weight + 1,
+            depth: of.depth + 1,
+            order,
+        };
+        if facts.weight > MAX_WEIGHT {
+            return Err(ShapeError::TooComplex);
+        }
+        Ok(Kind::Vector(Arc::new(Vector { count, stride, child, facts })))
+    }
+}
+
+impl Body {
+    /// The same, `by` bytes further on.
+    pub fn shifted(&self, by: i64) -> Result<Body, ShapeError> {
+        if self.kind.size() == 0 {
+            return Ok(EMPTY);
+        }
+        let facts = self.kind.facts();
+        let disp = i128::from(self.disp) + i128::from(by);
+        narrow(disp + i128::from(facts.low))?;
+        narrow(disp + i128::from(facts.high))?;
+        Ok(Body { disp: narrow(disp)?, kind: self.kind.clone() })
+    }
+
+    /// `count` copies, `stride` apart.
+    fn repeated(&self, count: u64, stride: i64) -> Result<Body, ShapeError> {
+        Body { disp: 0, kind: self.kind.repeated(count, stride)? }.shifted(self.disp)
+    }
+
+    /// The parts one after the other, folded where they follow a rule.
+    pub fn list(parts: Vec<Body>) -> Result<Body, ShapeError> {
+        let mut parts: Vec<Body> = parts.into_iter().filter(|p| p.kind.size() > 0).collect();
+        while join_runs(&mut parts) | fold_strides(&mut parts)? {}
+        fold_period(&mut parts)?;
+        match parts.len() {
+            0 => Ok(EMPTY),
+            1 => Ok(parts.swap_remove(0)),
+            _ => Body::unfolded(&parts),
+        }
+    }
+
+    /// A list of two or more parts as they are.
+    fn unfolded(bodies: &[Body]) -> Result<Body, ShapeError> {
+        let origin = bodies[0].disp;
+        let mut parts = Vec::with_capacity(bodies.len());
+        let mut facts = Facts { weight: 1, ..bodies[0].kind.facts() };
+        let mut size = 0u128;
+        let (mut depth, mut ends) = (0, i64::MIN);
+        for (i, body) in bodies.iter().enumerate() {
+            let of = body.kind.facts();
+            let disp = narrow(i128::from(body.disp) - i128::from(origin))?;
+            let place = |at: i64| narrow(i128::from(disp) + i128::from(at));
+            let (low, high) = (place(of.low)?, place(of.high)?);
+            if i > 0 {
+                facts.order = facts.order.max(of.order);
+                if disp < facts.last {
+                    facts.order = Order::Mixed;
+                } else if low < ends {
+                    facts.order = facts.order.max(Order::Overlapping);
+                }
+            }
+            facts.low = facts.low.min(low);
+            facts.high = facts.high.max(high);
+            facts.last = place(of.last)?;
+            ends = ends.max(high);
+            facts.weight += if i > 0 && body.kind == bodies[i - 1].kind { 1 } else { of.weight };
+            if facts.weight > MAX_WEIGHT {
+                return Err(ShapeError::TooComplex);
+            }
+            depth = depth.max(of.depth);
+            parts.push(Part { start: narrow_size(size)?, disp, kind: body.kind.clone() });
+            size += u128::from(of.size);
+        }
+        facts.size = narrow_size(size)?;
+        if depth >= MAX_DEPTH {
+            return Err(ShapeError::TooDeep);
+        }
+        facts.depth = depth + 1;
+        let kind = Kind::List(Arc::new(List { parts: parts.into(), facts }));
+        Body { disp: 0, kind }.shifted(origin)
+    }
+}
+
+/// Joins runs that touch. Tells whether there were any.
+fn join_runs(parts: &mut Vec<Body>) -> bool {
+    let before = parts.len();
+    parts.dedup_by(|next, last| match (&next.kind, &mut last.kind) {
+        (Kind::Run(more), Kind::Run(len))
+            if last.disp.checked_add(*len as i64) == Some(next.disp) =>
+        {
+            match len.checked_add(*more).filter(|&sum| sum <= i64::MAX as u64) {
+                Some(sum) => *len = sum,
+                None => return false,
+            }
+            true
+        }
+        _ => false,
+    });
+    parts.len() != before
+}
+
+/// Replaces three or more equal parts at equal distances by one. Tells whether
+/// there were any.
+fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
+    let step = |i: usize| {
+        (parts[i].kind == parts[i + 1].kind)
+            .then(|| parts[i + 1].disp.checked_sub(parts[i].disp))
+            .flatten()
+    };
+    let mut out = Vec::new();
+    let (mut i, mut folded) = (0, false);
+    while i < parts.len() {
+        let stride = if i + 2 < parts.len() { step(i) } else { None };
+        let mut end = i + 1;
+        if stride.is_some() {
+            while end < parts.len() && step(end - 1) == stride {
+                end += 1;
+            }
+        }
+        match stride {
+            Some(stride) if end - i >= 3 && parts[i].kind.facts().depth < MAX_DEPTH => {
+                out.push(parts[i].repeated((end - i) as u64, stride)?);
+                folded = true;
+                i = end;
+            }
+            _ => {
+                out.push(parts[i].clone());
+                i += 1;
+            }
+        }
+    }
+    *parts = out;
+    Ok(folded)
+}
+
+/// The longest sequence of parts that is looked for as a repeated one.
+const MAX_PERIOD: usize = 64;
+
+/// Replaces a sequence that is repeated from the first part on by one part.
+fn fold_period(parts: &mut Vec<Body>) -> Result<(), ShapeError> {
+    let apart = |i: usize, p: usize| parts[i].disp.checked_sub(parts[i - p].disp);
+    for p in 2..=MAX_PERIOD.min(parts.len() / 2) {
+        let Some(stride) = apart(p, p) else { continue };
+        let same = (p..parts.len())
+            .take_while(|&i| apart(i, p) == Some(stride) && parts[i].kind == parts[i - p].kind)
+            .count();
+        let whole = (same + p) / p;
+        // A prefix that repeats is taken only where it leaves less than one
+        // period: a list of several patterns stays a list.
+        if whole < 2 || same + p != parts.len() {
+            continue;
+        }
+        let one = Body::list(parts[..p].to_vec())?;
+        if one.kind.facts().depth >= MAX_DEPTH {
+            return Ok(());
+        }
+        let all = one.repeated(whole as u64, stride)?;
+        parts.splice(..whole * p, [all]);
+        return Ok(());
+    }
+    Ok(())
+}
+
+/// A datatype without its basic types. Cheap to clone.
+///
+/// Sizes and displacements are in bytes and below 2⁶³. Two shapes are equal when
+/// they were folded to the same tree; equal shapes have the same blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shape {
+    lb: i64,
+    extent: i64,
+    pub(crate) body: Body,
+}
+
+impl Shape {
+    /// `len` bytes one behind the other.
+    pub fn bytes(len: u64) -> Result<Shape, ShapeError> {
+        let len = narrow_size(u128::from(len))?;
+        let body = Body { disp: 0, kind: Kind::Run(len) };
+        Ok(Shape { lb: 0, extent: len as i64, body })
+    }
+
+    /// `count` copies, each one extent after the other (`MPI_Type_contiguous`).
+    pub fn contiguous(count: u64, child: &Shape) -> Result<Shape, ShapeError> {
+        Shape::spaced(count, child.extent, child)
+    }
+
+    /// `count` blocks of `blocklen` copies, `stride` bytes from block to block
+    /// (`MPI_Type_create_hvector`).
+    pub fn hvector(
+        count: u64,
+        blocklen: u64,
+        stride: i64,
+        child: &Shape,
+    ) -> Result<Shape, ShapeError> {
+        Shape::spaced(count, stride, &Shape::contiguous(blocklen, child)?)
+    }
+
+    /// Blocks of so many copies at such displacements (`MPI_Type_create_hindexed`).
+    pub fn hindexed(blocks: &[(u64, i64)], child: &Shape) -> Result<Shape, ShapeError> {
+        let mut known: Option<(u64, Shape)> = None;
+        let mut all = Gathered::default();
+        for &(count, disp) in blocks {
+            let block = match &known {
+                Some((same, block)) if *same == count => block.clone(),
+                _ => Shape::contiguous(count, child)?,
+            };
+            all.add(count, disp, &block)?;
+            known = Some((count, block));
+        }
+        all.done()
+    }
+
+    /// Blocks of so many copies at such displacements of such shapes
+    /// (`MPI_Type_create_struct`). No padding for alignment is added.
+    pub fn structure(blocks: &[(u64, i64, Shape)]) -> Result<Shape, ShapeError> {
+        let mut all = Gathered::default();
+        for (count, disp, child) in blocks {
+            all.add(*count, *disp, &Shape::contiguous(*count, child)?)?;
+        }
+        all.done()
+    }
+
+    /// The same data with another lower bound and extent
+    /// (`MPI_Type_create_resized`).
+    pub fn resized(lb: i64, extent: i64, child: &Shape) -> Result<Shape, ShapeError> {
+        Shape::from_body(lb, extent, child.body.clone())
+    }
+
+    /// One byte: the filetype of the default view.
+    pub(crate) fn one_byte() -> Shape {
+        Shape { lb: 0, extent: 1, body: Body { disp: 0, kind: Kind::Run(1) } }
+    }
+
+    pub(crate) fn from_body(lb: i64, extent: i64, body: Body) -> Result<Shape, ShapeError> {
+        narrow(i128::from(lb) + i128::from(extent))?;
+        Ok(Shape { lb, extent, body })
+    }
+
+    fn spaced(count: u64, stride: i64, child: &Shape) -> Result<Shape, ShapeError> {
+        if count == 0 {
+            return Shape::bytes(0);
+        }
+        let way = i128::from(stride) * i128::from(count - 1);
+        let (lb, ub) = (i128::from(child.lb), i128::from(child.lb) + i128::from(child.extent));
+        let (lb, ub) = (lb.min(lb + way), ub.max(ub + way));
+        Shape::bounded(lb, ub, child.body.repeated(count, stride)?)
+    }
+
+    fn bounded(lb: i128, ub: i128, body: Body) -> Result<Shape, ShapeError> {
+        narrow(ub)?;
+        Ok(Shape { lb: narrow(lb)?, extent: narrow(ub - lb)?, body })
+    }
+
+    /// Bytes of data.
+    pub fn size(&self) -> u64 {
+        self.body.kind.size()
+    }
+
+    /// The lower bound.
+    pub fn lb(&self) -> i64 {
+        self.lb
+    }
+
+    /// The distance from one copy to the next.
+    pub fn extent(&self) -> i64 {
+        self.extent
+    }
+
+    /// The lowest byte of data, 0 where there is none.
+    pub fn true_lb(&self) -> i64 {
+        // In range: checked when the part was put at its place.
+        self.body.disp + self.body.kind.facts().low
+    }
+
+    /// The distance from the lowest byte of data to the end of the highest.
+    /// At most `i64::MAX`; data further apart is told as that.
+    pub fn true_extent(&self) -> i64 {
+        let facts = self.body.kind.facts();
+        facts.high.saturating_sub(facts.low)
+    }
+
+    /// Whether copies of the shape are one run of bytes that begins at
+    /// displacement 0, however many there are.
+    pub fn is_contiguous(&self) -> bool {
+        match self.body.kind {
+            Kind::Run(0) => true,
+            Kind::Run(len) => self.body.disp == 0 && self.extent == len as i64,
+            _ => false,
+        }
+    }
+
+    /// The runs of the data bytes `from .. from + len` of endlessly many copies
+    /// of the shape, in type-map order, blocks that touch joined. Starts in
+    /// O(depth · log), then O(1) amortised a block. Displacements
+    /// past 63 bits wrap.
+    pub fn blocks(&self, from: u64, len: u64) -> Blocks<'_> {
+        Blocks::new(self.runs(from, len))
+    }
+
+    /// The same as strided runs: what a copying loop wants.
+    pub fn runs(&self, from: u64, len: u64) -> Runs<'_> {
+        Runs::new(&self.body.kind, self.body.disp, self.extent, from, len)
+    }
+}
+
+/// Blocks on their way to become one shape.
+#[derive(Default)]
+struct Gathered {
+    bounds: Option<(i128, i128)>,
+    parts: Vec<Body>,
+}
+
+impl Gathered {
+    fn add(&mut self, count: u64, disp: i64, block: &Shape) -> Result<(), ShapeError> {
+        if count == 0 {
+            return Ok(());
+        }
+        let lb = i128::from(disp) + i128::from(block.lb);
+        let ub = lb + i128::from(block.extent);
+        let (low, high) = self.bounds.unwrap_or((lb, ub));
+        self.bounds = Some((low.min(lb), high.max(ub)));
+        if block.size() > 0 {
+            self.parts.push(block.body.shifted(disp)?);
+        }
+        Ok(())
+    }
+
+    fn done(self) -> Result<Shape, ShapeError> {
+        let (lb, ub) = self.bounds.unwrap_or((0, 0));
+        Shape::bounded(lb, ub, Body::list(self.parts)?)
+    }
+}

@@ -1,0 +1,89 @@
+//! Stretches of several tiles over one range, and which of them wins where.
+
+use std::collections::BinaryHeap;
+
+use crate::tile::Tile;
+use crate::view::View;
+
+/// A run that is contiguous in the file and in a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub offset: u64,
+    pub len: u64,
+    /// Where it lies in the piece.
+    pub at: u64,
+    /// Which tile it is of.
+    pub of: u32,
+}
+
+/// The runs of `tile` within the file range `from .. to`: file offset, length, place in
+/// the piece; in file order.
+pub(crate) fn spans<'a>(
+    view: &'a View,
+    tile: &Tile,
+    from: u64,
+    to: u64,
+) -> impl Iterator<Item = (u64, u64, u64)> + use<'a> {
+    let first = tile.before(view.stream_before(from).0).0;
+    let end = tile.before(view.stream_before(to).0).0;
+    tile.runs(first, end).flat_map(move |(stream, len, at)| {
+        let mut done = 0;
+        view.extents(stream, len).map(move |(offset, len)| {
+            let span = (offset, len, at + done);
+            done += len;
+            span
+        })
+    })
+}
+
+/// Of spans that may overlap, makes those that win, in file order. `wins(a, b)`
+/// tells whether tile `a` wins over tile `b`; spans of one tile do not overlap.
+pub(crate) fn sweep(mut spans: Vec<Span>, wins: impl Fn(u32, u32) -> bool) -> Vec<Span> {
+    spans.sort_unstable_by_key(|s| s.offset);
+    if spans.windows(2).all(|w| w[0].offset + w[0].len <= w[1].offset) {
+        return spans;
+    }
+    let mut order: Vec<u32> = spans.iter().map(|s| s.of).collect();
+    order.sort_unstable();
+    order.dedup();
+    order.sort_by(
+        |&a, &b| if wins(a, b) { std::cmp::Ordering::Greater } else { std::cmp::Ordering::Less },
+    );
+    let mut place: Vec<(u32, u32)> = order.iter().zip(0..).map(|(&of, n)| (of, n)).collect();
+    place.sort_unstable();
+    let mut out: Vec<Span> = Vec::new();
+    let mut live: BinaryHeap<(u32, usize)> = BinaryHeap::new();
+    let (mut next, mut at) = (0, 0);
+    loop {
+        while next < spans.len() && spans[next].offset <= at {
+            let rank = place.partition_point(|p| p.0 < spans[next].of);
+            live.push((place[rank].1, next));
+            next += 1;
+        }
+        let Some(&(_, top)) = live.peek() else {
+            match spans.get(next) {
+                Some(span) => at = span.offset,
+                None => return out,
+            }
+            continue;
+        };
+        let span = spans[top];
+        if span.offset + span.len <= at {
+            live.pop();
+            continue;
+        }
+        let until = spans.get(next).map_or(u64::MAX, |s| s.offset).min(span.offset + span.len);
+        let won = Span { offset: at, len: until - at, at: span.at + (at - span.offset), ..span };
+        match out.last_mut() {
+            Some(last)
+                if last.of == won.of
+                    && last.offset + last.len == at
+                    && last.at + last.len == won.at =>
+            {
+                last.len += won.len;
+            }
+            _ => out.push(won),
+        }
+        at = until;
+    }
+}

@@ -1,0 +1,311 @@
+//! The MPI file view: which bytes of a file a process sees, and in which order.
+//!
+//! Seen through a view, the visible bytes of a file form a *stream*: stream byte
+//! `k` is the `k`-th visible byte. [`View::offset_of`] leads from stream to
+//! file, [`View::stream_before`] back, both in O(depth · log) of the filetype's
+//! tree and in O(1) of the number of its copies.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::code::{DecodeError, put, take};
+use crate::runs::{Blocks, Run, Runs};
+use crate::shape::{Body, Kind, Order, Shape};
+
+/// The largest offset of a byte of a file.
+pub const MAX_OFFSET: u64 = i64::MAX as u64 - 1;
+
+/// Why a filetype makes no view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ViewError {
+    /// The first visible byte would lie before the file or past its last offset.
+    #[error("the view begins outside of the file")]
+    Outside,
+    /// A displacement is below zero.
+    #[error("the filetype has a negative displacement")]
+    Negative,
+    /// Displacements are not in non-decreasing order.
+    #[error("the displacements of the filetype decrease")]
+    Decreasing,
+    /// A copy of the filetype begins before the last block of the copy before.
+    #[error("copies of the filetype, {extent} bytes apart, reach into one another")]
+    Interleaved {
+        /// The extent of the filetype.
+        extent: i64,
+    },
+    /// The filetype is not made of whole etypes.
+    #[error("the filetype has {filetype} bytes, which is no multiple of the etype's {etype}")]
+    Etype {
+        /// Size of the filetype in bytes.
+        filetype: u64,
+        /// Size of the etype in bytes.
+        etype: u64,
+    },
+}
+
+/// A file view. Cheap to clone.
+///
+/// Two views are equal when they show the same bytes in the same order, as far
+/// as their folded trees tell; the etype does not count.
+#[derive(Clone, Debug)]
+pub struct View(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    disp: u64,
+    etype: u64,
+    filetype: Shape,
+    /// The endless repetition in its simplest form: copies of `kind`, the first at
+    /// `origin`, `period` bytes apart, each with `size` bytes of data.
+    origin: u64,
+    kind: Kind,
+    period: u64,
+    size: u64,
+}
+
+impl PartialEq for View {
+    fn eq(&self, other: &View) -> bool {
+        let (a, b) = (&*self.0, &*other.0);
+        Arc::ptr_eq(&self.0, &other.0)
+            || (a.origin == b.origin && a.period == b.period && a.kind == b.kind)
+    }
+}
+
+impl Eq for View {}
+
+impl View {
+    /// The default view: every byte of the file.
+    pub fn bytes() -> View {
+        View(Arc::new(Inner {
+            disp: 0,
+            etype: 1,
+            filetype: Shape::one_byte(),
+            origin: 0,
+            kind: Kind::Run(1),
+            period: 1,
+            size: 1,
+        }))
+    }
+
+    /// The view of `MPI_File_set_view`: copies of `filetype`, one extent after the
+    /// other, from byte `disp` of the file on. `etype_size` in bytes; it may be 0 for a
+    /// filetype without data. A filetype whose blocks overlap is allowed here (see
+    /// [`View::overlaps`]).
+    pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<View, ViewError> {
+        let body = &filetype.body;
+        let facts = body.kind.facts();
+        if facts.size > 0 && (etype_size == 0 || facts.size % etype_size != 0) {
+            return Err(ViewError::Etype { filetype: facts.size, etype: etype_size });
+        }
+        if facts.size > 0 && body.disp.saturating_add(facts.low) < 0 {
+            return Err(ViewError::Negative);
+        }
+        if facts.order == Order::Mixed {
+            return Err(ViewError::Decreasing);
+        }
+        let extent = filetype.extent();
+        if facts.size > 0 && (extent <= 0 || extent < facts.last) {
+            return Err(ViewError::Interleaved { extent });
+        }
+        let origin = disp.saturating_add(body.disp as u64);
+        if disp > MAX_OFFSET || (facts.size > 0 && origin > MAX_OFFSET) {
+            return Err(ViewError::Outside);
+        }
+        let (kind, period) = simplest(body, extent as u64);
+        let size = kind.size();
+        let origin = if size == 0 { disp } else { origin };
+        Ok(View(Arc::new(Inner { disp, etype: etype_size, filetype, origin, kind, period, size })))
+    }
+
+    /// Whether the view is one run of bytes without end, from some displacement on:
+    /// what a program gets that sets none, or sets a contiguous filetype.
+    pub fn is_default(&self) -> bool {
+        matches!(self.0.kind, Kind::Run(len) if len > 0 && len == self.0.period)
+    }
+
+    /// Whether some byte of the file is seen twice. Such a view may be read through,
+    /// not written, and no tile may refer to it.
+    pub fn overlaps(&self) -> bool {
+        let facts = self.0.kind.facts();
+        facts.order != Order::Apart
+            || (self.0.size > 0 && facts.high.saturating_sub(facts.low) as u64 > self.0.period)
+    }
+
+    /// Where the view begins in the file, in bytes.
+    pub fn disp(&self) -> u64 {
+        self.0.disp
+    }
+
+    /// Bytes of the etype.
+    pub fn etype_size(&self) -> u64 {
+        self.0.etype
+    }
+
+    /// Bytes of data of one filetype.
+    pub fn filetype_size(&self) -> u64 {
+        self.0.filetype.size()
+    }
+
+    /// Bytes of the file from one filetype to the next.
+    pub fn filetype_extent(&self) -> u64 {
+        self.0.filetype.extent().max(0) as u64
+    }
+
+    /// The filetype.
+    pub fn filetype(&self) -> &Shape {
+        &self.0.filetype
+    }
+
+    /// The file offset of byte `stream`; `u64::MAX` when that lies past
+    /// [`MAX_OFFSET`], or the view shows nothing.
+    pub fn offset_of(&self, stream: u64) -> u64 {
+        let v = &*self.0;
+        if v.size == 0 {
+            return u64::MAX;
+        }
+        let (copy, rest) = (stream / v.size, stream % v.size);
+        let at = u128::from(v.origin)
+            + u128::from(copy) * u128::from(v.period)
+            + place(&v.kind, rest) as u128;
+        if at > u128::from(MAX_OFFSET) { u64::MAX } else { at as u64 }
+    }
+
+    /// How many stream bytes lie before `offset` in the file, and whether the byte
+    /// at `offset` is itself visible (then it is the stream byte of that number). In a view
+    /// that [`overlaps`](View::overlaps), the last block that begins at or before `offset`
+    /// counts.
+    pub fn stream_before(&self, offset: u64) -> (u64, bool) {
+        let v = &*self.0;
+        let offset = offset.min(MAX_OFFSET + 1);
+        if v.size == 0 || offset < v.origin {
+            return (0, false);
+        }
+        let (copy, rest) = ((offset - v.origin) / v.period, (offset - v.origin) % v.period);
+        let (before, visible) = data_before(&v.kind, rest as i64);
+        (copy.saturating_mul(v.size).saturating_add(before), visible)
+    }
+
+    /// The runs of the file that hold the stream bytes `stream .. stream + len`: offset
+    /// and length, in stream order, touching ones joined. Ends where the
+    /// file could have no more bytes.
+    pub fn extents(&self, stream: u64, len: u64) -> Extents<'_> {
+        Extents(Blocks::new(self.inner_runs(stream, len)))
+    }
+
+    /// The same as strided runs; displacements are file offsets.
+    pub fn runs(&self, stream: u64, len: u64) -> impl Iterator<Item = Run> + '_ {
+        self.inner_runs(stream, len)
+    }
+
+    fn inner_runs(&self, stream: u64, len: u64) -> Runs<'_> {
+        let v = &*self.0;
+        let mut len = len.min(u64::MAX - stream);
+        if len > 0 && self.offset_of(stream + (len - 1)) == u64::MAX {
+            let end = match self.stream_before(MAX_OFFSET) {
+                (at, true) => at + 1,
+                (end, false) => end,
+            };
+            len = end.saturating_sub(stream);
+        }
+        Runs::new(&v.kind, v.origin as i64, v.period as i64, stream, len)
+    }
+
+    /// Appends the view's encoding: see docs/FORMAT.md.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        put(out, self.0.disp);
+        put(out, self.0.etype);
+        self.0.filetype.encode(out);
+    }
+
+    /// Takes an encoded view.
+    ///
+    /// # Errors
+    ///
+    /// Bytes that are no view. What is allocated is bounded by the length of `from`.
+    pub fn decode(from: &mut &[u8]) -> Result<View, DecodeError> {
+        let disp = take(from)?;
+        let etype = take(from)?;
+        let filetype = Shape::decode(from)?;
+        View::new(disp, etype, filetype).map_err(|_| DecodeError::Invalid("no valid view"))
+    }
+}
+
+/// The least part whose copies are the same sequence of blocks.
+fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
+    let (mut kind, mut period) = (body.kind.clone(), extent);
+    while let Kind::Vector(v) = &kind {
+        if i128::from(v.stride) * i128::from(v.count) != i128::from(period) {
+            break;
+        }
+        period = v.stride as u64;
+        kind = v.child.clone();
+    }
+    match kind {
+        Kind::Run(0) => (kind, 1),
+        Kind::Run(len) if len == period => (Kind::Run(1), 1),
+        _ => (kind, period),
+    }
+}
+
+/// Where byte `rest` of a part's data lies. `rest` is below its size.
+fn place(kind: &Kind, mut rest: u64) -> i64 {
+    let (mut kind, mut at) = (kind, 0i64);
+    loop {
+        match kind {
+            Kind::Run(_) => return at + rest as i64,
+            Kind::Vector(v) => {
+                let size = v.child.size();
+                at += (rest / size) as i64 * v.stride;
+                rest %= size;
+                kind = &v.child;
+            }
+            Kind::List(l) => {
+                let part = &l.parts[l.parts.partition_point(|p| p.start <= rest) - 1];
+                at += part.disp;
+                rest -= part.start;
+                kind = &part.kind;
+            }
+        }
+    }
+}
+
+/// How many bytes of a part's data lie before place `at`, which is not before its first
+/// block, and whether the byte there is one of them. The part is not `Mixed`.
+fn data_before(kind: &Kind, mut at: i64) -> (u64, bool) {
+    let (mut kind, mut before) = (kind, 0u64);
+    loop {
+        match kind {
+            Kind::Run(len) => {
+                let inside = (at as u64) < *len;
+                return (before + (at as u64).min(*len), inside);
+            }
+            Kind::Vector(v) => {
+                // A stride of 0 occurs only in views that overlap.
+                let copy = (at as u64).checked_div(v.stride as u64).unwrap_or(u64::MAX);
+                let copy = copy.min(v.count - 1);
+                before += copy * v.child.size();
+                at -= copy as i64 * v.stride;
+                kind = &v.child;
+            }
+            Kind::List(l) => {
+                let part = &l.parts[l.parts.partition_point(|p| p.disp <= at) - 1];
+                before += part.start;
+                at -= part.disp;
+                kind = &part.kind;
+            }
+        }
+    }
+}
+
+/// Iterator over the contiguous runs of a stretch of a view: file offset and length.
+#[derive(Clone, Debug)]
+pub struct Extents<'a>(Blocks<'a>);
+
+impl Iterator for Extents<'_> {
+    type Item = (u64, u64);
+
+    fn next(&mut self) -> Option<(u64, u64)> {
+        self.0.next().map(|(at, len)| (at as u64, len))
+    }
+}

@@ -1,0 +1,410 @@
+//! A container: the directory, its files, and the rules by which they change.
+//!
+//! Who replaces the index or settles a dead open holds the file `lock`
+//! (flock). Everything else is done without it: pieces and journals have one
+//! writer each, and the index is replaced by rename.
+
+use crate::error::{Context, Error, Result};
+use crate::machine;
+use crate::marker::{self, Marker, Member, Name};
+use crate::published::Published;
+use crate::roll::{Common, Roll};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+
+/// A container that is open. Its files are found through the directory's
+/// descriptor, so it may be renamed meanwhile.
+#[derive(Debug)]
+pub struct Container {
+    dir: File,
+    path: PathBuf,
+    id: u64,
+    mode: Mode,
+    common: Common,
+}
+
+/// Which version of the index file was read: to see whether it is another by now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Version {
+    inode: u64,
+    changed: (i64, u64),
+}
+
+/// Held while the index is replaced.
+pub struct Guard(#[allow(dead_code)] File);
+
+fn permissions(mode: u32) -> (Mode, Mode) {
+    let files = mode & 0o666;
+    // Who may read or write a file must be able to enter its directory.
+    let dirs = files | (files >> 2 & 0o111) | (files >> 1 & 0o111);
+    (Mode::from_raw_mode(files), Mode::from_raw_mode(dirs))
+}
+
+fn hidden(path: &Path, what: &str, number: u64) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(path.file_name().unwrap_or_default());
+    name.push(format!(".tatami-{what}.{number:016x}"));
+    path.with_file_name(name)
+}
+
+/// Makes a container at `path`, of an ordinary file if there is one, which
+/// becomes its base without a byte being copied.
+///
+/// # Errors
+/// `EEXIST` where something else is there or comes meanwhile; those of mkdir(2), rename(2), link(2).
+pub fn create(path: &Path, mode: u32) -> Result<()> {
+    let id = machine::draw().context("create", path)?;
+    let (files, dirs) = permissions(mode);
+    let new = hidden(path, "new", id);
+    let old = path.symlink_metadata().ok().filter(|meta| meta.is_file());
+    rustix::fs::mkdir(&new, dirs).context("create", path)?;
+    let made = fill(&new, path, files, Marker { id }, old.is_some());
+    let placed = made.and_then(|()| place(&new, path, old.is_some()));
+    if placed.is_err() && new.exists() && new.is_dir() {
+        let _ = remove_known(&new);
+        let _ = std::fs::remove_dir(&new);
+    }
+    placed
+}
+
+fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Result<()> {
+    let make = |name: &str, mode: Mode| -> Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let path = dir.join(name);
+        rustix::fs::open(&path, flags, mode).map(File::from).context("create", &path)
+    };
+    let readable = mode & Mode::from_raw_mode(0o444);
+    make(marker::MARKER, readable | Mode::RUSR | Mode::WUSR)?
+        .write_all(marker.text().as_bytes())
+        .context("create", of)?;
+    Common::create(&make(marker::SHARED, mode)?).context("create", of)?;
+    // For those who list directories on file systems that have attributes.
+    let _ = rustix::fs::setxattr(dir, marker::XATTR, b"1", rustix::fs::XattrFlags::empty());
+    if has_base {
+        std::fs::hard_link(of, dir.join(marker::BASE)).context("convert", of)?;
+    }
+    Ok(())
+}
+
+/// Puts the new directory in its place.
+fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
+    let cwd = rustix::fs::CWD;
+    if exchange {
+        rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE)
+            .context("convert", path)?;
+        // What has the new name now is the ordinary file, which is the base, too.
+        return std::fs::remove_file(new).context("convert", path);
+    }
+    match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
+        // Not every file system can; then an empty directory of that name would be replaced.
+        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(new, path).context("create", path),
+        other => other.context("create", path),
+    }
+}
+
+/// Removes all files of the directory that are a container's.
+fn remove_known(dir: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(dir).context("list", dir)? {
+        let entry = entry.context("list", dir)?;
+        let name = entry.file_name();
+        if !matches!(marker::member(&name.to_string_lossy()), Member::Unknown | Member::Leftover) {
+            std::fs::remove_file(entry.path()).context("remove", &entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes a container. It disappears at once.
+///
+/// # Errors
+/// `ENOTEMPTY` where the directory has files that are not the container's; those of rename(2).
+pub fn remove(path: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(path).context("list", path)? {
+        let name = entry.context("list", path)?.file_name();
+        if marker::member(&name.to_string_lossy()) == Member::Unknown {
+            let why = format!("it contains {}, which is no part of it", name.to_string_lossy());
+            return Err(Error::because("remove", path, Errno::NOTEMPTY, why));
+        }
+    }
+    let number = machine::draw().context("remove", path)?;
+    let gone = hidden(path, "gone", number);
+    rustix::fs::rename(path, &gone).context("remove", path)?;
+    remove_known(&gone)?;
+    std::fs::remove_dir(&gone).context("remove", &gone)
+}
+
+impl Container {
+    /// Opens the container at `path`.
+    ///
+    /// # Errors
+    /// `EISDIR` for another directory, `EIO` for a damaged marker; as for open(2).
+    pub fn open(path: &Path) -> Result<Container> {
+        let Marker { id } =
+            marker::read(path)?.ok_or_else(|| Error::new("open", path, Errno::ISDIR))?;
+        let dir = File::open(path).context("open", path)?;
+        let found = rustix::fs::fstat(&dir).context("open", path)?;
+        let (mode, _) = permissions(found.st_mode & 0o777);
+        let mut container = Container {
+            dir,
+            path: path.to_path_buf(),
+            id,
+            mode,
+            common: Common::new(None).context("open", path)?,
+        };
+        container.common = container.open_common().context("open", path)?;
+        Ok(container)
+    }
+
+    fn open_common(&self) -> std::result::Result<Common, Errno> {
+        match self.open_file(marker::SHARED, OFlags::RDWR) {
+            Ok(file) => Common::new(Some((file, true))),
+            Err(Errno::ACCESS | Errno::ROFS | Errno::PERM) => {
+                let file = self.open_file(marker::SHARED, OFlags::RDONLY).ok();
+                Common::new(file.map(|file| (file, false)))
+            }
+            Err(Errno::NOENT) => Common::new(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Its number.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// The clock and the generation.
+    pub fn common(&self) -> &Common {
+        &self.common
+    }
+
+    /// Opens one of its files; a new one gets the container's permissions.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn open_file(&self, name: &str, flags: OFlags) -> std::result::Result<File, Errno> {
+        rustix::fs::openat(&self.dir, name, flags | OFlags::CLOEXEC, self.mode).map(File::from)
+    }
+
+    /// Removes one of its files. That it is gone already is no error.
+    ///
+    /// # Errors
+    /// As for unlink(2).
+    pub fn remove_file(&self, name: &str) -> Result<()> {
+        match rustix::fs::unlinkat(&self.dir, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(errno) => Err(errno).context("remove", &self.path.join(name)),
+        }
+    }
+
+    /// What its files are.
+    ///
+    /// # Errors
+    /// As for getdents(2).
+    pub fn members(&self) -> Result<Vec<Member>> {
+        let list = rustix::fs::Dir::read_from(&self.dir).context("list", &self.path)?;
+        let mut members = Vec::new();
+        for entry in list {
+            let entry = entry.context("list", &self.path)?;
+            members.push(marker::member(&entry.file_name().to_string_lossy()));
+        }
+        Ok(members)
+    }
+
+    /// Waits until nobody else replaces the index.
+    ///
+    /// # Errors
+    /// As for open(2) and flock(2).
+    pub fn lock(&self) -> Result<Guard> {
+        let path = self.path.join(marker::LOCK);
+        let file =
+            self.open_file(marker::LOCK, OFlags::RDWR | OFlags::CREATE).context("lock", &path)?;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
+                Err(Errno::INTR) => {}
+                other => return other.map(|()| Guard(file)).context("lock", &path),
+            }
+        }
+    }
+
+    /// The roll of an open; nothing where it is gone by now.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn roll(&self, open: u64) -> Result<Option<Roll>> {
+        let name = marker::roll(open);
+        let path = self.path.join(&name);
+        let (file, writable) = match self.open_file(&name, OFlags::RDWR) {
+            Err(Errno::ACCESS | Errno::ROFS | Errno::PERM) => {
+                (self.open_file(&name, OFlags::RDONLY), false)
+            }
+            other => (other, true),
+        };
+        match file {
+            Ok(file) => Roll::open(file, open, writable).context("open", &path),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(errno).context("open", &path),
+        }
+    }
+
+    /// Is the directory on a file system that other machines may write, too?
+    /// Then nobody is told of their changes.
+    pub fn is_remote(&self) -> bool {
+        // Magic numbers of statfs(2): NFS, Lustre, FUSE, CIFS, SMB2, GPFS, BeeGFS, Ceph, 9P, OCFS2, GFS2.
+        const REMOTE: [u64; 11] = [
+            0x6969,
+            0x0bd0_0bd0,
+            0x6573_5546,
+            0xff53_4d42,
+            0xfe53_4d42,
+            0x4750_4653,
+            0x1983_0326,
+            0x00c3_6400,
+            0x0102_1997,
+            0x7461_636f,
+            0x0116_1970,
+        ];
+        let found = rustix::fs::fstatfs(&self.dir);
+        found.is_ok_and(|found| REMOTE.contains(&(found.f_type as u64 & 0xffff_ffff)))
+    }
+
+    /// The size of the base, 0 without one.
+    ///
+    /// # Errors
+    /// As for stat(2).
+    pub fn base_size(&self) -> Result<u64> {
+        match rustix::fs::statat(&self.dir, marker::BASE, AtFlags::empty()) {
+            Ok(stat) => Ok(u64::try_from(stat.st_size).unwrap_or(0)),
+            Err(Errno::NOENT) => Ok(0),
+            Err(errno) => Err(errno).context("stat", &self.path.join(marker::BASE)),
+        }
+    }
+
+    /// Which index is in place.
+    ///
+    /// # Errors
+    /// As for stat(2).
+    pub fn version(&self) -> Result<Version> {
+        match rustix::fs::statat(&self.dir, marker::INDEX, AtFlags::empty()) {
+            Ok(stat) => {
+                Ok(Version { inode: stat.st_ino, changed: (stat.st_mtime, stat.st_mtime_nsec) })
+            }
+            Err(Errno::NOENT) => Ok(Version::default()),
+            Err(errno) => Err(errno).context("stat", &self.path.join(marker::INDEX)),
+        }
+    }
+
+    /// Reads the index. One that a power cut has damaged is passed over for
+    /// the last one that was on the disk.
+    ///
+    /// # Errors
+    /// `EIO` where none can be read and there was one.
+    pub fn read_index(&self) -> Result<Published> {
+        let first = self.read_index_file(marker::INDEX);
+        if let Ok(Some(index)) = first {
+            return Ok(index);
+        }
+        match (first, self.read_index_file(marker::INDEX_SYNCED)?) {
+            (_, Some(index)) => Ok(index),
+            (Ok(_), None) => Ok(Published::default()),
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    fn read_index_file(&self, name: &str) -> Result<Option<Published>> {
+        let path = self.path.join(name);
+        let mut bytes = Vec::new();
+        match self.open_file(name, OFlags::RDONLY) {
+            Ok(mut file) => file.read_to_end(&mut bytes).context("read", &path)?,
+            Err(Errno::NOENT) => return Ok(None),
+            Err(errno) => return Err(errno).context("open", &path),
+        };
+        Published::decode(&bytes).map(Some).map_err(|bad| Error::damaged(&path, bad.to_string()))
+    }
+
+    /// Replaces the index `old` by `new`, at once for all who look. With
+    /// `durable` it is on the disk when this returns; without, the last one
+    /// that is on the disk stays beside it.
+    ///
+    /// # Errors
+    /// `ENOSPC` and others of the disk; then the old one is in place.
+    pub fn write_index(
+        &self,
+        _held: &Guard,
+        old: &Published,
+        new: &mut Published,
+        durable: bool,
+    ) -> Result<()> {
+        new.durable = durable;
+        new.generation = old.generation + 1;
+        let path = self.path.join(marker::INDEX_NEW);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let mut file = self.open_file(marker::INDEX_NEW, flags).context("create", &path)?;
+        let written = file.write_all(&new.encode()).context("write", &path);
+        if let Err(error) = written {
+            let _ = self.remove_file(marker::INDEX_NEW);
+            return Err(error);
+        }
+        let dir = self.dir.as_fd();
+        if durable {
+            rustix::fs::fdatasync(&file).context("sync", &path)?;
+        } else if old.durable {
+            self.remove_file(marker::INDEX_SYNCED)?;
+            // A file system without links has the new index only.
+            let _ =
+                rustix::fs::linkat(dir, marker::INDEX, dir, marker::INDEX_SYNCED, AtFlags::empty());
+        }
+        rustix::fs::renameat(dir, marker::INDEX_NEW, dir, marker::INDEX)
+            .context("rename", &path)?;
+        if durable {
+            self.sync()?;
+            self.remove_file(marker::INDEX_SYNCED)?;
+        }
+        self.common.changed().context("write", &self.path.join(marker::SHARED))
+    }
+
+    /// Brings the names of its files to the disk.
+    ///
+    /// # Errors
+    /// As for fsync(2).
+    pub fn sync(&self) -> Result<()> {
+        match rustix::fs::fsync(&self.dir) {
+            // Some file systems know no fsync of directories.
+            Err(Errno::INVAL) => Ok(()),
+            other => other.context("sync", &self.path),
+        }
+    }
+
+    /// Cuts the base, which has no stamps of its own.
+    ///
+    /// # Errors
+    /// As for truncate(2).
+    pub fn cut_base(&self, size: u64) -> Result<()> {
+        if self.base_size()? <= size {
+            return Ok(());
+        }
+        let path = self.path.join(marker::BASE);
+        let file = self.open_file(marker::BASE, OFlags::RDWR).context("open", &path)?;
+        file.set_len(size).context("truncate", &path)
+    }
+
+    /// Is a piece of this name there, and how long?
+    ///
+    /// # Errors
+    /// As for stat(2).
+    pub fn piece_len(&self, name: Name) -> Result<u64> {
+        match rustix::fs::statat(&self.dir, marker::piece(name), AtFlags::empty()) {
+            Ok(stat) => Ok(u64::try_from(stat.st_size).unwrap_or(0)),
+            Err(Errno::NOENT) => Ok(0),
+            Err(errno) => Err(errno).context("stat", &self.path.join(marker::piece(name))),
+        }
+    }
+}

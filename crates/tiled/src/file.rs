@@ -1,0 +1,361 @@
+//! One rank's handle of one collective open: views, positions of streams, the
+//! shared pointer and the lock of atomic mode, over an engine that has the bytes.
+
+use crate::engine::Engine;
+use crate::error::{Context, Error, Result};
+use crate::flags::Flags;
+use crate::hints::{Environment, Hints};
+use crate::memory::Buffer;
+use crate::place::{self, Claim};
+use crate::plain::{self, Plain};
+use crate::pointer::{self, Pointer};
+use crate::roll::Open;
+use crate::tiled::{self, Tiled};
+use crate::token::{Kind, Token};
+use crate::wholelock::WholeLock;
+use crate::{machine, marker};
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use tatami_layout::{Shape, View, ViewError};
+
+/// A collective open, as rank 0 begins it.
+#[derive(Clone, Debug)]
+pub struct Begin<'a> {
+    /// The file, as the program names it.
+    pub path: &'a Path,
+    /// How it is to be opened.
+    pub flags: Flags,
+    /// Permissions of a new file, before umask.
+    pub mode: u32,
+    /// What the program asks for.
+    pub hints: &'a Hints,
+    /// The environment's wishes.
+    pub environment: &'a Environment,
+    /// Processes that take part.
+    pub ranks: u32,
+    /// The machine of all of them, 0 if there are several.
+    pub machine: u32,
+}
+
+/// Begins an open: makes the file where that is asked for, checks that it can
+/// be opened, settles what dead opens left.
+///
+/// # Errors
+/// As for open(2); `EINVAL` for flags that do not fit each other, `EREMOTE` for
+/// a path that is not ours.
+pub fn begin(open: &Begin<'_>) -> Result<Token> {
+    if !open.flags.are_valid() || open.ranks == 0 {
+        return Err(Error::because("open", open.path, Errno::INVAL, "flags that do not fit"));
+    }
+    let number = machine::draw().context("open", open.path)?;
+    let token = |kind, id, stamp| Token {
+        kind,
+        open: number,
+        stamp,
+        ranks: open.ranks,
+        machine: open.machine,
+        id,
+    };
+    let container = |real: &Path, exists: bool| {
+        let of = Open { open: number, ranks: open.ranks, machine: open.machine };
+        let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
+        Ok(token(Kind::Container, id, stamp))
+    };
+    match place::claim(open.path, open.flags, open.hints, open.environment)? {
+        Claim::No => {
+            let why = "the path was not claimed: ask tio_claims first";
+            Err(Error::because("open", open.path, Errno::REMOTE, why))
+        }
+        Claim::Plain(real) => {
+            plain::begin(&real, open.flags, open.mode)?;
+            Ok(token(Kind::Plain, 0, machine::now()))
+        }
+        Claim::Container(real) => container(&real, true),
+        Claim::NewContainer(real) => container(&real, false),
+    }
+}
+
+struct Inner {
+    engine: Box<dyn Engine>,
+    view: View,
+}
+
+/// A file opened by one rank.
+pub struct File {
+    path: PathBuf,
+    flags: Flags,
+    token: Token,
+    hints: Hints,
+    inner: Mutex<Inner>,
+    lock: OnceLock<WholeLock>,
+    pointer: OnceLock<Pointer>,
+}
+
+/// What `View::new` does not like, as the system would say it.
+fn bad_view(path: &Path, error: &ViewError) -> Error {
+    Error::because("set the view of", path, Errno::INVAL, error.to_string())
+}
+
+/// The view of a program's arguments.
+///
+/// # Errors
+/// `EINVAL`, also for a filetype that overlaps itself where `flags` allow writing.
+pub fn view(
+    path: &Path,
+    flags: Flags,
+    disp: u64,
+    etype_size: u64,
+    filetype: Shape,
+) -> Result<View> {
+    let view = View::new(disp, etype_size, filetype).map_err(|e| bad_view(path, &e))?;
+    if flags.writes() && view.overlaps() {
+        let why = "the filetype overlaps itself, and the file is open for writing";
+        return Err(Error::because("set the view of", path, Errno::INVAL, why));
+    }
+    Ok(view)
+}
+
+impl File {
+    /// Opens a file that rank 0 has begun to open.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: Token) -> Result<File> {
+        let real = place::real(place::without_prefix(path).0)?;
+        if rank >= token.ranks {
+            return Err(Error::because("open", path, Errno::INVAL, "no such rank in this open"));
+        }
+        let engine: Box<dyn Engine> = match token.kind {
+            Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
+            Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
+        };
+        Ok(File {
+            path: real,
+            flags,
+            token,
+            hints: hints.clone(),
+            inner: Mutex::new(Inner { engine, view: View::bytes() }),
+            lock: OnceLock::new(),
+            pointer: OnceLock::new(),
+        })
+    }
+
+    /// The file's real path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// How it was opened.
+    pub fn flags(&self) -> Flags {
+        self.flags
+    }
+
+    /// A stamp for a new view epoch, to be told to all ranks.
+    pub fn stamp(&self) -> u64 {
+        self.inner.lock().engine.stamp()
+    }
+
+    /// Begins a view epoch.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn epoch(&self, stamp: u64) -> Result<()> {
+        self.inner.lock().engine.epoch(stamp)
+    }
+
+    /// Sets this rank's view.
+    pub fn set_view(&self, view: View) {
+        self.inner.lock().view = view;
+    }
+
+    /// Writes all of `data` from stream position `stream` on.
+    ///
+    /// # Errors
+    /// `EBADF` for a file not open for writing, `ENOSPC` and others of the disk;
+    /// a part may have been written.
+    pub fn write(&self, stream: u64, data: &Buffer<'_>) -> Result<u64> {
+        if !self.flags.writes() {
+            let why = "the file is open for reading only";
+            return Err(Error::because("write", &self.path, Errno::BADF, why));
+        }
+        if data.is_empty() {
+            return Ok(0);
+        }
+        let mut inner = self.inner.lock();
+        let Inner { engine, view } = &mut *inner;
+        if stream.checked_add(data.len()).is_none() {
+            return Err(Error::new("write", &self.path, Errno::FBIG));
+        }
+        engine.write(view, stream, data)?;
+        Ok(data.len())
+    }
+
+    /// Reads what `into` can hold from stream position `stream` on, less at the
+    /// end of the file; bytes read.
+    ///
+    /// # Errors
+    /// `EBADF` for a file not open for reading; those of the disk.
+    pub fn read(&self, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
+        if !self.flags.reads() {
+            let why = "the file is open for writing only";
+            return Err(Error::because("read", &self.path, Errno::BADF, why));
+        }
+        if into.is_empty() {
+            return Ok(0);
+        }
+        let mut inner = self.inner.lock();
+        let Inner { engine, view } = &mut *inner;
+        engine.read(view, stream, into)
+    }
+
+    /// The file offset of a stream position.
+    pub fn offset_of(&self, stream: u64) -> u64 {
+        self.inner.lock().view.offset_of(stream)
+    }
+
+    /// The stream position of the first etype that begins at or past the end of the file.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn stream_at_end(&self) -> Result<u64> {
+        let mut inner = self.inner.lock();
+        let size = inner.engine.size()?;
+        let etype = inner.view.etype_size().max(1);
+        Ok(inner.view.stream_before(size).0.div_ceil(etype) * etype)
+    }
+
+    /// The size of the file now, in bytes.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn size(&self) -> Result<u64> {
+        self.inner.lock().engine.size()
+    }
+
+    /// Cuts or extends the file: by one rank, after all have sealed and it has published.
+    ///
+    /// # Errors
+    /// `EBADF` for a file not open for writing; those of the disk.
+    pub fn set_size(&self, size: u64) -> Result<()> {
+        self.check_writes("truncate")?;
+        self.inner.lock().engine.set_size(size)
+    }
+
+    /// Makes the file at least `size` bytes long; as [`File::set_size`].
+    ///
+    /// # Errors
+    /// `EBADF`, `ENOSPC`; those of the disk.
+    pub fn preallocate(&self, size: u64) -> Result<()> {
+        self.check_writes("allocate")?;
+        self.inner.lock().engine.preallocate(size)
+    }
+
+    fn check_writes(&self, operation: &'static str) -> Result<()> {
+        match self.flags.writes() {
+            true => Ok(()),
+            false => Err(Error::new(operation, &self.path, Errno::BADF)),
+        }
+    }
+
+    /// This rank's part of a sync or close: what rank 0 must know.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn seal(&self, durable: bool) -> Result<Vec<u8>> {
+        self.inner.lock().engine.seal(durable)
+    }
+
+    /// Rank 0's part: makes what all have sealed a part of the file.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn publish(&self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
+        if closing {
+            pointer::remove(&self.pointer_path(), &self.token);
+        }
+        self.inner.lock().engine.publish(sealed, durable, closing)
+    }
+
+    /// What was sealed has been published.
+    pub fn published(&self) {
+        self.inner.lock().engine.published();
+    }
+
+    /// Atomic mode on or off.
+    pub fn set_atomic(&self, on: bool) {
+        self.inner.lock().engine.set_atomic(on);
+    }
+
+    /// Takes the whole-file lock.
+    ///
+    /// # Errors
+    /// Those of flock(2), and of opening the file that is locked.
+    pub fn lock(&self) -> Result<()> {
+        self.whole_lock()?.lock()
+    }
+
+    /// Gives it back.
+    ///
+    /// # Errors
+    /// `EPERM` where it was not taken.
+    pub fn unlock(&self) -> Result<()> {
+        self.whole_lock()?.unlock()
+    }
+
+    fn whole_lock(&self) -> Result<&WholeLock> {
+        if let Some(lock) = self.lock.get() {
+            return Ok(lock);
+        }
+        let path = match self.token.kind {
+            Kind::Plain => self.path.clone(),
+            Kind::Container => self.path.join(marker::ATOMIC),
+        };
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(self.token.kind == Kind::Container)
+            .truncate(false)
+            .open(&path)
+            .or_else(|_| std::fs::File::open(&path))
+            .context("lock", &path)?;
+        Ok(self.lock.get_or_init(|| WholeLock::new(file, path)))
+    }
+
+    /// Adds to the shared pointer; what it was.
+    ///
+    /// # Errors
+    /// `EOVERFLOW`; those of the disk.
+    pub fn shared_add(&self, delta: i64) -> Result<i64> {
+        self.shared_pointer()?.add(delta)
+    }
+
+    /// Sets the shared pointer.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn shared_set(&self, value: i64) -> Result<()> {
+        self.shared_pointer()?.set(value)
+    }
+
+    fn shared_pointer(&self) -> Result<&Pointer> {
+        if let Some(pointer) = self.pointer.get() {
+            return Ok(pointer);
+        }
+        let pointer = Pointer::open(&self.pointer_path(), &self.token)?;
+        Ok(self.pointer.get_or_init(|| pointer))
+    }
+
+    fn pointer_path(&self) -> PathBuf {
+        match self.token.kind {
+            Kind::Plain => self.token.pointer_beside(&self.path),
+            Kind::Container => self.path.join(marker::pointer(self.token.open)),
+        }
+    }
+
+    /// The hints in force, as lines `key=value`.
+    pub fn hint_lines(&self) -> String {
+        self.hints.lines(self.token.kind == Kind::Container)
+    }
+}

@@ -1,0 +1,144 @@
+//! Hints of an open and the environment, read once.
+
+use std::path::PathBuf;
+
+/// What a caller may ask for. Unknown keys and values without a meaning are
+/// ignored, as MPI demands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hints {
+    /// `tatami_container`: should a new file be a container?
+    pub container: Option<bool>,
+    /// `tatami_plain`: should an ordinary file be taken, too?
+    pub plain: Option<bool>,
+    /// `ind_rd_buffer_size`: bytes read at a time where a request is scattered, 4 KiB to 1 GiB.
+    pub read_buffer: usize,
+    /// `romio_ds_read` is not `disable`: a gap may be read to save a call.
+    pub sieve: bool,
+}
+
+const READ_BUFFER: usize = 4 << 20;
+
+impl Default for Hints {
+    fn default() -> Hints {
+        Hints { container: None, plain: None, read_buffer: READ_BUFFER, sieve: true }
+    }
+}
+
+impl Hints {
+    /// Takes what it knows of `pairs`.
+    pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Hints {
+        let mut hints = Hints::default();
+        for (key, value) in pairs {
+            let value = value.trim();
+            match key {
+                "tatami_container" => hints.container = truth(value).or(hints.container),
+                "tatami_plain" => hints.plain = truth(value).or(hints.plain),
+                "ind_rd_buffer_size" => {
+                    if let Ok(bytes) = value.parse::<usize>() {
+                        hints.read_buffer = bytes.clamp(4096, 1 << 30);
+                    }
+                }
+                "romio_ds_read" => hints.sieve = value != "disable",
+                _ => {}
+            }
+        }
+        hints
+    }
+
+    /// The hints in force, as lines `key=value`.
+    pub fn lines(&self, container: bool) -> String {
+        format!(
+            "tatami_container={container}\ntatami_plain={}\nind_rd_buffer_size={}\nromio_ds_read={}\n",
+            !container,
+            self.read_buffer,
+            if self.sieve { "automatic" } else { "disable" },
+        )
+    }
+}
+
+fn truth(value: &str) -> Option<bool> {
+    match value {
+        "true" | "1" | "enable" | "yes" => Some(true),
+        "false" | "0" | "disable" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+/// Which paths an environment variable names: all, or those below some directories.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Wanted {
+    /// Not set.
+    #[default]
+    Nowhere,
+    /// `1`.
+    Everywhere,
+    /// Real paths of directories.
+    Below(Vec<PathBuf>),
+}
+
+impl Wanted {
+    /// The meaning of a variable's value: `1`, or directories with colons
+    /// between them. Directories that do not exist name nothing.
+    pub fn new(value: Option<&str>) -> Wanted {
+        match value.unwrap_or("") {
+            "" | "0" => Wanted::Nowhere,
+            "1" => Wanted::Everywhere,
+            list => Wanted::Below(
+                list.split(':').filter_map(|dir| std::fs::canonicalize(dir).ok()).collect(),
+            ),
+        }
+    }
+
+    /// Is a file with this real path meant?
+    pub fn covers(&self, real: &std::path::Path) -> bool {
+        match self {
+            Wanted::Nowhere => false,
+            Wanted::Everywhere => true,
+            Wanted::Below(dirs) => dirs.iter().any(|dir| real.starts_with(dir)),
+        }
+    }
+}
+
+/// The environment of the process, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Environment {
+    /// `TATAMI_CONTAINER`.
+    pub container: Wanted,
+    /// `TATAMI_PLAIN`.
+    pub plain: Wanted,
+}
+
+impl Environment {
+    /// Reads it. Directories are resolved now.
+    pub fn read() -> Environment {
+        let variable = |name| Wanted::new(std::env::var(name).ok().as_deref());
+        Environment { container: variable("TATAMI_CONTAINER"), plain: variable("TATAMI_PLAIN") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_without_a_meaning_are_ignored() {
+        let hints = Hints::new([
+            ("tatami_container", "true"),
+            ("tatami_container", "perhaps"),
+            ("ind_rd_buffer_size", "-3"),
+            ("cb_nodes", "7"),
+        ]);
+        assert_eq!(hints, Hints { container: Some(true), ..Hints::default() });
+    }
+
+    #[test]
+    fn directories_cover_what_is_below_them_and_not_their_namesakes() {
+        let dir = tempfile::tempdir().unwrap();
+        let real = dir.path().canonicalize().unwrap();
+        let wanted = Wanted::new(Some(&format!("/nowhere:{}", real.display())));
+        assert!(wanted.covers(&real.join("a/b")));
+        assert!(!wanted.covers(&PathBuf::from(format!("{}x/a", real.display()))));
+        assert!(Wanted::new(Some("1")).covers(&real));
+        assert_eq!(Wanted::new(None), Wanted::Nowhere);
+    }
+}

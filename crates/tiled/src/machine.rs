@@ -1,0 +1,33 @@
+//! Which machine this is, and what time it is there.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// A number of this machine since it was started; never 0. Processes that get
+/// the same number share memory through files.
+pub fn id() -> u32 {
+    static ID: OnceLock<u32> = OnceLock::new();
+    *ID.get_or_init(|| {
+        let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // Containers of one machine have one boot id and one page cache, so the host name is only used without one.
+        let name = match boot.is_empty() {
+            true => rustix::system::uname().nodename().to_bytes().to_vec(),
+            false => boot,
+        };
+        crc32c::crc32c(&name).max(1)
+    })
+}
+
+/// Microseconds since 1970.
+pub fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A number that nobody else has drawn, never 0.
+///
+/// # Errors
+/// `EIO` where the system's generator fails.
+pub fn draw() -> Result<u64, rustix::io::Errno> {
+    getrandom::u64().map(|n| n.max(1)).map_err(|_| rustix::io::Errno::IO)
+}

@@ -1,0 +1,211 @@
+//! The marker that makes a directory a container, and the names within it.
+//!
+//! The marker is a line of text, so that a person who finds the directory
+//! learns what it is: `tatami-container 1 <id> <checksum>`.
+
+use crate::error::{Context, Error, Result};
+use rustix::io::Errno;
+use std::io::Read;
+use std::path::Path;
+
+/// The marker's name.
+pub const MARKER: &str = ".tatami-container";
+/// The ordinary file that a container may have been made of: piece 0.
+pub const BASE: &str = "base";
+/// Where the bytes are.
+pub const INDEX: &str = "index";
+/// The last index that reached the disk, while `index` has not.
+pub const INDEX_SYNCED: &str = "index.synced";
+/// An index that is being written.
+pub const INDEX_NEW: &str = "index.new";
+/// Words that all opens share.
+pub const SHARED: &str = "shared";
+/// Held while the index is replaced (flock).
+pub const LOCK: &str = "lock";
+/// Held around an access in atomic mode (flock).
+pub const ATOMIC: &str = "atomic";
+/// The extended attribute of a container, for those who only list.
+pub const XATTR: &str = "user.tatami.container";
+
+const VERSION: u32 = 1;
+const LONGEST: u64 = 4096;
+const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
+    beside this one. `tatami mount --overlay` shows it as a file, `tatami relayout` turns it into one.\n";
+
+/// What a marker tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Marker {
+    /// A number of the container, drawn when it was made.
+    pub id: u64,
+}
+
+impl Marker {
+    /// The text of the marker.
+    pub fn text(self) -> String {
+        let line = format!("tatami-container {VERSION} {:016x}", self.id);
+        format!("{line} {:08x}\n{EXPLANATION}", crc32c::crc32c(line.as_bytes()))
+    }
+
+    /// Reads a marker's text.
+    ///
+    /// # Errors
+    /// Why it is none, as a phrase.
+    pub fn parse(text: &[u8]) -> std::result::Result<Marker, &'static str> {
+        let line = text.split(|b| *b == b'\n').next().unwrap_or_default();
+        let line = std::str::from_utf8(line).map_err(|_| "the marker is no text")?;
+        let (front, sum) = line.rsplit_once(' ').ok_or("the marker is no marker")?;
+        let mut words = front.split(' ');
+        if words.next() != Some("tatami-container") {
+            return Err("the marker is no marker");
+        }
+        if u32::from_str_radix(sum, 16) != Ok(crc32c::crc32c(front.as_bytes())) {
+            return Err("the marker's checksum is wrong");
+        }
+        match words.next().map(str::parse) {
+            Some(Ok(VERSION)) => {}
+            Some(Ok(_)) => return Err("the container is of another version"),
+            _ => return Err("the marker is no marker"),
+        }
+        let id = words.next().and_then(|id| u64::from_str_radix(id, 16).ok());
+        id.map(|id| Marker { id }).ok_or("the marker is no marker")
+    }
+}
+
+/// Reads the marker of the directory `dir`; nothing where it has none.
+///
+/// # Errors
+/// A marker that is damaged, or cannot be read.
+pub fn read(dir: &Path) -> Result<Option<Marker>> {
+    let path = dir.join(MARKER);
+    let file = match std::fs::File::open(&path) {
+        Ok(file) => file,
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e).context("open", &path),
+    };
+    let mut text = Vec::new();
+    file.take(LONGEST).read_to_end(&mut text).context("read", &path)?;
+    match Marker::parse(&text) {
+        Ok(marker) => Ok(Some(marker)),
+        Err(why) => Err(Error::damaged(&path, why)),
+    }
+}
+
+/// Is the directory `dir` a container? A directory that we may not look into is none.
+///
+/// # Errors
+/// A marker that is damaged.
+pub fn is_container(dir: &Path) -> Result<bool> {
+    match read(dir) {
+        Ok(found) => Ok(found.is_some()),
+        Err(error) if error.errno == Errno::ACCESS => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whose piece it is: names a piece within its container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name {
+    /// The number of the open in which it was written.
+    pub open: u64,
+    /// By which rank.
+    pub rank: u32,
+}
+
+/// What a file within a container is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Member {
+    /// The marker, the index and such: one of each.
+    Fixed,
+    /// Bytes that a rank of an open wrote.
+    Piece(Name),
+    /// The journal of such a piece.
+    Journal(Name),
+    /// What the ranks of an open share.
+    Roll(u64),
+    /// The shared pointer of an open.
+    Pointer(u64),
+    /// Left behind by the file system: removed files that somebody has open.
+    Leftover,
+    /// Not ours.
+    Unknown,
+}
+
+/// Tells what the file of this name is.
+pub fn member(name: &str) -> Member {
+    if [MARKER, BASE, INDEX, INDEX_SYNCED, INDEX_NEW, SHARED, LOCK, ATOMIC].contains(&name) {
+        return Member::Fixed;
+    }
+    if name.starts_with(".nfs") || name.starts_with(".fuse_hidden") {
+        return Member::Leftover;
+    }
+    let mut parts = name.split('.');
+    let kind = parts.next();
+    let open = parts.next().filter(|open| open.len() == 16);
+    let Some(open) = open.and_then(|open| u64::from_str_radix(open, 16).ok()) else {
+        return Member::Unknown;
+    };
+    let rank = parts.next().map(str::parse::<u32>);
+    match (kind, rank, parts.next()) {
+        (Some("p"), Some(Ok(rank)), None) => Member::Piece(Name { open, rank }),
+        (Some("j"), Some(Ok(rank)), None) => Member::Journal(Name { open, rank }),
+        (Some("o"), None, None) => Member::Roll(open),
+        (Some("s"), None, None) => Member::Pointer(open),
+        _ => Member::Unknown,
+    }
+}
+
+/// The name of a piece.
+pub fn piece(of: Name) -> String {
+    format!("p.{:016x}.{}", of.open, of.rank)
+}
+
+/// The name of a journal.
+pub fn journal(of: Name) -> String {
+    format!("j.{:016x}.{}", of.open, of.rank)
+}
+
+/// The name of what the ranks of an open share.
+pub fn roll(open: u64) -> String {
+    format!("o.{open:016x}")
+}
+
+/// The name of an open's shared pointer.
+pub fn pointer(open: u64) -> String {
+    format!("s.{open:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_is_read_as_written_and_no_other_text_is_one() {
+        let marker = Marker { id: 0x1234_5678_9abc_def0 };
+        let text = marker.text();
+        assert_eq!(Marker::parse(text.as_bytes()), Ok(marker));
+        let line = text.find('\n').unwrap();
+        for at in 0..line {
+            for bit in 0..8 {
+                let mut bytes = text.clone().into_bytes();
+                bytes[at] ^= 1 << bit;
+                // Digits of the checksum may be capital letters.
+                let parsed = Marker::parse(&bytes);
+                assert!(parsed.is_err() || parsed == Ok(marker), "byte {at} bit {bit}");
+            }
+            assert!(Marker::parse(&text.as_bytes()[..at]).is_err());
+        }
+    }
+
+    #[test]
+    fn names_tell_what_they_are() {
+        let (one, other) = (Name { open: 7, rank: 3 }, Name { open: u64::MAX, rank: 0 });
+        assert_eq!(member(&piece(one)), Member::Piece(one));
+        assert_eq!(member(&journal(other)), Member::Journal(other));
+        assert_eq!(member(&roll(1)), Member::Roll(1));
+        assert_eq!(member(&pointer(1)), Member::Pointer(1));
+        assert_eq!(member(INDEX), Member::Fixed);
+        for name in ["p.7.3", "p.0000000000000007.3.4", "notes", "o.0000000000000007.1", ""] {
+            assert_eq!(member(name), Member::Unknown, "{name}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! The caller's memory: gathered into dense bytes and scattered from them, by
+//! loops that are made for small blocks.
+//!
+//! A buffer is an address and a shape, as MPI hands it over: nobody can check
+//! that it is there. So this module is `unsafe`, and the only one that follows
+//! such an address.
+
+use rustix::io::Errno;
+use tatami_layout::{Run, Shape};
+
+/// `count` elements of a shape at an address.
+#[derive(Clone, Copy, Debug)]
+pub struct Buffer<'a> {
+    at: *mut u8,
+    shape: &'a Shape,
+    len: u64,
+}
+
+impl<'a> Buffer<'a> {
+    /// Memory of which `count` elements of `shape` are given to the caller of
+    /// this function. For writing to a file it is only read.
+    ///
+    /// # Errors
+    /// `EINVAL` for more bytes than fit into 63 bits, or no address for some.
+    ///
+    /// # Safety
+    /// As long as the result lives: all bytes of the elements lie in memory that
+    /// may be read, and written if it is given to [`Buffer::scatter`] or
+    /// [`Buffer::dense_mut`], and nobody else writes them meanwhile.
+    pub unsafe fn new(
+        at: *mut u8,
+        count: u64,
+        shape: &'a Shape,
+    ) -> std::result::Result<Buffer<'a>, Errno> {
+        let len = shape.size().checked_mul(count).filter(|len| i64::try_from(*len).is_ok());
+        let len = len.ok_or(Errno::INVAL)?;
+        // Address 0 with displacements from there is MPI_BOTTOM.
+        if at.is_null() && len > 0 && shape.true_lb() == 0 {
+            return Err(Errno::FAULT);
+        }
+        Ok(Buffer { at, shape, len })
+    }
+
+    /// Bytes of data.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Is there nothing in it?
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Where `len` bytes of data from `from` on lie as one run, if they do.
+    fn dense_at(&self, from: u64, len: usize) -> Option<*mut u8> {
+        let mut runs = self.shape.runs(from, len as u64);
+        let run = runs.next()?;
+        (run.count == 1 && run.block == len as u64)
+            .then(|| self.at.wrapping_offset(run.disp as isize))
+    }
+
+    /// The data bytes `from .. from + len`, if they lie one behind the other.
+    pub fn dense(&self, from: u64, len: usize) -> Option<&'a [u8]> {
+        if len == 0 || from.checked_add(len as u64)? > self.len {
+            return None;
+        }
+        let at = self.dense_at(from, len)?;
+        // SAFETY: the caller of `new` promised these bytes.
+        Some(unsafe { std::slice::from_raw_parts(at, len) })
+    }
+
+    /// The same, to be written.
+    pub fn dense_mut(&mut self, from: u64, len: usize) -> Option<&mut [u8]> {
+        if len == 0 || from.checked_add(len as u64)? > self.len {
+            return None;
+        }
+        let at = self.dense_at(from, len)?;
+        // SAFETY: the caller of `new` promised these bytes; &mut self keeps it to one slice at a time.
+        Some(unsafe { std::slice::from_raw_parts_mut(at, len) })
+    }
+
+    /// Copies the data bytes from `from` on to `dense`, as many as fit there and are left.
+    pub fn gather(&self, from: u64, dense: &mut [u8]) -> usize {
+        let len = (dense.len() as u64).min(self.len.saturating_sub(from));
+        let mut at = dense.as_mut_ptr();
+        for run in self.shape.runs(from, len) {
+            // SAFETY: the runs of `len` bytes of data fill `len` bytes of `dense`; the rest was promised to `new`.
+            at = unsafe { copy_run::<false>(self.at, run, at) };
+        }
+        len as usize
+    }
+
+    /// Copies `dense` to the data bytes from `from` on, as many as there are.
+    pub fn scatter(&mut self, from: u64, dense: &[u8]) -> usize {
+        let len = (dense.len() as u64).min(self.len.saturating_sub(from));
+        let mut at = dense.as_ptr().cast_mut();
+        for run in self.shape.runs(from, len) {
+            // SAFETY: as in `gather`; `dense` is only read.
+            at = unsafe { copy_run::<true>(self.at, run, at) };
+        }
+        len as usize
+    }
+}
+
+/// Copies one run between memory at `base` and dense bytes at `dense`; returns
+/// where the dense bytes go on. `OUT`: from dense to memory.
+///
+/// # Safety
+/// Both sides are there, and do not overlap.
+unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: Run, dense: *mut u8) -> *mut u8 {
+    let first = base.wrapping_offset(run.disp as isize);
+    // SAFETY (all below): the caller's.
+    unsafe {
+        match run.block {
+            1 => words::<u8, OUT>(first, run, dense),
+            2 => words::<u16, OUT>(first, run, dense),
+            4 => words::<u32, OUT>(first, run, dense),
+            8 => words::<u64, OUT>(first, run, dense),
+            16 => words::<u128, OUT>(first, run, dense),
+            len if len < 128 && run.count > 1 => small::<OUT>(first, run, dense),
+            _ => large::<OUT>(first, run, dense),
+        }
+        dense.add((run.block * run.count) as usize)
+    }
+}
+
+/// Blocks of one machine word: a load and a store each.
+///
+/// # Safety
+/// As [`copy_run`], and a block is a `W`.
+unsafe fn words<W: Copy, const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+    let mut memory = first;
+    let dense = dense.cast::<W>();
+    for i in 0..run.count as usize {
+        // SAFETY: the caller's; nothing is taken to be aligned.
+        unsafe {
+            let (from, to) = match OUT {
+                true => (dense.add(i), memory.cast::<W>()),
+                false => (memory.cast::<W>(), dense.add(i)),
+            };
+            to.write_unaligned(from.read_unaligned());
+        }
+        memory = memory.wrapping_offset(run.stride as isize);
+    }
+}
+
+/// Blocks of some words: copied by eights, the last of which may overlap the one before.
+///
+/// # Safety
+/// As [`copy_run`].
+unsafe fn small<const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+    let (mut memory, mut dense) = (first, dense);
+    let len = run.block as usize;
+    for _ in 0..run.count {
+        let (from, to) = if OUT { (dense, memory) } else { (memory, dense) };
+        // SAFETY: the caller's; every access lies within the block.
+        unsafe {
+            if len < 8 {
+                for i in 0..len {
+                    *to.add(i) = *from.add(i);
+                }
+            } else {
+                let mut at = 0;
+                while at + 8 <= len {
+                    let word = from.add(at).cast::<u64>().read_unaligned();
+                    to.add(at).cast::<u64>().write_unaligned(word);
+                    at += 8;
+                }
+                let word = from.add(len - 8).cast::<u64>().read_unaligned();
+                to.add(len - 8).cast::<u64>().write_unaligned(word);
+            }
+            dense = dense.add(len);
+        }
+        memory = memory.wrapping_offset(run.stride as isize);
+    }
+}
+
+/// Blocks that are worth a call each.
+///
+/// # Safety
+/// As [`copy_run`].
+unsafe fn large<const OUT: bool>(first: *mut u8, run: Run, dense: *mut u8) {
+    let (mut memory, mut dense) = (first, dense);
+    for _ in 0..run.count {
+        let (from, to) = if OUT { (dense, memory) } else { (memory, dense) };
+        // SAFETY: the caller's.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, to, run.block as usize);
+            dense = dense.add(run.block as usize);
+        }
+        memory = memory.wrapping_offset(run.stride as isize);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gathered_is_what_the_blocks_say_and_comes_back() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..500 {
+            let block = random.u64(1..40) * random.u64(1..8);
+            let inner = Shape::hvector(
+                random.u64(1..6),
+                1,
+                (block + random.u64(0..9)) as i64,
+                &Shape::bytes(block).unwrap(),
+            )
+            .unwrap();
+            let shape = Shape::resized(0, inner.extent() + random.i64(0..64), &inner).unwrap();
+            let count = random.u64(1..5);
+            let span = (shape.extent() as u64 * count) as usize;
+            let mut memory: Vec<u8> = (0..span).map(|_| random.u8(..)).collect();
+            let before = memory.clone();
+            // SAFETY: the elements lie in `memory`.
+            let mut buffer = unsafe { Buffer::new(memory.as_mut_ptr(), count, &shape) }.unwrap();
+            let from = random.u64(0..buffer.len());
+            let mut dense = vec![0; random.usize(0..=(buffer.len() - from) as usize)];
+            assert_eq!(buffer.gather(from, &mut dense), dense.len());
+            let expected: Vec<u8> = shape
+                .blocks(from, dense.len() as u64)
+                .flat_map(|(disp, len)| before[disp as usize..][..len as usize].to_vec())
+                .collect();
+            assert_eq!(dense, expected);
+            let new: Vec<u8> = dense.iter().map(|b| !b).collect();
+            assert_eq!(buffer.scatter(from, &new), new.len());
+            let mut back = vec![0; new.len()];
+            buffer.gather(from, &mut back);
+            assert_eq!(back, new);
+            buffer.scatter(from, &dense);
+            assert_eq!(memory, before);
+        }
+    }
+}

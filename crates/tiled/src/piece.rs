@@ -1,0 +1,245 @@
+//! The piece that a rank writes: bytes at its end, tiles in memory and in the journal.
+
+use crate::container::Container;
+use crate::error::{Context, Error, Result};
+use crate::journal;
+use crate::marker::{self, Name};
+use crate::memory::Buffer;
+use crate::ranges::Ranges;
+use crate::roll::Roll;
+use crate::world::Own;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use tatami_layout::{PieceTiles, View};
+
+/// Bytes of scattered memory that are packed at a time.
+const PACK: usize = 8 << 20;
+
+/// The files, once something has been written.
+#[derive(Debug)]
+struct Files {
+    piece: Arc<File>,
+    journal: journal::Writer,
+}
+
+/// A rank's piece.
+#[derive(Debug)]
+pub struct OwnPiece {
+    name: Name,
+    path: PathBuf,
+    files: Option<Files>,
+    tiles: PieceTiles,
+    /// What was written under each of the views: stream bytes.
+    written: Vec<Ranges>,
+    end: u64,
+    changes: u64,
+    /// Bytes or tiles that no sync has brought to the disk.
+    dirty: bool,
+    sealed: u64,
+    published: u64,
+    scratch: Vec<u8>,
+}
+
+impl OwnPiece {
+    /// The piece `name` of a container at `path`, with nothing in it and no file yet.
+    pub fn new(name: Name, path: PathBuf) -> OwnPiece {
+        OwnPiece {
+            name,
+            path,
+            files: None,
+            tiles: PieceTiles::new(name.rank),
+            written: Vec::new(),
+            end: 0,
+            changes: 0,
+            dirty: false,
+            sealed: 0,
+            published: 0,
+            scratch: Vec::new(),
+        }
+    }
+
+    /// As readers of this handle are told of it; nothing while it is empty.
+    pub fn own(&self) -> Option<Own<'_>> {
+        let (name, changes) = (self.name, self.changes);
+        self.files.as_ref().map(|_| Own { name, changes, tiles: &self.tiles })
+    }
+
+    /// Its tiles.
+    pub fn tiles(&self) -> &PieceTiles {
+        &self.tiles
+    }
+
+    /// Makes the files, unless they are there.
+    fn make(&mut self, container: &Container, mapped: bool) -> Result<&mut Files> {
+        if self.files.is_none() {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+            let create = |name: String| {
+                container.open_file(&name, flags).context("create", &self.path.join(&name))
+            };
+            let piece = Arc::new(create(marker::piece(self.name))?);
+            let journal = create(marker::journal(self.name)).and_then(|file| {
+                journal::Writer::new(file, self.name.open, self.name.rank, mapped)
+                    .context("create", &self.path.join(marker::journal(self.name)))
+            });
+            match journal {
+                Ok(journal) => self.files = Some(Files { piece, journal }),
+                Err(error) => {
+                    // Without a journal nothing can be written: leave nothing behind.
+                    let _ = container.remove_file(&marker::journal(self.name));
+                    let _ = container.remove_file(&marker::piece(self.name));
+                    return Err(error);
+                }
+            }
+        }
+        let gone = || Error::new("write", &self.path, Errno::IO);
+        self.files.as_mut().ok_or_else(gone)
+    }
+
+    /// Could some of the stream bytes be in the piece already? No false "no".
+    pub fn may_have(&self, view: &View, stream: u64, len: u64) -> bool {
+        let lo = view.offset_of(stream);
+        let hi = view.offset_of(stream + len - 1).saturating_add(1);
+        self.tiles.views().iter().zip(&self.written).any(|(known, written)| {
+            if known == view {
+                return written.meets(stream, stream + len);
+            }
+            written.hull().is_some_and(|(from, to)| {
+                known.offset_of(from) < hi && lo <= known.offset_of(to - 1)
+            })
+        })
+    }
+
+    /// Appends stream bytes `stream .. stream + len`, which are the data from
+    /// `from` on, with the stamp `stamp`.
+    ///
+    /// # Errors
+    /// `ENOSPC` and others of the disk; `EFBIG`. What has been written of it is told of.
+    #[allow(clippy::too_many_arguments)] // one write is that many things
+    pub fn append(
+        &mut self,
+        container: &Container,
+        roll: &Roll,
+        view: &View,
+        stamp: u64,
+        stream: u64,
+        len: u64,
+        data: &Buffer<'_>,
+        from: u64,
+    ) -> Result<()> {
+        self.make(container, roll.is_here())?;
+        let number = self.tiles.add_view(view);
+        let number = number.map_err(|e| self.refuse(Errno::INVAL, e))?;
+        self.written.resize_with(self.tiles.views().len(), Ranges::default);
+        let mut done = 0;
+        while done < len {
+            let files = self.make(container, roll.is_here())?;
+            let (piece, room) = (files.piece.clone(), files.journal.make_room(view));
+            room.context("write the journal of", &self.path)?;
+            let part = self.store(&piece, self.end, data, from + done, len - done)?;
+            let told = self.tiles.append(stamp, number, stream + done, part, self.end);
+            let told = told.map_err(|e| self.refuse(Errno::FBIG, e))?;
+            self.end += part;
+            self.dirty = true;
+            self.written[number as usize].add(stream + done, stream + done + part);
+            self.changes += 1;
+            let changes = self.changes;
+            if let Some(files) = &mut self.files {
+                files
+                    .journal
+                    .tell(told, &self.tiles)
+                    .context("write the journal of", &self.path)?;
+            }
+            roll.set_changes(self.name.rank, changes).context("write", &self.path)?;
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn refuse(&self, errno: Errno, why: impl std::fmt::Display) -> Error {
+        Error::because("write", &self.path, errno, why.to_string())
+    }
+
+    /// Writes data from `from` on at `at`, as much as is done at once; bytes written.
+    fn store(
+        &mut self,
+        piece: &File,
+        at: u64,
+        data: &Buffer<'_>,
+        from: u64,
+        len: u64,
+    ) -> Result<u64> {
+        let whole = usize::try_from(len).unwrap_or(usize::MAX);
+        let packed = whole.min(PACK);
+        let bytes = match data.dense(from, whole) {
+            Some(bytes) => bytes,
+            None => {
+                self.scratch.resize(packed, 0);
+                data.gather(from, &mut self.scratch);
+                &self.scratch[..]
+            }
+        };
+        piece.write_all_at(bytes, at).context("write", &self.path)?;
+        Ok(bytes.len() as u64)
+    }
+
+    /// Writes data from `from` on over bytes that are there, at `at`.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn rewrite(&mut self, at: u64, data: &Buffer<'_>, from: u64, len: u64) -> Result<()> {
+        let Some(files) = &self.files else {
+            return Err(Error::new("write", &self.path, Errno::IO));
+        };
+        let piece = files.piece.clone();
+        self.dirty = true;
+        let mut done = 0;
+        while done < len {
+            done += self.store(&piece, at + done, data, from + done, len - done)?;
+        }
+        Ok(())
+    }
+
+    /// What rank 0 must know; nothing where it knows it. See [`decode_sealed`].
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+        if let Some(files) = &self.files
+            && durable
+            && self.dirty
+        {
+            rustix::fs::fdatasync(&files.piece).context("sync", &self.path)?;
+            files.journal.flush().context("sync the journal of", &self.path)?;
+            self.dirty = false;
+        }
+        self.sealed = self.changes;
+        if self.changes == self.published {
+            return Ok(Vec::new());
+        }
+        let mut out = self.changes.to_le_bytes().to_vec();
+        out.extend(self.tiles.encode());
+        Ok(out)
+    }
+
+    /// What was sealed has been published.
+    pub fn published(&mut self) {
+        self.published = self.sealed;
+    }
+}
+
+/// What a rank sealed: changes of its journal, and tiles. Nothing for nothing new.
+///
+/// # Errors
+/// Bytes that are none, as a sentence.
+pub fn decode_sealed(bytes: &[u8]) -> std::result::Result<Option<(u64, PieceTiles)>, String> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let (changes, tiles) = bytes.split_first_chunk::<8>().ok_or("it is too short")?;
+    let tiles = PieceTiles::decode(tiles).map_err(|e| e.to_string())?;
+    Ok(Some((u64::from_le_bytes(*changes), tiles)))
+}

@@ -1,0 +1,208 @@
+//! One ordinary file under the same calls: nothing tiled, file offsets are
+//! file offsets. It is the reference for the other engines, and serves files
+//! that are to stay ordinary.
+
+use crate::engine::Engine;
+use crate::error::{Context, Error, Result};
+use crate::flags::Flags;
+use crate::hints::Hints;
+use crate::machine;
+use crate::memory::Buffer;
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use tatami_layout::View;
+
+/// An ordinary file, opened by one rank.
+#[derive(Debug)]
+pub struct Plain {
+    file: File,
+    path: PathBuf,
+    delete: bool,
+    hints: Hints,
+    scratch: Vec<u8>,
+}
+
+/// Bytes that are packed at a time.
+const PACK: usize = 4 << 20;
+
+/// Makes the file if that is asked for, and checks that it can be opened.
+///
+/// # Errors
+/// As for open(2).
+pub fn begin(path: &Path, flags: Flags, mode: u32) -> Result<()> {
+    options(flags)
+        .create(flags.has(Flags::CREATE) && flags.writes())
+        .create_new(flags.has(Flags::CREATE) && flags.has(Flags::EXCL) && flags.writes())
+        .mode(mode)
+        .open(path)
+        .context("open", path)
+        .map(|_| ())
+}
+
+fn options(flags: Flags) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(flags.reads()).write(flags.writes());
+    options
+}
+
+impl Plain {
+    /// Opens a file that [`begin`] has made or found.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn open(path: &Path, flags: Flags, hints: &Hints) -> Result<Plain> {
+        let file = options(flags).open(path).context("open", path)?;
+        let delete = flags.has(Flags::DELETE_ON_CLOSE);
+        let (path, hints) = (path.to_path_buf(), hints.clone());
+        Ok(Plain { file, path, delete, hints, scratch: Vec::new() })
+    }
+
+    fn read_extents(&self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        for (offset, len) in view.extents(stream, bytes.len() as u64) {
+            let part = &mut bytes[done..][..len as usize];
+            read_full(&self.file, part, offset).context("read", &self.path)?;
+            done += len as usize;
+        }
+        Ok(())
+    }
+
+    /// Reads the stretch of the file that holds all of them at once, if they are most of it.
+    fn read_sieved(&mut self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<bool> {
+        let len = bytes.len() as u64;
+        let (first, last) = (view.offset_of(stream), view.offset_of(stream + len - 1));
+        let span = last.saturating_sub(first).saturating_add(1);
+        if !self.hints.sieve || span > len.saturating_mul(4) {
+            return Ok(false);
+        }
+        let mut whole = vec![0; span as usize];
+        read_full(&self.file, &mut whole, first).context("read", &self.path)?;
+        let mut done = 0;
+        for (offset, len) in view.extents(stream, len) {
+            let (at, len) = ((offset - first) as usize, len as usize);
+            bytes[done..done + len].copy_from_slice(&whole[at..at + len]);
+            done += len;
+        }
+        Ok(true)
+    }
+}
+
+/// Reads all of `bytes`; what is past the end of the file is zeros.
+///
+/// # Errors
+/// Those of pread(2).
+pub fn read_full(file: &File, bytes: &mut [u8], offset: u64) -> std::io::Result<()> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match file.read_at(&mut bytes[done..], offset + done as u64) {
+            Ok(0) => {
+                bytes[done..].fill(0);
+                break;
+            }
+            Ok(n) => done += n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+impl Engine for Plain {
+    fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
+        let mut from = 0;
+        while from < data.len() {
+            let len = (data.len() - from).min(PACK as u64) as usize;
+            let bytes = match data.dense(from, len) {
+                Some(bytes) => bytes,
+                None => {
+                    self.scratch.resize(len, 0);
+                    data.gather(from, &mut self.scratch);
+                    &self.scratch[..]
+                }
+            };
+            let mut done = 0;
+            for (offset, len) in view.extents(stream + from, len as u64) {
+                let part = &bytes[done..][..len as usize];
+                self.file.write_all_at(part, offset).context("write", &self.path)?;
+                done += len as usize;
+            }
+            if done < len {
+                return Err(Error::new("write", &self.path, Errno::FBIG));
+            }
+            from += len as u64;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, view: &View, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
+        let visible = view.stream_before(self.size()?).0;
+        let all = into.len().min(visible.saturating_sub(stream));
+        let mut from = 0;
+        while from < all {
+            let len = (all - from).min(self.hints.read_buffer as u64) as usize;
+            if let Some(bytes) = into.dense_mut(from, len) {
+                if !self.read_sieved(view, stream + from, bytes)? {
+                    self.read_extents(view, stream + from, bytes)?;
+                }
+            } else {
+                let mut bytes = std::mem::take(&mut self.scratch);
+                bytes.resize(len, 0);
+                if !self.read_sieved(view, stream + from, &mut bytes)? {
+                    self.read_extents(view, stream + from, &mut bytes)?;
+                }
+                into.scatter(from, &bytes);
+                self.scratch = bytes;
+            }
+            from += len as u64;
+        }
+        Ok(all)
+    }
+
+    fn size(&mut self) -> Result<u64> {
+        Ok(self.file.metadata().context("stat", &self.path)?.len())
+    }
+
+    fn set_size(&mut self, size: u64) -> Result<()> {
+        self.file.set_len(size).context("truncate", &self.path)
+    }
+
+    fn preallocate(&mut self, size: u64) -> Result<()> {
+        if size == 0 {
+            return Ok(());
+        }
+        match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, size) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) if size > self.size()? => self.set_size(size),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
+            other => other.context("allocate", &self.path),
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        machine::now()
+    }
+
+    fn epoch(&mut self, _stamp: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn set_atomic(&mut self, _on: bool) {}
+
+    fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+        if durable {
+            self.file.sync_all().context("sync", &self.path)?;
+        }
+        Ok(Vec::new())
+    }
+
+    fn publish(&mut self, _sealed: &[&[u8]], _durable: bool, closing: bool) -> Result<()> {
+        match closing && self.delete {
+            true => std::fs::remove_file(&self.path).context("remove", &self.path),
+            false => Ok(()),
+        }
+    }
+
+    fn published(&mut self) {}
+}

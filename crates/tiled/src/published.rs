@@ -1,0 +1,189 @@
+//! The index of a container: what all ranks of all opens that are over (or
+//! have synced) wrote where. One file, replaced as a whole.
+
+use crate::marker::Name;
+use tatami_layout::{Cut, PieceTiles};
+
+const MAGIC: [u8; 8] = *b"TATAMIX1";
+const VERSION: u32 = 1;
+/// The index was on the disk before it got its name.
+const DURABLE: u32 = 1;
+/// Bytes before the pieces: magic, version, flags, generation, base stamp, pieces, cuts.
+const HEADER: usize = 8 + 4 + 4 + 8 + 8 + 4 + 4;
+
+/// A piece in the index.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Whose.
+    pub name: Name,
+    /// Changes of its journal when it was sealed: a journal with no more has nothing to add.
+    pub changes: u64,
+    /// What it holds.
+    pub tiles: PieceTiles,
+}
+
+/// What an index tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Published {
+    /// It was synced before it was put in its place.
+    pub durable: bool,
+    /// How often it has been replaced.
+    pub generation: u64,
+    /// Pieces in any order.
+    pub pieces: Vec<Entry>,
+    /// Truncations and extensions by stamp.
+    pub cuts: Vec<Cut>,
+}
+
+/// Why bytes are no index.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadIndex {
+    /// Shorter than it says, or longer.
+    #[error("it has the wrong length")]
+    Length,
+    /// Not an index, or of another version.
+    #[error("it is no index of this version")]
+    Kind,
+    /// The checksum is not that of the bytes.
+    #[error("its checksum is wrong")]
+    Sum,
+    /// The tiles of a piece make no sense.
+    #[error("the piece {name:?} is damaged: {why}")]
+    Piece {
+        /// Which piece.
+        name: Name,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    fn take(&mut self, len: usize) -> Result<&'a [u8], BadIndex> {
+        let (taken, rest) = self.0.split_at_checked(len).ok_or(BadIndex::Length)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    fn u32(&mut self) -> Result<u32, BadIndex> {
+        self.take(4)?.try_into().map(u32::from_le_bytes).map_err(|_| BadIndex::Length)
+    }
+
+    fn u64(&mut self) -> Result<u64, BadIndex> {
+        self.take(8)?.try_into().map(u64::from_le_bytes).map_err(|_| BadIndex::Length)
+    }
+}
+
+impl Published {
+    /// The bytes of the file.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend(VERSION.to_le_bytes());
+        out.extend(if self.durable { DURABLE } else { 0 }.to_le_bytes());
+        out.extend(self.generation.to_le_bytes());
+        out.extend(0u64.to_le_bytes());
+        out.extend((self.pieces.len() as u32).to_le_bytes());
+        out.extend((self.cuts.len() as u32).to_le_bytes());
+        for entry in &self.pieces {
+            let tiles = entry.tiles.encode();
+            out.extend(entry.name.open.to_le_bytes());
+            out.extend(entry.changes.to_le_bytes());
+            out.extend((tiles.len() as u32).to_le_bytes());
+            out.extend(entry.name.rank.to_le_bytes());
+            out.extend(tiles);
+        }
+        for cut in &self.cuts {
+            out.extend(cut.stamp.to_le_bytes());
+            out.extend(cut.size.to_le_bytes());
+        }
+        out.extend(crc32c::crc32c(&out).to_le_bytes());
+        out
+    }
+
+    /// Reads the bytes of an index. Allocates no more than a small multiple of their number.
+    ///
+    /// # Errors
+    /// [`BadIndex`].
+    pub fn decode(bytes: &[u8]) -> Result<Published, BadIndex> {
+        if bytes.len() < HEADER + 4 {
+            return Err(BadIndex::Length);
+        }
+        let (body, sum) = bytes.split_at(bytes.len() - 4);
+        if body[..8] != MAGIC {
+            return Err(BadIndex::Kind);
+        }
+        if crc32c::crc32c(body).to_le_bytes() != *sum {
+            return Err(BadIndex::Sum);
+        }
+        let mut input = Input(&body[8..]);
+        if input.u32()? != VERSION {
+            return Err(BadIndex::Kind);
+        }
+        let durable = input.u32()? & DURABLE != 0;
+        let generation = input.u64()?;
+        input.u64()?;
+        let (pieces, cuts) = (input.u32()?, input.u32()?);
+        let mut out = Published { durable, generation, ..Published::default() };
+        for _ in 0..pieces {
+            let (open, changes) = (input.u64()?, input.u64()?);
+            let (len, rank) = (input.u32()?, input.u32()?);
+            let name = Name { open, rank };
+            let tiles = PieceTiles::decode(input.take(len as usize)?);
+            let bad = |e: tatami_layout::DecodeError| BadIndex::Piece { name, why: e.to_string() };
+            out.pieces.push(Entry { name, changes, tiles: tiles.map_err(bad)? });
+        }
+        for _ in 0..cuts {
+            out.cuts.push(Cut { stamp: input.u64()?, size: input.u64()? });
+        }
+        if input.0.is_empty() { Ok(out) } else { Err(BadIndex::Length) }
+    }
+
+    /// Puts `new` in the place of the entry of this name, or beside the others.
+    pub fn put(&mut self, new: Entry) {
+        match self.pieces.iter_mut().find(|entry| entry.name == new.name) {
+            Some(entry) => *entry = new,
+            None => self.pieces.push(new),
+        }
+    }
+
+    /// Drops what a truncation to nothing has made empty: pieces all of whose
+    /// tiles are as old as the last such cut. Returns their names.
+    pub fn drop_emptied(&mut self) -> Vec<Name> {
+        let Some(cut) = self.cuts.iter().filter(|c| c.size == 0).map(|c| c.stamp).max() else {
+            return self.drop_without_tiles();
+        };
+        for entry in &mut self.pieces {
+            if entry.tiles.tiles().iter().all(|tile| tile.stamp <= cut) {
+                entry.tiles = PieceTiles::new(entry.tiles.rank());
+            }
+        }
+        self.drop_without_tiles()
+    }
+
+    fn drop_without_tiles(&mut self) -> Vec<Name> {
+        let mut gone = Vec::new();
+        self.pieces.retain(|entry| {
+            let empty = entry.tiles.tiles().is_empty();
+            if empty {
+                gone.push(entry.name);
+            }
+            !empty
+        });
+        gone
+    }
+
+    /// Drops cuts that have no more effect: all but the last where no tile is as old as they are.
+    pub fn drop_cuts(&mut self, oldest_journal: Option<u64>) {
+        self.cuts.sort_by_key(|cut| cut.stamp);
+        let tiles = self.pieces.iter().flat_map(|entry| entry.tiles.tiles());
+        let oldest = tiles.map(|tile| tile.stamp).chain(oldest_journal).min();
+        let last = self.cuts.last().copied();
+        self.cuts.retain(|cut| oldest.is_some_and(|oldest| oldest <= cut.stamp));
+        if self.cuts.is_empty()
+            && let Some(last) = last
+        {
+            self.cuts.push(last);
+        }
+    }
+}

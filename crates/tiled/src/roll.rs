@@ -1,0 +1,255 @@
+//! What the ranks of one open share, and what everybody shares who has the
+//! container open: words in two files.
+//!
+//! `o.<open>` is the roll of an open: a header and a slot for each rank, in
+//! which the rank counts its changes. Who reads looks at the counts first: a
+//! load for each rank, no system call. Ranks hold a shared lock (flock) on the
+//! roll while they live, so that a job that died is known by a lock that
+//! nobody holds.
+//!
+//! `shared` has the clock and the generation, which counts replaced indexes
+//! and opens that came.
+
+use crate::machine;
+use crate::shared::Words;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::fs::File;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR1");
+const SLOT: u64 = 64;
+/// Ranks of one open at most: bounds what a damaged roll can make us reserve.
+pub const RANKS_MAX: u32 = 1 << 22;
+
+/// What a roll's header tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Open {
+    /// The number of the open.
+    pub open: u64,
+    /// Its processes.
+    pub ranks: u32,
+    /// The machine on which all of them run, or 0.
+    pub machine: u32,
+}
+
+/// The roll of an open.
+#[derive(Debug)]
+pub struct Roll {
+    /// Of which open.
+    pub of: Open,
+    words: Words,
+}
+
+fn header(of: Open) -> [u64; 8] {
+    let counts = u64::from(of.ranks) << 32 | u64::from(of.machine);
+    let mut words = [MAGIC, of.open, counts, 0, 0, 0, 0, 0];
+    let sum = words[..7].iter().fold(0, |crc, w| crc32c::crc32c_append(crc, &w.to_le_bytes()));
+    words[7] = u64::from(sum);
+    words
+}
+
+fn at(rank: u32) -> u64 {
+    SLOT + u64::from(rank) * SLOT
+}
+
+impl Roll {
+    /// Makes the roll of a new open in `file`, which is empty.
+    ///
+    /// # Errors
+    /// `ENOSPC`, and other errors of the disk.
+    pub fn create(file: File, of: Open) -> Result<Roll, Errno> {
+        crate::shared::reserve(&file, at(of.ranks))?;
+        let words = Words::new(file, of.machine == machine::id(), true)?;
+        words.store_record(0, &header(of))?;
+        Ok(Roll { of, words })
+    }
+
+    /// Opens a roll; nothing where the file is none, or not that of `open`.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn open(file: File, open: u64, writable: bool) -> Result<Option<Roll>, Errno> {
+        let mut found = [0; 8];
+        let plain = Words::new(file, false, writable)?;
+        plain.load_all(0, &mut found)?;
+        let of = Open { open, ranks: (found[2] >> 32) as u32, machine: found[2] as u32 };
+        if found != header(of) || of.ranks > RANKS_MAX {
+            return Ok(None);
+        }
+        let file = plain.into_file();
+        let words = Words::new(file, of.machine == machine::id(), writable)?;
+        Ok(Some(Roll { of, words }))
+    }
+
+    /// Is the roll memory that all ranks share?
+    pub fn is_mapped(&self) -> bool {
+        self.words.is_mapped()
+    }
+
+    /// Do all ranks run on this machine?
+    pub fn is_here(&self) -> bool {
+        self.of.machine == machine::id()
+    }
+
+    /// Says that this process is one of the open's, until the roll is dropped.
+    ///
+    /// # Errors
+    /// Those of flock(2); `EWOULDBLOCK` while somebody settles the open, as if it were dead.
+    pub fn join(&self) -> Result<(), Errno> {
+        rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockShared)
+    }
+
+    /// Does nobody take part in the open any more? If so nobody can join it
+    /// until this roll is dropped.
+    ///
+    /// # Errors
+    /// Those of flock(2).
+    pub fn is_dead(&self) -> Result<bool, Errno> {
+        match rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(true),
+            Err(Errno::WOULDBLOCK) => Ok(false),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// The changes of all ranks, into `counts`, which is as long as there are ranks.
+    ///
+    /// # Errors
+    /// Those of the disk, where the roll is not mapped.
+    pub fn changes(&self, counts: &mut [u64]) -> Result<(), Errno> {
+        if self.words.is_mapped() {
+            for (rank, count) in counts.iter_mut().enumerate() {
+                *count = self.words.load(at(rank as u32))?;
+            }
+            return Ok(());
+        }
+        let mut all = vec![0; counts.len() * 8];
+        self.words.load_all(SLOT, &mut all)?;
+        for (count, slot) in counts.iter_mut().zip(all.chunks_exact(8)) {
+            *count = slot[0];
+        }
+        Ok(())
+    }
+
+    /// Has another rank than `rank` written bytes under the byte view in `from .. to`?
+    ///
+    /// # Errors
+    /// Those of the disk, where the roll is not mapped.
+    pub fn others_wrote(&self, rank: Option<u32>, from: u64, to: u64) -> Result<bool, Errno> {
+        for other in (0..self.of.ranks).filter(|other| Some(*other) != rank) {
+            let (lo, hi) = self.hull(other)?;
+            if lo < to && from < hi {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn hull(&self, rank: u32) -> Result<(u64, u64), Errno> {
+        let hi = self.words.load(at(rank) + 16)?;
+        let lo = if hi == 0 { 0 } else { self.words.load(at(rank) + 8)? };
+        Ok((lo, hi))
+    }
+
+    /// Tells of a rank's further reach; before its bytes are told of.
+    ///
+    /// # Errors
+    /// Those of the disk, where the roll is not mapped.
+    pub fn set_hull(&self, rank: u32, hull: (u64, u64)) -> Result<(), Errno> {
+        self.words.store(at(rank) + 8, hull.0)?;
+        self.words.store(at(rank) + 16, hull.1)
+    }
+
+    /// Tells of a change of the rank's journal.
+    ///
+    /// # Errors
+    /// Those of the disk, where the roll is not mapped.
+    pub fn set_changes(&self, rank: u32, changes: u64) -> Result<(), Errno> {
+        self.words.store(at(rank), changes)
+    }
+
+    /// Brings it to the disk.
+    ///
+    /// # Errors
+    /// Those of msync(2), fdatasync(2).
+    pub fn flush(&self) -> Result<(), Errno> {
+        self.words.flush()
+    }
+}
+
+const GENERATION: u64 = 8;
+const CLOCK: u64 = 16;
+const SHARED_LEN: u64 = 4096;
+
+/// The file `shared` of a container.
+#[derive(Debug)]
+pub struct Common {
+    words: Option<Words>,
+    /// Where nothing is shared: the last stamp of this process for this handle.
+    last: std::sync::atomic::AtomicU64,
+}
+
+impl Common {
+    /// Makes it in `file`, which is empty.
+    ///
+    /// # Errors
+    /// `ENOSPC`, and other errors of the disk.
+    pub fn create(file: &File) -> Result<(), Errno> {
+        crate::shared::reserve(file, SHARED_LEN)
+    }
+
+    /// Uses `file`; without one there is a clock of this handle's own and no generation.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn new(file: Option<(File, bool)>) -> Result<Common, Errno> {
+        let words = match file {
+            Some((file, writable)) => Some(Words::new(file, true, writable)?),
+            None => None,
+        };
+        Ok(Common { words, last: std::sync::atomic::AtomicU64::new(0) })
+    }
+
+    /// How often opens came or the index was replaced.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn generation(&self) -> Result<u64, Errno> {
+        self.words.as_ref().map_or(Ok(0), |words| words.load(GENERATION))
+    }
+
+    /// Counts such a change.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn changed(&self) -> Result<(), Errno> {
+        match &self.words {
+            Some(words) => words.update(GENERATION, |old| old.wrapping_add(1)).map(|_| ()),
+            None => Ok(()),
+        }
+    }
+
+    /// A stamp that is later than all that were given or seen here: the time,
+    /// or one more than the last. (Hybrid logical clock, Kulkarni et al. 2014.)
+    pub fn stamp(&self) -> u64 {
+        use std::sync::atomic::Ordering;
+        let now = machine::now();
+        let next = |old: u64| now.max(old.saturating_add(1));
+        let shared = self.words.as_ref().and_then(|words| words.update(CLOCK, next).ok());
+        let own = self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| {
+            Some(shared.map_or_else(|| next(last), |old| next(old.max(last))))
+        });
+        let own = own.unwrap_or_else(|last| last);
+        shared.map_or_else(|| next(own), |old| next(old.max(own)))
+    }
+
+    /// Makes all later stamps later than `stamp`.
+    pub fn observe(&self, stamp: u64) {
+        use std::sync::atomic::Ordering;
+        self.last.fetch_max(stamp, Ordering::AcqRel);
+        if let Some(words) = &self.words {
+            // A clock that is behind is no error: the process keeps its own.
+            let _ = words.update(CLOCK, |old| old.max(stamp));
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a file is to those who look at it or remove it by its path.
+
+use crate::container::{self, Container};
+use crate::error::{Context, Error, Result};
+use crate::world::World;
+use crate::{marker, place};
+use rustix::io::Errno;
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A file as one that is ordinary.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Bytes.
+    pub size: u64,
+    /// Type and permissions, as in `st_mode`.
+    pub mode: u32,
+    /// Is it a container?
+    pub container: bool,
+    /// Last change of its bytes: seconds since 1970, nanoseconds.
+    pub modified: (i64, i64),
+}
+
+/// Looks at a path.
+///
+/// # Errors
+/// As for stat(2).
+pub fn stat(path: &Path) -> Result<Stat> {
+    let path = place::without_prefix(path).0;
+    let meta = std::fs::metadata(path).context("stat", path)?;
+    if meta.is_dir() && marker::is_container(path)? {
+        return of_container(path, &meta);
+    }
+    let modified = (meta.mtime(), meta.mtime_nsec());
+    Ok(Stat { size: meta.len(), mode: meta.mode(), container: false, modified })
+}
+
+fn of_container(path: &Path, dir: &Metadata) -> Result<Stat> {
+    let container = Arc::new(Container::open(path)?);
+    let mut world = World::new(container.clone());
+    world.look(None)?;
+    let mut modified = (dir.mtime(), dir.mtime_nsec());
+    for entry in std::fs::read_dir(path).context("list", path)? {
+        // Files come and go while somebody writes.
+        if let Ok(meta) = entry.and_then(|entry| entry.metadata()) {
+            modified = modified.max((meta.mtime(), meta.mtime_nsec()));
+        }
+    }
+    let mode = libc_regular() | dir.mode() & 0o666;
+    Ok(Stat { size: world.index().size(), mode, container: true, modified })
+}
+
+/// `S_IFREG`.
+fn libc_regular() -> u32 {
+    rustix::fs::FileType::RegularFile.as_raw_mode()
+}
+
+/// Removes the file at a path.
+///
+/// # Errors
+/// As for unlink(2); `EISDIR` for a directory that is no container.
+pub fn delete(path: &Path) -> Result<()> {
+    let path = place::without_prefix(path).0;
+    let meta = std::fs::symlink_metadata(path).context("remove", path)?;
+    if !meta.is_dir() {
+        return std::fs::remove_file(path).context("remove", path);
+    }
+    match marker::is_container(path)? {
+        true => container::remove(path),
+        false => Err(Error::new("remove", path, Errno::ISDIR)),
+    }
+}

@@ -1,0 +1,379 @@
+//! The engine of containers: what one rank of one open does.
+
+use crate::container::{self, Container};
+use crate::engine::Engine;
+use crate::error::{Context, Error, Result};
+use crate::flags::Flags;
+use crate::hints::Hints;
+use crate::marker::{self, Name};
+use crate::memory::Buffer;
+use crate::piece::{OwnPiece, decode_sealed};
+use crate::published::Entry;
+use crate::reader::Reader;
+use crate::roll::{Open, RANKS_MAX, Roll};
+use crate::settle;
+use crate::token::Token;
+use crate::world::World;
+use parking_lot::Mutex;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tatami_layout::{Cut, View};
+
+/// A container as one rank has it open.
+pub struct Tiled {
+    container: Arc<Container>,
+    path: PathBuf,
+    world: World,
+    reader: Reader,
+    writer: Option<Writer>,
+    /// The stamp of the view epoch.
+    epoch: u64,
+    atomic: bool,
+    /// The file system shares no memory between the machines that have it.
+    remote: bool,
+    delete: bool,
+}
+
+struct Writer {
+    roll: Roll,
+    rank: u32,
+    piece: OwnPiece,
+    /// The stamp that a further write under the byte view may have, and the
+    /// generation in which it was taken.
+    run: Option<(u64, u64)>,
+    /// File range written under the byte view.
+    hull: Option<(u64, u64)>,
+}
+
+/// Rolls of opens that this process has begun and not opened yet: they keep
+/// the lock that says that the open lives.
+static BEGUN: Mutex<Vec<Roll>> = Mutex::new(Vec::new());
+/// Begun opens that are remembered; the oldest was surely given up.
+const BEGUN_MAX: usize = 64;
+
+/// What rank 0 begins: makes the container, settles dead opens, makes the roll.
+///
+/// # Errors
+/// As for open(2).
+pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> Result<(u64, u64)> {
+    if open.ranks > RANKS_MAX {
+        return Err(Error::because("open", path, Errno::INVAL, "too many ranks"));
+    }
+    if exists && flags.has(Flags::CREATE) && flags.has(Flags::EXCL) {
+        return Err(Error::new("open", path, Errno::EXIST));
+    }
+    if !exists {
+        let plain = path.symlink_metadata().is_ok();
+        if !plain && !flags.has(Flags::CREATE) {
+            return Err(Error::new("open", path, Errno::NOENT));
+        }
+        match container::create(path, mode) {
+            // Somebody else was faster.
+            Err(e) if e.errno == Errno::EXIST && !flags.has(Flags::EXCL) => {}
+            other => other?,
+        }
+    }
+    let container = Container::open(path)?;
+    if flags.writes() {
+        settle::settle_dead(&container)?;
+        let name = marker::roll(open.open);
+        let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let at = container.path().join(&name);
+        let file = container.open_file(&name, new).context("create", &at)?;
+        let roll = Roll::create(file, open).and_then(|roll| roll.join().map(|()| roll));
+        let roll =
+            roll.inspect_err(|_| drop(container.remove_file(&name))).context("create", &at)?;
+        let mut begun = BEGUN.lock();
+        if begun.len() >= BEGUN_MAX {
+            begun.remove(0);
+        }
+        begun.push(roll);
+        container.common().changed().context("open", path)?;
+    }
+    Ok((container.id(), container.common().stamp()))
+}
+
+fn begun(open: u64) -> Option<Roll> {
+    let mut begun = BEGUN.lock();
+    let at = begun.iter().position(|roll| roll.of.open == open)?;
+    Some(begun.remove(at))
+}
+
+impl Tiled {
+    /// Opens a container that rank 0 has begun to open.
+    ///
+    /// # Errors
+    /// As for open(2); `ESTALE` where the path is another container by now, or
+    /// the open is over.
+    pub fn open(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Tiled> {
+        let container = Arc::new(Container::open(path)?);
+        let stale = |why: &str| Error::because("open", path, Errno::STALE, why);
+        if container.id() != token.id {
+            return Err(stale("another file has this path by now"));
+        }
+        let writer = match flags.writes() {
+            false => None,
+            true => {
+                let roll = match begun(token.open).filter(|_| rank == 0) {
+                    Some(roll) => roll,
+                    None => {
+                        let roll = container.roll(token.open)?;
+                        let roll = roll.ok_or_else(|| stale("the open is over"))?;
+                        roll.join().context("open", path)?;
+                        roll
+                    }
+                };
+                let name = Name { open: token.open, rank };
+                let piece = OwnPiece::new(name, path.to_path_buf());
+                Some(Writer { roll, rank, piece, run: None, hull: None })
+            }
+        };
+        container.common().observe(token.stamp);
+        Ok(Tiled {
+            path: path.to_path_buf(),
+            world: World::new(container.clone()),
+            reader: Reader::new(path.to_path_buf(), hints),
+            writer,
+            epoch: token.stamp,
+            atomic: false,
+            remote: container.is_remote(),
+            delete: flags.has(Flags::DELETE_ON_CLOSE),
+            container,
+        })
+    }
+
+    fn look(&mut self) -> Result<()> {
+        let own = self.writer.as_ref().and_then(|writer| writer.piece.own());
+        self.world.look(own)
+    }
+
+    fn writer(&mut self) -> Result<&mut Writer> {
+        let path = &self.path;
+        self.writer.as_mut().ok_or_else(|| Error::new("write", path, Errno::BADF))
+    }
+
+    /// The stamp of bytes that are new.
+    fn write_stamp(&mut self, view: &View, stream: u64, len: u64) -> Result<u64> {
+        if !view.is_default() && !self.atomic {
+            return Ok(self.epoch);
+        }
+        let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
+        let path = self.path.clone();
+        let generation = self.container.common().generation().context("write", &path)?;
+        let atomic = self.atomic;
+        self.world.see_opens(generation)?;
+        let may_go_on = match self.writer()?.run {
+            Some((_, at)) if at == generation && !atomic => !self.others_wrote(range)?,
+            _ => false,
+        };
+        let fresh = || self.container.common().stamp();
+        let run = self.writer.as_ref().and_then(|writer| writer.run).filter(|_| may_go_on);
+        let run = run.unwrap_or_else(|| (fresh(), generation));
+        let writer = self.writer()?;
+        writer.run = Some(run);
+        let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
+        if writer.hull != Some(hull) {
+            writer.roll.set_hull(writer.rank, hull).context("write", &path)?;
+            writer.hull = Some(hull);
+        }
+        Ok(run.0)
+    }
+
+    /// Has anybody else written there under the byte view since the open?
+    fn others_wrote(&mut self, range: (u64, u64)) -> Result<bool> {
+        let path = &self.path;
+        let Some(writer) = &self.writer else { return Ok(false) };
+        let own = (writer.roll.of.open, writer.rank);
+        if writer.roll.others_wrote(Some(own.1), range.0, range.1).context("write", path)? {
+            return Ok(true);
+        }
+        for roll in self.world.opens().filter(|roll| roll.of.open != own.0) {
+            if roll.others_wrote(None, range.0, range.1).context("write", path)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Which parts of a write go over bytes of this rank's piece that are the
+    /// file's now: stream position, length, where in the piece; the others are new.
+    fn plan(&mut self, view: &View, stream: u64, len: u64) -> Result<Vec<(u64, u64, Option<u64>)>> {
+        let epoch = self.epoch;
+        let by_epoch = !view.is_default() && !self.atomic;
+        let piece = &self.writer()?.piece;
+        if !piece.may_have(view, stream, len) {
+            return Ok(vec![(stream, len, None)]);
+        }
+        let own = piece.tiles().covered(view, stream, len);
+        if own.iter().all(|part| part.at.is_none_or(|(_, stamp)| by_epoch && stamp == epoch)) {
+            let plain = own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at)));
+            return Ok(plain.collect());
+        }
+        // Others may have written there since: what counts is who has the bytes now.
+        self.look()?;
+        let name = self.writer()?.piece.own().map(|own| own.name);
+        let mut parts: Vec<(u64, u64, Option<u64>)> = Vec::new();
+        let mut at = stream;
+        for found in self.world.index().lookup_view(view, stream, len) {
+            let mine = found.piece.is_some_and(|piece| self.world.name(piece) == name);
+            let place = (mine && name.is_some()).then_some(found.at);
+            push_part(&mut parts, (at, found.len, place));
+            at += found.len;
+        }
+        push_part(&mut parts, (at, stream + len - at, None));
+        Ok(parts)
+    }
+
+    fn live(&self) -> Option<&Roll> {
+        self.writer.as_ref().map(|writer| &writer.roll)
+    }
+}
+
+fn push_part(parts: &mut Vec<(u64, u64, Option<u64>)>, new: (u64, u64, Option<u64>)) {
+    if new.1 == 0 {
+        return;
+    }
+    match parts.last_mut() {
+        Some(last) if last.2.is_none() && new.2.is_none() => last.1 += new.1,
+        _ => parts.push(new),
+    }
+}
+
+impl Engine for Tiled {
+    fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
+        if view.offset_of(stream + data.len() - 1) == u64::MAX {
+            return Err(Error::new("write", &self.path, Errno::FBIG));
+        }
+        for (at, len, place) in self.plan(view, stream, data.len())? {
+            let from = at - stream;
+            match place {
+                Some(place) => self.writer()?.piece.rewrite(place, data, from, len)?,
+                None => {
+                    let stamp = self.write_stamp(view, at, len)?;
+                    let container = self.container.clone();
+                    let writer = self.writer()?;
+                    let (roll, piece) = (&writer.roll, &mut writer.piece);
+                    piece.append(&container, roll, view, stamp, at, len, data, from)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, view: &View, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
+        self.look()?;
+        self.reader.read(&mut self.world, view, stream, into)
+    }
+
+    fn size(&mut self) -> Result<u64> {
+        self.look()?;
+        Ok(self.world.index().size())
+    }
+
+    fn set_size(&mut self, size: u64) -> Result<()> {
+        let guard = self.container.lock()?;
+        self.world.doubt();
+        self.look()?;
+        if self.world.index().size() == size {
+            return Ok(());
+        }
+        let old = self.container.read_index()?;
+        let mut new = old.clone();
+        let stamp = self.container.common().stamp();
+        new.cuts.push(Cut { stamp, size });
+        self.container.cut_base(size)?;
+        let gone = settle::tidy(&self.container, None, &mut new)?;
+        self.container.write_index(&guard, &old, &mut new, false)?;
+        for name in gone {
+            self.container.remove_file(&marker::piece(name))?;
+        }
+        Ok(())
+    }
+
+    fn preallocate(&mut self, size: u64) -> Result<()> {
+        match self.size()? < size {
+            true => self.set_size(size),
+            false => Ok(()),
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        self.container.common().stamp()
+    }
+
+    fn epoch(&mut self, stamp: u64) -> Result<()> {
+        self.container.common().observe(stamp);
+        self.epoch = stamp;
+        if let Some(writer) = &mut self.writer {
+            writer.run = None;
+        }
+        if self.remote {
+            self.world.doubt();
+        }
+        Ok(())
+    }
+
+    fn set_atomic(&mut self, on: bool) {
+        self.atomic = on;
+        if let Some(writer) = &mut self.writer {
+            writer.run = None;
+        }
+    }
+
+    fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+        match &mut self.writer {
+            Some(writer) => writer.piece.seal(durable),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
+        if closing && self.delete {
+            return container::remove(&self.path);
+        }
+        let Some(roll) = self.live() else { return Ok(()) };
+        let open = roll.of.open;
+        let guard = self.container.lock()?;
+        let old = self.container.read_index()?;
+        let mut new = old.clone();
+        for (rank, bytes) in sealed.iter().enumerate() {
+            let bad = |why| Error::because("publish", &self.path, Errno::INVAL, why);
+            if let Some((changes, tiles)) = decode_sealed(bytes).map_err(bad)? {
+                let name = Name { open, rank: rank as u32 };
+                new.put(Entry { name, changes, tiles });
+            }
+        }
+        let mut gone = Vec::new();
+        if closing {
+            // Whatever a rank could not seal.
+            settle::take_journals(&self.container, roll, true, &mut new)?;
+            gone = settle::tidy(&self.container, Some(open), &mut new)?;
+        }
+        let same = old.pieces == new.pieces && old.cuts == new.cuts;
+        if !same || (durable && !old.durable) {
+            self.container.write_index(&guard, &old, &mut new, durable)?;
+        }
+        if closing {
+            settle::remove_journals(&self.container, roll)?;
+            for name in gone {
+                self.container.remove_file(&marker::piece(name))?;
+            }
+            self.container.common().changed().context("close", &self.path)?;
+        }
+        Ok(())
+    }
+
+    fn published(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            writer.piece.published();
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! What a reader knows of a container: the index, the journals of opens that
+//! are not over, and from both which piece has which byte.
+//!
+//! Looking again costs a load for the generation and one for each rank that
+//! has the file open for writing; the rest is done when something has changed.
+
+use crate::container::{Container, Version};
+use crate::error::{Context, Result};
+use crate::journal;
+use crate::marker::{self, Member, Name};
+use crate::published::Published;
+use crate::roll::Roll;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use tatami_layout::{BASE, Index, Piece, PieceTiles};
+
+/// How often a look is repeated because the index was replaced meanwhile.
+const TRIES: usize = 100;
+/// Pieces kept open for reading.
+const FILES_MAX: usize = 256;
+
+/// An open that is not over, or whose job died.
+#[derive(Debug)]
+struct Other {
+    roll: Roll,
+    /// The changes of each rank that are known.
+    seen: Vec<u64>,
+    /// The changes of each rank now.
+    counts: Vec<u64>,
+    journals: BTreeMap<u32, journal::Reader>,
+}
+
+/// What this rank itself has written, which nobody needs to tell it.
+#[derive(Clone, Copy, Debug)]
+pub struct Own<'a> {
+    /// The piece.
+    pub name: Name,
+    /// How often it has changed.
+    pub changes: u64,
+    /// What it holds.
+    pub tiles: &'a PieceTiles,
+}
+
+/// The container as it is known.
+#[derive(Debug)]
+pub struct World {
+    container: Arc<Container>,
+    generation: Option<u64>,
+    opens_seen: Option<u64>,
+    version: Option<Version>,
+    published: Published,
+    entries: BTreeMap<Name, usize>,
+    others: Vec<Other>,
+    own: Option<(Name, u64)>,
+    base: u64,
+    names: Vec<Name>,
+    index: Index,
+    files: BTreeMap<Piece, Arc<File>>,
+}
+
+impl World {
+    /// Nothing is known of `container` yet.
+    pub fn new(container: Arc<Container>) -> World {
+        World {
+            container,
+            generation: None,
+            opens_seen: None,
+            version: None,
+            published: Published::default(),
+            entries: BTreeMap::new(),
+            others: Vec::new(),
+            own: None,
+            base: 0,
+            names: Vec::new(),
+            index: Index::new(Vec::new(), Vec::new(), 0),
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Which piece has which byte, as of the last look.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// The index file, as of the last look.
+    pub fn published(&self) -> &Published {
+        &self.published
+    }
+
+    /// Opens of which journals were looked at.
+    pub fn opens(&self) -> impl Iterator<Item = &Roll> {
+        self.others.iter().map(|other| &other.roll)
+    }
+
+    /// Whose a piece is; nothing for the base.
+    pub fn name(&self, piece: Piece) -> Option<Name> {
+        self.names.get((piece.0 as usize).checked_sub(1)?).copied()
+    }
+
+    /// Forgets that anything was seen, for file systems on which memory is not shared.
+    pub fn doubt(&mut self) {
+        self.generation = None;
+    }
+
+    /// Looks again. `own` is this rank's piece.
+    ///
+    /// # Errors
+    /// Those of the disk; `EIO` for a damaged index.
+    pub fn look(&mut self, own: Option<Own<'_>>) -> Result<()> {
+        let container = self.container.clone();
+        let context = |e: Errno| Err(e).context("read", container.path());
+        for _ in 0..TRIES {
+            let generation = container.common().generation().or_else(context)?;
+            let mut changed = false;
+            if self.generation != Some(generation) {
+                changed = true;
+                if !self.scan()? {
+                    continue;
+                }
+                self.generation = Some(generation);
+            }
+            match self.poll(own.map(|own| own.name))? {
+                Some(any) => changed |= any,
+                None => {
+                    self.generation = None;
+                    continue;
+                }
+            }
+            if changed || self.own != own.map(|own| (own.name, own.changes)) {
+                self.build(own);
+            }
+            return Ok(());
+        }
+        Err(Errno::AGAIN).context("read", container.path())
+    }
+
+    /// Reads the index and finds the opens. False: the index was replaced meanwhile.
+    fn scan(&mut self) -> Result<bool> {
+        let before = self.container.version()?;
+        if self.version != Some(before) {
+            self.published = self.container.read_index()?;
+            self.entries =
+                self.published.pieces.iter().enumerate().map(|(i, e)| (e.name, i)).collect();
+            self.version = Some(before);
+        }
+        self.find_opens()?;
+        self.base = self.container.base_size()?;
+        let after = self.container.version()?;
+        if after != before {
+            self.version = None;
+        }
+        Ok(after == before)
+    }
+
+    /// Finds opens that came and forgets those that are over.
+    fn find_opens(&mut self) -> Result<()> {
+        let members = self.container.members()?;
+        let opens: Vec<u64> = members
+            .iter()
+            .filter_map(|member| if let Member::Roll(open) = member { Some(*open) } else { None })
+            .collect();
+        self.others.retain(|other| opens.contains(&other.roll.of.open));
+        for open in opens {
+            if self.others.iter().any(|other| other.roll.of.open == open) {
+                continue;
+            }
+            if let Some(roll) = self.container.roll(open)? {
+                let ranks = roll.of.ranks as usize;
+                let (seen, counts) = (vec![0; ranks], vec![0; ranks]);
+                self.others.push(Other { roll, seen, counts, journals: BTreeMap::new() });
+            }
+        }
+        Ok(())
+    }
+
+    /// Knows all opens that had come when the generation was `generation`.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn see_opens(&mut self, generation: u64) -> Result<()> {
+        if self.generation == Some(generation) || self.opens_seen == Some(generation) {
+            return Ok(());
+        }
+        self.find_opens()?;
+        self.opens_seen = Some(generation);
+        Ok(())
+    }
+
+    /// Takes what the journals have that the index has not. Nothing: a journal
+    /// is gone, so the index must be another one by now.
+    fn poll(&mut self, own: Option<Name>) -> Result<Option<bool>> {
+        let container = &self.container;
+        let mut changed = false;
+        for other in &mut self.others {
+            let open = other.roll.of.open;
+            let read = other.roll.changes(&mut other.counts);
+            read.context("read", container.path())?;
+            for rank in 0..other.counts.len() {
+                let (now, name) = (other.counts[rank], Name { open, rank: rank as u32 });
+                if now == other.seen[rank] || Some(name) == own {
+                    continue;
+                }
+                changed = true;
+                let known = self.entries.get(&name).map(|i| self.published.pieces[*i].changes);
+                if known.is_some_and(|known| known >= now) {
+                    other.journals.remove(&name.rank);
+                    other.seen[rank] = now;
+                    continue;
+                }
+                let here = other.roll.is_here();
+                let journal = match other.journals.entry(name.rank) {
+                    std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+                    std::collections::btree_map::Entry::Vacant(new) => {
+                        match open_journal(container, name, here)? {
+                            Some(journal) => new.insert(journal),
+                            None => return Ok(None),
+                        }
+                    }
+                };
+                journal.update().context("read", container.path())?;
+                other.seen[rank] = now;
+            }
+        }
+        Ok(Some(changed))
+    }
+
+    fn build(&mut self, own: Option<Own<'_>>) {
+        let mut pieces = Vec::new();
+        let mut names = Vec::new();
+        let mut add = |name: Name, tiles: PieceTiles| {
+            if !tiles.tiles().is_empty() {
+                names.push(name);
+                pieces.push((Piece(names.len() as u32), tiles));
+            }
+        };
+        let journal = |name: Name| {
+            let other = self.others.iter().find(|other| other.roll.of.open == name.open)?;
+            other.journals.get(&name.rank)
+        };
+        for entry in &self.published.pieces {
+            if own.is_none_or(|own| own.name != entry.name) && journal(entry.name).is_none() {
+                add(entry.name, entry.tiles.clone());
+            }
+        }
+        for other in &self.others {
+            for (rank, journal) in &other.journals {
+                let name = Name { open: other.roll.of.open, rank: *rank };
+                if own.is_none_or(|own| own.name != name) {
+                    add(name, journal.piece());
+                }
+            }
+        }
+        if let Some(own) = own {
+            add(own.name, own.tiles.clone());
+        }
+        if names != self.names {
+            self.files.clear();
+        }
+        self.names = names;
+        self.index = Index::new(pieces, self.published.cuts.clone(), self.base);
+        self.own = own.map(|own| (own.name, own.changes));
+    }
+
+    /// The file of a piece, for reading.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn file(&mut self, piece: Piece) -> Result<Arc<File>> {
+        if let Some(file) = self.files.get(&piece) {
+            return Ok(file.clone());
+        }
+        let name = match self.name(piece) {
+            None if piece == BASE => marker::BASE.to_owned(),
+            None => return Err(Errno::NOENT).context("read", self.container.path()),
+            Some(name) => marker::piece(name),
+        };
+        let file = self.container.open_file(&name, OFlags::RDONLY);
+        let file = Arc::new(file.context("open", &self.container.path().join(&name))?);
+        if self.files.len() >= FILES_MAX {
+            self.files.pop_first();
+        }
+        self.files.insert(piece, file.clone());
+        Ok(file)
+    }
+}
+
+/// Opens the journal of a piece; nothing where it is gone, or no journal (yet).
+///
+/// # Errors
+/// As for open(2).
+pub fn open_journal(
+    container: &Container,
+    name: Name,
+    here: bool,
+) -> Result<Option<journal::Reader>> {
+    let file = marker::journal(name);
+    let path = container.path().join(&file);
+    match container.open_file(&file, OFlags::RDONLY) {
+        Ok(file) => journal::Reader::new(file, name.open, name.rank, here).context("read", &path),
+        Err(Errno::NOENT) => Ok(None),
+        Err(errno) => Err(errno).context("open", &path),
+    }
+}

@@ -1,0 +1,272 @@
+//! Random sequences of calls by several ranks on one container, against a
+//! model that keeps for each byte its value, who wrote it and when.
+
+use std::path::Path;
+use tatami_layout::{Shape, View};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine, stat};
+
+const SPAN: u64 = 600;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Byte {
+    value: u8,
+    stamp: u64,
+    rank: u32,
+    /// Open and rank that wrote it.
+    owner: Option<(u32, u32)>,
+}
+
+#[derive(Default)]
+struct Model {
+    bytes: Vec<Byte>,
+}
+
+struct Write {
+    stamp: u64,
+    owner: (u32, u32),
+}
+
+impl Model {
+    fn write(&mut self, view: &View, stream: u64, data: &[u8], write: &Write) {
+        for (i, value) in data.iter().enumerate() {
+            let at = view.offset_of(stream + i as u64) as usize;
+            if self.bytes.len() <= at {
+                self.bytes.resize(at + 1, Byte::default());
+            }
+            let byte = &mut self.bytes[at];
+            let rank = write.owner.1;
+            if byte.owner == Some(write.owner) {
+                byte.value = *value;
+            } else if write.stamp > byte.stamp || (write.stamp == byte.stamp && rank <= byte.rank) {
+                let owner = Some(write.owner);
+                *byte = Byte { value: *value, stamp: write.stamp, rank, owner };
+            }
+        }
+    }
+
+    fn read(&self, view: &View, stream: u64, len: u64) -> Vec<u8> {
+        let at = |i| view.offset_of(stream + i) as usize;
+        (0..len).map_while(|i| self.bytes.get(at(i)).map(|byte| byte.value)).collect()
+    }
+}
+
+struct Rank {
+    file: File,
+    view: View,
+}
+
+struct Job {
+    number: u32,
+    ranks: Vec<Rank>,
+    stamp: u64,
+}
+
+fn open(path: &Path, number: u32, ranks: u32) -> Job {
+    let flags = Flags::RDWR | Flags::CREATE;
+    let hints = Hints::new([("tatami_container", "true")]);
+    let environment = Environment::default();
+    let machine = machine::id();
+    let token = begin(&Begin {
+        path,
+        flags,
+        mode: 0o644,
+        hints: &hints,
+        environment: &environment,
+        ranks,
+        machine,
+    })
+    .unwrap();
+    let stamp = token.stamp;
+    let file = |rank| File::open(path, flags, &hints, rank, token.clone()).unwrap();
+    let ranks = (0..ranks).map(|rank| Rank { file: file(rank), view: View::bytes() }).collect();
+    Job { number, ranks, stamp }
+}
+
+impl Job {
+    fn epoch(&mut self) {
+        self.stamp = self.ranks[0].file.stamp();
+        for rank in &self.ranks {
+            rank.file.epoch(self.stamp).unwrap();
+        }
+    }
+
+    fn publish(&mut self, durable: bool, closing: bool) {
+        let sealed: Vec<Vec<u8>> =
+            self.ranks.iter().map(|rank| rank.file.seal(durable).unwrap()).collect();
+        let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
+        self.ranks[0].file.publish(&sealed, durable, closing).unwrap();
+        self.ranks.iter().for_each(|rank| rank.file.published());
+    }
+}
+
+fn random_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
+    let disp = random.u64(0..40);
+    match random.u8(0..6) {
+        0 => View::bytes(),
+        1 => View::new(disp, 1, Shape::bytes(random.u64(1..9)).unwrap()).unwrap(),
+        2 => {
+            // Blocks in turn, as most programs do it.
+            let block = random.u64(1..17);
+            let shape = Shape::resized(0, (block * ranks) as i64, &Shape::bytes(block).unwrap());
+            View::new(block * rank, 1, shape.unwrap()).unwrap()
+        }
+        3 => {
+            let inner = Shape::hvector(random.u64(1..4), random.u64(1..4), 7, &Shape::bytes(2).unwrap()).unwrap();
+            let outer = Shape::hvector(random.u64(1..4), 1, inner.extent() + random.i64(0..20), &inner).unwrap();
+            let outer = Shape::resized(0, outer.extent() + random.i64(0..9), &outer).unwrap();
+            View::new(disp, 1, outer).unwrap()
+        }
+        _ => {
+            let mut at = 0;
+            let mut blocks = Vec::new();
+            for _ in 0..random.usize(1..5) {
+                at += random.i64(0..12);
+                let len = random.u64(1..9);
+                blocks.push((len, at));
+                at += len as i64;
+            }
+            let shape = Shape::hindexed(&blocks, &Shape::bytes(1).unwrap()).unwrap();
+            let shape = Shape::resized(0, at + random.i64(0..8), &shape).unwrap();
+            View::new(disp, 1, shape).unwrap()
+        }
+    }
+}
+
+/// A stretch of a view that ends within the file's first `SPAN` bytes.
+fn stretch(random: &mut fastrand::Rng, view: &View) -> (u64, u64) {
+    let all = view.stream_before(SPAN).0;
+    let from = random.u64(0..all.max(1));
+    (from, random.u64(0..=(all - from).min(120)))
+}
+
+fn buffer_shape(random: &mut fastrand::Rng, len: u64) -> (Shape, u64) {
+    if len > 0 && len.is_multiple_of(4) && random.bool() {
+        let shape = Shape::hvector(2, 1, 5, &Shape::bytes(2).unwrap()).unwrap();
+        (Shape::resized(0, 9, &shape).unwrap(), len / 4)
+    } else {
+        (Shape::bytes(1).unwrap(), len)
+    }
+}
+
+fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
+    let number = random.usize(0..job.ranks.len());
+    let rank = &job.ranks[number];
+    let (stream, len) = stretch(random, &rank.view);
+    let data: Vec<u8> = (0..len).map(|_| random.u8(1..)).collect();
+    let (shape, count) = buffer_shape(random, len);
+    let mut memory = vec![0u8; (shape.extent() as u64 * count.max(1)) as usize];
+    // SAFETY: the elements lie in `memory`.
+    let mut buffer = unsafe { Buffer::new(memory.as_mut_ptr(), count, &shape) }.unwrap();
+    buffer.scatter(0, &data);
+    let stamp = if rank.view.is_default() { rank.file.stamp() } else { job.stamp };
+    assert_eq!(rank.file.write(stream, &buffer).unwrap(), len);
+    model.write(&rank.view, stream, &data, &Write { stamp, owner: (job.number, number as u32) });
+}
+
+fn check(random: &mut fastrand::Rng, rank: &Rank, model: &Model) {
+    let (stream, len) = stretch(random, &rank.view);
+    let (shape, count) = buffer_shape(random, len);
+    let mut memory = vec![0u8; (shape.extent() as u64 * count.max(1)) as usize];
+    // SAFETY: the elements lie in `memory`.
+    let mut buffer = unsafe { Buffer::new(memory.as_mut_ptr(), count, &shape) }.unwrap();
+    let expected = model.read(&rank.view, stream, len);
+    assert_eq!(rank.file.read(stream, &mut buffer).unwrap(), expected.len() as u64);
+    let mut dense = vec![0; expected.len()];
+    buffer.gather(0, &mut dense);
+    assert_eq!(dense, expected, "stream {stream} of {:?}", rank.view);
+}
+
+fn check_all(path: &Path, rank: &Rank, model: &Model) {
+    assert_eq!(rank.file.size().unwrap(), model.bytes.len() as u64);
+    assert_eq!(stat::stat(path).unwrap().size, model.bytes.len() as u64);
+}
+
+fn run(seed: u64) {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let mut model = Model::default();
+    let mut opens = 0;
+    for _ in 0..random.usize(1..4) {
+        opens += 1;
+        let mut job = open(&path, opens, random.u32(1..7));
+        let mut second: Option<Job> = None;
+        for _ in 0..random.usize(0..60) {
+            match random.u8(0..20) {
+                0..8 => write(&mut random, &job, &mut model),
+                8..13 => {
+                    let at = random.usize(0..job.ranks.len());
+                    check(&mut random, &job.ranks[at], &model);
+                }
+                13 => job.epoch(),
+                14 => {
+                    job.publish(random.bool(), false);
+                    job.epoch();
+                }
+                15 => {
+                    let ranks = job.ranks.len() as u64;
+                    for (number, rank) in job.ranks.iter_mut().enumerate() {
+                        rank.view = random_view(&mut random, number as u64, ranks);
+                        rank.file.set_view(rank.view.clone());
+                    }
+                    job.epoch();
+                }
+                16 => {
+                    job.publish(false, false);
+                    let size = random.u64(0..SPAN);
+                    job.ranks[0].file.set_size(size).unwrap();
+                    model.bytes.resize(size as usize, Byte::default());
+                    job.epoch();
+                }
+                17 => check_all(&path, &job.ranks[0], &model),
+                18 => match second.take() {
+                    None => {
+                        opens += 1;
+                        second = Some(open(&path, opens, 1));
+                    }
+                    Some(mut over) => over.publish(false, true),
+                },
+                _ => {
+                    if let Some(second) = &second {
+                        write(&mut random, second, &mut model);
+                        check(&mut random, &second.ranks[0], &model);
+                    }
+                }
+            }
+        }
+        if let Some(mut second) = second {
+            second.publish(false, true);
+        }
+        // A job that ends without a word is one that died.
+        if random.bool() {
+            job.publish(random.bool(), true);
+        }
+    }
+    let mut last = open(&path, opens + 1, 2);
+    for rank in &last.ranks {
+        for _ in 0..5 {
+            check(&mut random, rank, &model);
+        }
+        check_all(&path, rank, &model);
+    }
+    last.publish(true, true);
+    drop(last);
+    assert_eq!(stat::stat(&path).unwrap().size, model.bytes.len() as u64);
+    stat::delete(&path).unwrap();
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+/// Bytes are those of the model after any sequence of calls, whatever the views,
+/// the number of ranks, the syncs, truncations, second opens and deaths.
+#[test]
+fn a_container_is_the_file_that_the_calls_describe() {
+    let cases = std::env::var("TATAMI_TILED_CASES").ok().and_then(|n| n.parse().ok());
+    let first = std::env::var("TATAMI_TILED_SEED").ok().and_then(|n| n.parse().ok());
+    let first = first.unwrap_or(0u64);
+    for seed in first..first + cases.unwrap_or(300u64) {
+        if let Err(panic) = std::panic::catch_unwind(|| run(seed)) {
+            eprintln!("TATAMI_TILED_SEED={seed}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}

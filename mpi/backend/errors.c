@@ -1,0 +1,94 @@
+/* Error classes: from errno, to the file's error handler, agreed upon by all ranks. */
+#include "backend.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static int class_of_errno(int error)
+{
+  switch (error) {
+  case EACCES:
+  case EPERM:
+    return MPI_ERR_ACCESS;
+  case EROFS:
+    return MPI_ERR_READ_ONLY;
+  case ENOENT:
+    return MPI_ERR_NO_SUCH_FILE;
+  case EEXIST:
+    return MPI_ERR_FILE_EXISTS;
+  case ENAMETOOLONG:
+  case EISDIR:
+  case ENOTDIR:
+  case ELOOP:
+    return MPI_ERR_BAD_FILE;
+  case ENOSPC:
+    return MPI_ERR_NO_SPACE;
+  case EDQUOT:
+    return MPI_ERR_QUOTA;
+  case ENOMEM:
+    return MPI_ERR_NO_MEM;
+  case EBUSY:
+  case ETXTBSY:
+    return MPI_ERR_FILE_IN_USE;
+  case EINVAL:
+  case EOVERFLOW:
+    return MPI_ERR_ARG;
+  case EOPNOTSUPP:
+  case ENOSYS:
+    return MPI_ERR_UNSUPPORTED_OPERATION;
+  default:
+    return MPI_ERR_IO;
+  }
+}
+
+/* MPI's error strings name the class only; the sentence with the path is for whoever asks for it. */
+static void explain(void)
+{
+  static atomic_int wanted = -1;
+  if (wanted < 0) {
+    const char *value = getenv("TATAMI_MPI_VERBOSE");
+    wanted = value != NULL && value[0] != '\0' && value[0] != '0';
+  }
+  if (wanted)
+    fprintf(stderr, "tatami: %s\n", tio_error());
+}
+
+int class_of(int64_t result)
+{
+  if (result >= 0)
+    return MPI_SUCCESS;
+  explain();
+  return class_of_errno((int)-result);
+}
+
+int fail(struct file *file, int error)
+{
+  if (error != MPI_SUCCESS)
+    PMPI_File_call_errhandler(file->shadow, error);
+  return error;
+}
+
+int fail_no_file(int error)
+{
+  MPI_Errhandler handler;
+  if (error == MPI_SUCCESS || PMPI_File_get_errhandler(MPI_FILE_NULL, &handler) != MPI_SUCCESS)
+    return error;
+  /* Open MPI 4 ends the program when it is asked to call the handler of MPI_FILE_NULL, MPICH 4.0 counts its
+   * references wrongly; a handle that has just been opened has the same handler. */
+  MPI_File shadow;
+  if (handler != MPI_ERRORS_RETURN && shadow_open(&shadow) == MPI_SUCCESS) {
+    PMPI_File_call_errhandler(shadow, error);
+    REAL(File_close)(&shadow);
+  }
+  PMPI_Errhandler_free(&handler);
+  return error;
+}
+
+int agree(struct file *file, int error)
+{
+  int worst = error;
+  if (file->ranks > 1 && PMPI_Allreduce(&error, &worst, 1, MPI_INT, MPI_MAX, file->comm) != MPI_SUCCESS)
+    return MPI_ERR_OTHER;
+  return worst;
+}

@@ -1,0 +1,194 @@
+/* MPI_File_set_view and MPI_File_get_view. */
+#include "ours.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A view before all ranks have agreed on it. */
+struct proposal {
+  int64_t displacement;
+  int64_t etype_size, filetype_size;
+  enum representation rep;
+  MPI_Datatype etype, filetype;
+  tio_shape *shape;
+};
+
+/* What all ranks put into one reduction: the largest of each. */
+enum { ERROR, REP, REP_NEGATED, ETYPE, ETYPE_NEGATED, STAMP, SHARED_POINTER, FIELDS };
+
+static int representation_of(const char *name, enum representation *rep)
+{
+  static const char *const names[] = {[NATIVE] = "native", [INTERNAL] = "internal", [EXTERNAL32] = "external32"};
+  for (int i = 0; name != NULL && i < 3; i++)
+    if (strcmp(name, names[i]) == 0) {
+      *rep = (enum representation)i;
+      return MPI_SUCCESS;
+    }
+  return name == NULL ? MPI_ERR_ARG : MPI_ERR_UNSUPPORTED_DATAREP;
+}
+
+/* A handle of ours for the same type: the program may free its own. */
+static int keep(MPI_Datatype datatype, MPI_Datatype *kept)
+{
+  *kept = datatype;
+  if (type_is_predefined(datatype))
+    return MPI_SUCCESS;
+  return PMPI_Type_dup(datatype, kept) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
+}
+
+static void drop(MPI_Datatype *datatype)
+{
+  if (*datatype != MPI_DATATYPE_NULL && !type_is_predefined(*datatype))
+    PMPI_Type_free(datatype);
+  *datatype = MPI_DATATYPE_NULL;
+}
+
+static void withdraw(struct proposal *p)
+{
+  drop(&p->etype);
+  drop(&p->filetype);
+  tio_shape_release(p->shape);
+}
+
+static int propose_types(struct proposal *p, MPI_Datatype etype, MPI_Datatype filetype)
+{
+  tio_shape *element = NULL;
+  if (etype == MPI_DATATYPE_NULL || filetype == MPI_DATATYPE_NULL)
+    return MPI_ERR_TYPE;
+  int error = flatten(etype, p->rep, &element);
+  if (error == MPI_SUCCESS) {
+    p->etype_size = (int64_t)tio_shape_size(element);
+    tio_shape_release(element);
+    error = flatten(filetype, p->rep, &p->shape);
+  }
+  if (error == MPI_SUCCESS)
+    error = keep(etype, &p->etype);
+  if (error == MPI_SUCCESS)
+    error = keep(filetype, &p->filetype);
+  if (error != MPI_SUCCESS)
+    return error;
+  p->filetype_size = (int64_t)tio_shape_size(p->shape);
+  if (p->etype_size == 0 || p->filetype_size % p->etype_size != 0)
+    return MPI_ERR_ARG;
+  return MPI_SUCCESS;
+}
+
+static int check_displacement(const struct file *file, MPI_Offset displacement)
+{
+  if (file->amode & MPI_MODE_SEQUENTIAL)
+    return displacement == MPI_DISPLACEMENT_CURRENT || displacement == 0 ? MPI_SUCCESS : MPI_ERR_ARG;
+  return displacement >= 0 ? MPI_SUCCESS : MPI_ERR_ARG;
+}
+
+static int propose(const struct file *file, struct proposal *p, MPI_Offset displacement, MPI_Datatype etype,
+                   MPI_Datatype filetype, const char *datarep)
+{
+  int error = representation_of(datarep, &p->rep);
+  if (error == MPI_SUCCESS)
+    error = propose_types(p, etype, filetype);
+  if (error == MPI_SUCCESS)
+    error = check_displacement(file, displacement);
+  p->displacement = displacement;
+  if (error == MPI_SUCCESS)
+    error = class_of(tio_view_check(file->flags, displacement > 0 ? (uint64_t)displacement : 0,
+                                    (uint64_t)p->etype_size, p->shape));
+  return error;
+}
+
+/* Collective. The stamp of the new epoch, and, for MPI_DISPLACEMENT_CURRENT, the shared pointer before it is reset. */
+static int decide(struct file *file, const struct proposal *p, int error, int64_t all[FIELDS])
+{
+  int64_t own[FIELDS] = {[ERROR] = error};
+  if (error == MPI_SUCCESS) {
+    own[REP] = p->rep;
+    own[REP_NEGATED] = -(int64_t)p->rep;
+    own[ETYPE] = p->etype_size;
+    own[ETYPE_NEGATED] = -p->etype_size;
+  }
+  own[SHARED_POINTER] = INT64_MIN;
+  own[STAMP] = INT64_MIN;
+  if (file->rank == 0) {
+    int shared = class_of(tio_shared_add(file->io, 0, &own[SHARED_POINTER]));
+    own[STAMP] = (int64_t)tio_stamp(file->io);
+    if (own[ERROR] == MPI_SUCCESS)
+      own[ERROR] = shared;
+  }
+  memcpy(all, own, sizeof own);
+  if (file->ranks > 1 && PMPI_Allreduce(own, all, FIELDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    return MPI_ERR_OTHER;
+  if (all[ERROR] != MPI_SUCCESS)
+    return (int)all[ERROR];
+  if (all[REP] != -all[REP_NEGATED] || all[ETYPE] != -all[ETYPE_NEGATED])
+    return MPI_ERR_NOT_SAME;
+  return MPI_SUCCESS;
+}
+
+/* MPI_DISPLACEMENT_CURRENT: the byte of this rank's present view to which the shared pointer points. */
+static int resolve_displacement(struct file *file, struct proposal *p, int64_t shared)
+{
+  uint64_t byte = 0;
+  if (p->displacement != MPI_DISPLACEMENT_CURRENT)
+    return MPI_SUCCESS;
+  int error = class_of(tio_offset_of(file->io, (uint64_t)(shared * file->etype_size), &byte));
+  p->displacement = (int64_t)byte;
+  return error;
+}
+
+static int adopt(struct file *file, struct proposal *p, int64_t stamp)
+{
+  int error = class_of(tio_epoch(file->io, (uint64_t)stamp));
+  if (error == MPI_SUCCESS)
+    error = class_of(tio_view(file->io, (uint64_t)p->displacement, (uint64_t)p->etype_size, p->shape));
+  if (error != MPI_SUCCESS)
+    return error;
+  MPI_Datatype etype = file->etype, filetype = file->filetype;
+  file->displacement = p->displacement;
+  file->etype = p->etype;
+  file->filetype = p->filetype;
+  file->etype_size = p->etype_size;
+  file->rep = p->rep;
+  atomic_store(&file->position, 0);
+  p->etype = etype; /* to be dropped with the proposal */
+  p->filetype = filetype;
+  return file->rank == 0 ? class_of(tio_shared_set(file->io, 0)) : MPI_SUCCESS;
+}
+
+int our_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
+                      const char *datarep, MPI_Info info)
+{
+  struct file *file = file_of(handle);
+  struct proposal p = {.etype = MPI_DATATYPE_NULL, .filetype = MPI_DATATYPE_NULL};
+  int64_t all[FIELDS];
+  if (file == NULL)
+    return REAL(File_set_view)(handle, displacement, etype, filetype, datarep, info);
+  int error = propose(file, &p, displacement, etype, filetype, datarep);
+  error = decide(file, &p, error, all);
+  if (error == MPI_SUCCESS) {
+    error = resolve_displacement(file, &p, all[SHARED_POINTER]);
+    if (error == MPI_SUCCESS)
+      error = adopt(file, &p, all[STAMP]);
+    /* Nobody uses the shared pointer before it has been reset. */
+    error = agree(file, error);
+  }
+  if (error == MPI_SUCCESS && info != MPI_INFO_NULL)
+    hints_merge(file->hints, info);
+  withdraw(&p);
+  return fail(file, error);
+}
+
+int our_File_get_view(MPI_File handle, MPI_Offset *displacement, MPI_Datatype *etype, MPI_Datatype *filetype,
+                      char *datarep)
+{
+  static const char *const names[] = {[NATIVE] = "native", [INTERNAL] = "internal", [EXTERNAL32] = "external32"};
+  struct file *file = file_of(handle);
+  if (file == NULL)
+    return REAL(File_get_view)(handle, displacement, etype, filetype, datarep);
+  if (displacement == NULL || etype == NULL || filetype == NULL || datarep == NULL)
+    return fail(file, MPI_ERR_ARG);
+  int error = keep(file->etype, etype);
+  if (error == MPI_SUCCESS)
+    error = keep(file->filetype, filetype);
+  *displacement = file->displacement;
+  strcpy(datarep, names[file->rep]);
+  return fail(file, error);
+}
