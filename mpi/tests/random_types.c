@@ -55,15 +55,24 @@ static MPI_Aint extent_of(MPI_Datatype datatype)
   return extent;
 }
 
-/* Displacements of `n` blocks of the given lengths, in units, with gaps; in random order if wanted. */
-static void scatter(struct rng *rng, int n, const int *lengths, int *displacements, bool shuffle)
+/* Where the data of a datatype lie; of one without data the libraries tell various things. */
+static void data_bounds(MPI_Datatype datatype, MPI_Aint *low, MPI_Aint *length)
 {
-  int at = shuffle ? rng_between(rng, -3, 3) : rng_below(rng, 3);
+  int size = 0;
+  MPI_Type_size(datatype, &size);
+  MPI_Type_get_true_extent(datatype, low, length);
+  if (size == 0)
+    *low = *length = 0;
+}
+
+/* Displacements of `n` blocks of the given lengths, in units, with gaps. */
+static void scatter(struct rng *rng, int n, const int *lengths, int *displacements, bool negative)
+{
+  int at = negative ? rng_between(rng, -3, 3) : rng_below(rng, 3);
   for (int i = 0; i < n; i++) {
     displacements[i] = at;
     at += lengths[i] + rng_below(rng, 3);
   }
-  (void)shuffle;
 }
 
 static MPI_Datatype make_subarray(struct rng *rng, MPI_Datatype child)
@@ -145,7 +154,7 @@ static MPI_Datatype make_struct(struct rng *rng, MPI_Datatype child, bool shuffl
     MPI_Aint lb, extent;
     children[i] = rng_below(rng, 2) ? child : unit != MPI_DATATYPE_NULL ? unit : random_basic_type(rng);
     lengths[i] = rng_below(rng, 3);
-    MPI_Type_get_true_extent(children[i], &lb, &extent);
+    data_bounds(children[i], &lb, &extent);
     displacements[i] = at - (lb < 0 ? lb : 0);
     at = displacements[i] + (lb > 0 ? lb : 0) + lengths[i] * (extent_of(children[i]) + extent) + rng_below(rng, 9);
   }
@@ -178,7 +187,7 @@ static MPI_Datatype make_resized(struct rng *rng, MPI_Datatype child, bool overl
 {
   MPI_Datatype made = MPI_DATATYPE_NULL;
   MPI_Aint lb, extent;
-  MPI_Type_get_true_extent(child, &lb, &extent);
+  data_bounds(child, &lb, &extent);
   MPI_Aint size = overlaps ? rng_between(rng, 1, (int)extent + 16) : extent + rng_below(rng, 17);
   MPI_Type_create_resized(child, lb - rng_below(rng, 9), size, &made);
   return made;
@@ -224,7 +233,7 @@ static MPI_Datatype spread(MPI_Datatype datatype)
   MPI_Datatype made = MPI_DATATYPE_NULL;
   MPI_Aint lb, extent, true_lb, true_extent;
   MPI_Type_get_extent(datatype, &lb, &extent);
-  MPI_Type_get_true_extent(datatype, &true_lb, &true_extent);
+  data_bounds(datatype, &true_lb, &true_extent);
   if (lb <= true_lb && lb + extent >= true_lb + true_extent)
     return datatype;
   MPI_Type_create_resized(datatype, true_lb, true_extent, &made);
@@ -283,7 +292,7 @@ static MPI_Datatype bound(MPI_Datatype datatype, int64_t *end)
   MPI_Datatype made = MPI_DATATYPE_NULL;
   MPI_Aint lb, extent, true_lb, true_extent;
   MPI_Type_get_extent(datatype, &lb, &extent);
-  MPI_Type_get_true_extent(datatype, &true_lb, &true_extent);
+  data_bounds(datatype, &true_lb, &true_extent);
   MPI_Aint last = lb + extent > true_lb + true_extent ? lb + extent : true_lb + true_extent;
   *end = last;
   if (lb == 0 && last == extent)

@@ -1,8 +1,13 @@
 //! The tiles of all pieces of a file: which piece has which byte.
 
+use std::cmp::Reverse;
+
+use crate::grow::{Grower, Twig};
 use crate::piece::PieceTiles;
+use crate::scatter::Placed;
 use crate::sweep::{Span, spans, sweep};
 use crate::tile::Tile;
+use crate::tree::{Node, Range};
 use crate::view::{MAX_OFFSET, View};
 use crate::whole::Piece;
 
@@ -38,13 +43,24 @@ pub struct Found {
 
 /// One tile, as the index keeps it.
 #[derive(Clone, Debug)]
-struct Item {
-    piece: PieceId,
+pub(crate) struct Item {
+    pub piece: PieceId,
     view: View,
+    /// Its `view` is a number that tiles of equal views share.
     tile: Tile,
     /// First file offset, and the end; beyond `hi` a cut took what there was.
-    lo: u64,
-    hi: u64,
+    pub lo: u64,
+    pub hi: u64,
+    /// Proved: no other tile has any of its bytes.
+    pub alone: bool,
+}
+
+/// A tile of a view, for those who come with the same view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Known {
+    view: u64,
+    start: u64,
+    item: u32,
 }
 
 /// Which piece has which byte of a file.
@@ -52,6 +68,9 @@ struct Item {
 pub struct Index {
     /// By precedence: the first wins over all others.
     items: Vec<Item>,
+    tree: Node,
+    /// Sorted.
+    known: Vec<Known>,
     /// What is left of the base, in bytes.
     base: u64,
     size: u64,
@@ -91,28 +110,97 @@ impl Index {
         };
         let base = base_size.min(base_limit);
         size = size.max(base);
-        let mut items: Vec<(u64, u32, Item)> = Vec::new();
-        for (piece, tiles) in &pieces {
+        let mut items: Vec<(u32, Item)> = Vec::new();
+        for (piece, tiles) in pieces {
             for tile in tiles.tiles() {
                 let view = tiles.views()[tile.view as usize].clone();
-                let lo = view.offset_of(tile.start);
-                let hi = (view.offset_of(tile.end() - 1) + 1).min(limit(tile.stamp));
-                if lo < hi {
-                    let hi = last_end(&view, tile, hi);
-                    size = size.max(hi);
-                    items.push((
-                        tile.stamp,
-                        tiles.rank(),
-                        Item { piece: *piece, view, tile: *tile, lo, hi },
-                    ));
-                }
+                items.extend(
+                    Item::new(piece, view, *tile, limit(tile.stamp)).map(|i| (tiles.rank(), i)),
+                );
             }
         }
+        let mut new = Index::of_items(items);
+        new.base = base;
+        new.size = new.size.max(size);
+        new
+    }
+
+    /// The index of these tiles of one piece alone.
+    pub(crate) fn of_tiles(piece: PieceId, tiles: impl Iterator<Item = (View, Tile)>) -> Index {
+        let items = tiles.filter_map(|(view, tile)| Item::new(piece, view, tile, u64::MAX));
+        Index::of_items(items.map(|i| (0, i)).collect())
+    }
+
+    fn of_items(mut items: Vec<(u32, Item)>) -> Index {
         // From the end, so that the later one of equals comes first.
         items.reverse();
-        items.sort_by(|a, b| (b.0, a.1, b.2.piece).cmp(&(a.0, b.1, a.2.piece)));
-        let items = items.into_iter().map(|(_, _, item)| item).collect();
-        Index { items, base, size }
+        items.sort_by_key(|(rank, i)| (Reverse(i.tile.stamp), *rank, Reverse(i.piece)));
+        let items: Vec<Item> = items.into_iter().map(|(_, item)| item).collect();
+        let size = items.iter().map(|i| i.hi).max().unwrap_or(0);
+        let mut new = Index { items, tree: Node::Nothing, known: Vec::new(), base: 0, size };
+        new.number_views();
+        new.plant();
+        new
+    }
+
+    /// Calls `met` with each tile that may have bytes of the file range `from .. to`: its
+    /// number (the lower of two wins), view and form.
+    pub(crate) fn visit<'a>(
+        &'a self,
+        from: u64,
+        to: u64,
+        mut met: impl FnMut(u32, &'a View, &'a Tile),
+    ) {
+        let mut found = Vec::new();
+        self.candidates(from, to, &mut found);
+        for i in found {
+            let item = &self.items[i as usize];
+            met(i, &item.view, &item.tile);
+        }
+    }
+
+    /// Notes which tiles are of which view, and gives equal views one number.
+    fn number_views(&mut self) {
+        self.known = (0u32..)
+            .zip(&self.items)
+            .map(|(item, i)| Known { view: i.view.hash(), start: i.tile.start, item })
+            .collect();
+        self.known.sort_unstable();
+        let mut same: Option<(View, u32)> = None;
+        let mut numbers = 0;
+        for known in &self.known {
+            let item = &mut self.items[known.item as usize];
+            let number = match &same {
+                Some((view, number)) if *view == item.view => *number,
+                _ => {
+                    numbers += 1;
+                    numbers
+                }
+            };
+            item.tile.view = number;
+            match &same {
+                // One copy of a view is enough for all.
+                Some((view, same)) if *same == number => item.view = view.clone(),
+                _ => same = Some((item.view.clone(), number)),
+            }
+        }
+    }
+
+    fn plant(&mut self) {
+        let items = &self.items;
+        let of = |i: u32| {
+            let item = &items[i as usize];
+            (item.tile.view, item.view.clone(), item.tile)
+        };
+        let twigs =
+            (0u32..).zip(items).map(|(i, t)| Twig::of_file(i, &t.view, &t.tile, t.lo, t.hi));
+        let mut grower = Grower::new(&of, items.len());
+        let tree = grower.grow(twigs.collect());
+        let alone = grower.alone;
+        self.tree = tree;
+        for (item, alone) in self.items.iter_mut().zip(alone) {
+            item.alone = alone;
+        }
     }
 
     /// The size of the file in bytes.
@@ -133,31 +221,129 @@ impl Index {
     /// piece are told as one, whether or not they do in the file.
     pub fn lookup_view(&self, view: &View, stream: u64, len: u64) -> Vec<Found> {
         let mut out = Vec::new();
-        for (offset, len) in view.extents(stream, len) {
+        let len = self.readable(view, stream, len);
+        let mut done = 0;
+        while let Some(found) = self.same_view(view, stream + done, len - done) {
+            done += found.len;
+            join(&mut out, found);
+        }
+        let mut near = None;
+        for (offset, len) in view.extents(stream + done, len - done) {
             let end = (offset + len).min(self.size);
-            if offset < end {
-                self.resolve(offset, end, &mut out);
+            self.resolve_near(offset, end, &mut near, &mut out);
+            if end < offset + len {
+                break;
             }
         }
         out
     }
 
-    fn resolve(&self, offset: u64, end: u64, out: &mut Vec<Found>) {
-        let mut at = offset;
-        let mut found: Vec<Span> = Vec::new();
-        for (i, item) in self.items.iter().enumerate() {
-            let (from, to) = (item.lo.max(offset), item.hi.min(end));
-            if from < to {
-                let spans = spans(&item.view, &item.tile, from, to);
-                found.extend(spans.map(|(offset, len, at)| Span { offset, len, at, of: i as u32 }));
+    /// How many of so many stream bytes lie before the end of the file, as long as the view
+    /// does not overlap itself.
+    pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
+        let len = len.min(u64::MAX - stream);
+        match view.overlaps() {
+            true => len,
+            false => len.min(view.stream_before(self.size).0.saturating_sub(stream)),
+        }
+    }
+
+    pub(crate) fn item(&self, number: u32) -> &Item {
+        &self.items[number as usize]
+    }
+
+    /// What lies in one run of a tile of the same view that overlaps no other tile.
+    pub(crate) fn same_view(&self, view: &View, stream: u64, len: u64) -> Option<Found> {
+        if len == 0 {
+            return None;
+        }
+        let hash = view.hash();
+        let next = self.known.partition_point(|k| (k.view, k.start) <= (hash, stream));
+        let known = self.known[..next].last().filter(|k| k.view == hash)?;
+        let item = &self.items[known.item as usize];
+        let (k, inside) = item.tile.before(stream);
+        if !item.alone || !inside || item.view != *view {
+            return None;
+        }
+        let run = item.tile.run_from(k);
+        let file_offset = view.offset_of(stream);
+        let mut len = len.min(run);
+        if view.offset_of(stream + len - 1) >= item.hi {
+            len = view.stream_before(item.hi).0.saturating_sub(stream);
+        }
+        let (piece, at) = (Some(item.piece), item.tile.at + k);
+        (len > 0).then_some(Found { file_offset, len, piece, at })
+    }
+
+    /// Resolves a range that probably lies near the one before, in tile `near`.
+    fn resolve_near(&self, offset: u64, end: u64, near: &mut Option<u32>, out: &mut Vec<Found>) {
+        let mut offset = offset;
+        while offset < end {
+            if let Some(item) = near.map(|i| &self.items[i as usize])
+                && let Some((at, run)) = item.place_of(offset, end)
+            {
+                join(out, Found { file_offset: offset, len: run, piece: Some(item.piece), at });
+                offset += run;
+                continue;
+            }
+            let mut found = Vec::new();
+            self.candidates(offset, end, &mut found);
+            match found[..] {
+                [one] if self.items[one as usize].alone && *near != Some(one) => *near = Some(one),
+                _ => return self.resolve_among(offset, end, &found, out),
+            }
+            let item = &self.items[found[0] as usize];
+            if item.place_of(offset, end).is_none() {
+                return self.resolve_among(offset, end, &found, out);
             }
         }
-        for span in sweep(found, |a, b| a < b) {
+    }
+
+    /// The tiles that may have bytes of a range, each once.
+    pub(crate) fn candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
+        if offset < end {
+            let range = Range { from: offset, to: end };
+            self.tree.visit(range, range, &mut |item| found.push(item));
+            if found.len() > 1 {
+                found.sort_unstable();
+                found.dedup();
+            }
+        }
+    }
+
+    fn resolve(&self, offset: u64, end: u64, out: &mut Vec<Found>) {
+        let mut found = Vec::new();
+        self.candidates(offset, end, &mut found);
+        self.resolve_among(offset, end, &found, out);
+    }
+
+    fn resolve_among(&self, offset: u64, end: u64, among: &[u32], out: &mut Vec<Found>) {
+        let mut at = offset;
+        let mut put = |span: Span| {
             self.beneath(at, span.offset, out);
             let piece = Some(self.items[span.of as usize].piece);
             join(out, Found { file_offset: span.offset, len: span.len, piece, at: span.at });
             at = span.offset + span.len;
+        };
+        let mut found: Vec<Span> = Vec::new();
+        for &i in among {
+            let item = &self.items[i as usize];
+            let (from, to) = (item.lo.max(offset), item.hi.min(end));
+            if from >= to {
+                continue;
+            }
+            let spans = spans(&item.view, &item.tile, from, to).map(|(offset, len, at)| Span {
+                offset,
+                len,
+                at,
+                of: i,
+            });
+            match among.len() {
+                1 => spans.for_each(&mut put),
+                _ => found.extend(spans),
+            }
         }
+        sweep(found, |a, b| a < b).into_iter().for_each(&mut put);
         self.beneath(at, end, out);
     }
 
@@ -170,6 +356,62 @@ impl Index {
         if middle < to {
             join(out, Found { file_offset: middle, len: to - middle, piece: None, at: 0 });
         }
+    }
+}
+
+impl Item {
+    /// Of a tile, of which a cut left what lies before `limit`; `None` where that is nothing.
+    fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<Item> {
+        let lo = view.offset_of(tile.start);
+        let hi = (view.offset_of(tile.end() - 1) + 1).min(limit);
+        if lo >= hi {
+            return None;
+        }
+        let hi = last_end(&view, &tile, hi);
+        Some(Item { piece, view, tile, lo, hi, alone: false })
+    }
+
+    /// Its strided runs within the file range `from .. to`.
+    pub fn placed(&self, from: u64, to: u64) -> impl Iterator<Item = Placed> + '_ {
+        let first = self.tile.before(self.view.stream_before(from).0).0;
+        let end = self.tile.before(self.view.stream_before(to).0).0;
+        // Blocks of a tile over a contiguous view need not be visited one by one.
+        let (head, middle) = match self.view.is_default() {
+            true => self.tile.whole_blocks(first, end),
+            false => (end, end),
+        };
+        let run = |(stream, len, at): (u64, u64, u64)| {
+            let mut place = at;
+            self.view.runs(stream, len).map(move |run| {
+                let placed = Placed::of(run, place);
+                place += placed.len();
+                placed
+            })
+        };
+        let blocks = (middle > head).then(|| Placed {
+            from: self.view.offset_of(self.tile.stream_at(head)),
+            block: self.tile.block,
+            stride: self.tile.stride,
+            count: (middle - head) / self.tile.block,
+            place: self.tile.at + head,
+        });
+        self.tile
+            .runs(first, head)
+            .flat_map(run)
+            .chain(blocks)
+            .chain(self.tile.runs(middle, end).flat_map(run))
+    }
+
+    /// Where the byte at `offset` lies in the piece, and how many from there on, below
+    /// `end`, are contiguous in file and piece; `None` when the tile does not have it.
+    fn place_of(&self, offset: u64, end: u64) -> Option<(u64, u64)> {
+        if offset < self.lo || offset >= self.hi {
+            return None;
+        }
+        let (stream, visible, run) = self.view.run_at(offset);
+        let (k, inside) = self.tile.before(stream);
+        let run = run.min(self.tile.run_from(k)).min(end.min(self.hi) - offset);
+        (visible && inside).then_some((self.tile.at + k, run))
     }
 }
 

@@ -10,20 +10,26 @@
 //! of all of them together which piece has which byte.
 
 mod code;
+mod grow;
 mod index;
+mod own;
 mod piece;
 mod runs;
+mod scatter;
 mod shape;
 mod shape_code;
 mod sweep;
 mod tile;
+mod tree;
 mod view;
 mod whole;
 
 pub use code::DecodeError;
 pub use index::{BASE, Cut, Found, Index, PieceId};
-pub use piece::{Appended, MAX_VIEWS, Own, PieceTiles};
+pub use own::Own;
+pub use piece::{Appended, MAX_VIEWS, PieceTiles};
 pub use runs::{Blocks, Run, Runs};
+pub use scatter::FoundRun;
 pub use shape::{MAX_DEPTH, MAX_WEIGHT, Shape, ShapeError};
 pub use tile::{Tile, TileError};
 pub use view::{Extents, MAX_OFFSET, View, ViewError};

@@ -1,7 +1,7 @@
 //! What one writer's piece holds: tiles over views, found as the writes come.
 
 use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
-use crate::sweep::{Span, spans, sweep};
+use crate::own::{Older, Own, covered};
 use crate::tile::{Fit, Tile, TileError};
 use crate::view::View;
 
@@ -13,36 +13,34 @@ pub const MAX_VIEWS: usize = 1 << 20;
 pub enum Appended {
     /// The last tile's `len` went up. Nothing else changed.
     Grown,
-    /// The tiles from this number on are new. Those that they replace stay true: every byte
-    /// that they named is where they said.
+    /// The tiles from this number on are new, or have another form than before. The tile before
+    /// them may have lost its last block to them. What was known before stays
+    /// true: every byte is where it was.
     Changed(usize),
-}
-
-/// A stretch of a request and where the writer's own piece has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Own {
-    /// First stream byte.
-    pub stream: u64,
-    /// Number of stream bytes, never 0.
-    pub len: u64,
-    /// Where the bytes lie in the piece, and the stamp of their tile; `None` when the piece
-    /// does not have them.
-    pub at: Option<(u64, u64)>,
 }
 
 /// The tiles of one piece: what its writer knows, and what it hands over at
 /// sync and close.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct PieceTiles {
     rank: u32,
     views: Vec<View>,
     tiles: Vec<Tile>,
+    older: Older,
 }
+
+impl PartialEq for PieceTiles {
+    fn eq(&self, other: &PieceTiles) -> bool {
+        (self.rank, &self.views, &self.tiles) == (other.rank, &other.views, &other.tiles)
+    }
+}
+
+impl Eq for PieceTiles {}
 
 impl PieceTiles {
     /// A piece of this rank, with nothing in it.
     pub fn new(rank: u32) -> PieceTiles {
-        PieceTiles { rank, views: Vec::new(), tiles: Vec::new() }
+        PieceTiles { rank, views: Vec::new(), tiles: Vec::new(), older: Older::default() }
     }
 
     /// The rank that writes the piece: of tiles with equal stamps the lowest wins.
@@ -78,14 +76,28 @@ impl PieceTiles {
         Ok(number as u32)
     }
 
-    /// Adds a tile as it is, such as one that a journal tells.
+    /// Adds a tile as it is, such as one that a journal tells. Where the last tiles have its
+    /// stamp and view and name places in the piece from `tile.at` on, they lose them to it: a journal
+    /// that notes the tiles which [`Appended`] tells of is read back as it was.
     ///
     /// # Errors
     ///
     /// A tile over a view that is not there, or that is empty or out of range.
     pub fn push(&mut self, tile: Tile) -> Result<(), TileError> {
         tile.check(self.views.get(tile.view as usize))?;
+        while let Some(last) = self.tiles.last_mut() {
+            let same = last.stamp == tile.stamp && last.view == tile.view;
+            if !same || last.at + last.len <= tile.at {
+                break;
+            }
+            if last.at < tile.at {
+                last.shorten(tile.at - last.at);
+                break;
+            }
+            self.tiles.pop();
+        }
         self.tiles.push(tile);
+        self.older.keep_up(&self.views, &self.tiles);
         Ok(())
     }
 
@@ -125,10 +137,10 @@ impl PieceTiles {
                     last.block = last.len;
                     last.stride = stream - last.start;
                     last.len += len;
-                    return Ok(Appended::Changed(changed.min(number - 1)));
+                    return Ok(Appended::Changed(number - 1));
                 }
                 Fit::Split => {
-                    changed = number - 1;
+                    changed = number;
                     let tail = last.split_last();
                     self.tiles.push(tail);
                 }
@@ -136,58 +148,14 @@ impl PieceTiles {
             }
         }
         self.tiles.push(new);
+        self.older.keep_up(&self.views, &self.tiles);
         Ok(Appended::Changed(changed))
     }
 
     /// Where the writer's own piece has the stream bytes `stream .. stream + len` of
     /// `view`: without gaps, in stream order. Of several tiles over a byte the one that wins counts.
     pub fn covered(&self, view: &View, stream: u64, len: u64) -> Vec<Own> {
-        let len = len.min(u64::MAX - stream);
-        let mut own: Vec<Own> = Vec::new();
-        let mut put = |new: Own| {
-            if new.len == 0 {
-                return;
-            }
-            if let Some(last) = own.last_mut() {
-                let goes_on = match (last.at, new.at) {
-                    (None, None) => true,
-                    (Some((at, stamp)), Some((next, same))) => {
-                        at + last.len == next && stamp == same
-                    }
-                    _ => false,
-                };
-                if goes_on {
-                    last.len += new.len;
-                    return;
-                }
-            }
-            own.push(new);
-        };
-        let mut done = stream;
-        for (file, run) in view.extents(stream, len) {
-            let mut found: Vec<Span> = Vec::new();
-            for (i, tile) in self.tiles.iter().enumerate() {
-                let view = &self.views[tile.view as usize];
-                found.extend(spans(view, tile, file, file + run).map(|(offset, len, at)| Span {
-                    offset,
-                    len,
-                    at,
-                    of: i as u32,
-                }));
-            }
-            let order = |i: u32| (self.tiles[i as usize].stamp, i);
-            let mut at = file;
-            for span in sweep(found, |a, b| order(a) > order(b)) {
-                put(Own { stream: done + (at - file), len: span.offset - at, at: None });
-                let stamp = self.tiles[span.of as usize].stamp;
-                let stream = done + (span.offset - file);
-                put(Own { stream, len: span.len, at: Some((span.at, stamp)) });
-                at = span.offset + span.len;
-            }
-            put(Own { stream: done + (at - file), len: file + run - at, at: None });
-            done += run;
-        }
-        own
+        covered(self, &self.older, view, stream, len)
     }
 
     /// The encoding: see docs/FORMAT.md.

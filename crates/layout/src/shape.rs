@@ -9,6 +9,7 @@
 //! costs no more than the `vector` that it could have been. (Datatype
 //! flattening of ROMIO, "listless I/O" of Worringen, Träff and Ritzdorf, 2003.)
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -62,12 +63,24 @@ pub(crate) struct Facts {
 }
 
 /// A part of a shape, the first byte of its first block at 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     /// So many bytes one behind the other.
     Run(u64),
     Vector(Arc<Vector>),
     List(Arc<List>),
+}
+
+impl Hash for Vector {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.count, self.stride, &self.child).hash(state);
+    }
+}
+
+impl Hash for List {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.parts.hash(state);
+    }
 }
 
 /// `count` ≥ 2 copies of `child`, `stride` bytes from one to the next.
@@ -87,7 +100,7 @@ pub(crate) struct List {
 }
 
 /// One part of a [`List`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Part {
     /// Bytes of data in the parts before.
     pub start: u64,

@@ -78,6 +78,21 @@ impl Tile {
         (before.min(self.len), rest < self.block && before < self.len)
     }
 
+    /// How many of its bytes from byte `k` on are one run of the stream.
+    pub(crate) fn run_from(&self, k: u64) -> u64 {
+        let left = self.len.saturating_sub(k);
+        if self.block == self.stride { left } else { left.min(self.block - k % self.block) }
+    }
+
+    /// Of its bytes `from .. end`, those in whole blocks; none if it is contiguous.
+    pub(crate) fn whole_blocks(&self, from: u64, end: u64) -> (u64, u64) {
+        if self.block == self.stride {
+            return (end, end);
+        }
+        let head = from.next_multiple_of(self.block).min(end);
+        (head, head + (end - head) / self.block * self.block)
+    }
+
     /// The stream runs of its bytes `k .. end`: stream offset, length, place in
     /// the piece.
     pub(crate) fn runs(
@@ -91,12 +106,7 @@ impl Tile {
             if k >= end {
                 return None;
             }
-            let left = end - k;
-            let len = if tile.block == tile.stride {
-                left
-            } else {
-                (tile.block - k % tile.block).min(left)
-            };
+            let len = tile.run_from(k).min(end - k);
             let run = (tile.stream_at(k), len, tile.at + k);
             k += len;
             Some(run)
@@ -160,10 +170,15 @@ impl Tile {
         let k = (self.len - 1) / self.block * self.block;
         let tail =
             Tile::contiguous(self.stamp, self.view, self.stream_at(k), self.len - k, self.at + k);
-        self.len = k;
-        if k == self.block {
+        self.shorten(k);
+        tail
+    }
+
+    /// Leaves the first `len` bytes.
+    pub(crate) fn shorten(&mut self, len: u64) {
+        self.len = len;
+        if len <= self.block {
             (self.block, self.stride) = (1, 1);
         }
-        tail
     }
 }

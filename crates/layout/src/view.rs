@@ -5,6 +5,7 @@
 //! file, [`View::stream_before`] back, both in O(depth · log) of the filetype's
 //! tree and in O(1) of the number of its copies.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -62,13 +63,17 @@ struct Inner {
     kind: Kind,
     period: u64,
     size: u64,
+    hash: u64,
 }
 
 impl PartialEq for View {
     fn eq(&self, other: &View) -> bool {
         let (a, b) = (&*self.0, &*other.0);
         Arc::ptr_eq(&self.0, &other.0)
-            || (a.origin == b.origin && a.period == b.period && a.kind == b.kind)
+            || (a.hash == b.hash
+                && a.origin == b.origin
+                && a.period == b.period
+                && a.kind == b.kind)
     }
 }
 
@@ -85,6 +90,7 @@ impl View {
             kind: Kind::Run(1),
             period: 1,
             size: 1,
+            hash: hash(0, &Kind::Run(1), 1),
         }))
     }
 
@@ -95,7 +101,7 @@ impl View {
     pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<View, ViewError> {
         let body = &filetype.body;
         let facts = body.kind.facts();
-        if facts.size > 0 && (etype_size == 0 || facts.size % etype_size != 0) {
+        if facts.size > 0 && (etype_size == 0 || !facts.size.is_multiple_of(etype_size)) {
             return Err(ViewError::Etype { filetype: facts.size, etype: etype_size });
         }
         if facts.size > 0 && body.disp.saturating_add(facts.low) < 0 {
@@ -115,7 +121,9 @@ impl View {
         let (kind, period) = simplest(body, extent as u64);
         let size = kind.size();
         let origin = if size == 0 { disp } else { origin };
-        Ok(View(Arc::new(Inner { disp, etype: etype_size, filetype, origin, kind, period, size })))
+        let hash = hash(origin, &kind, period);
+        let etype = etype_size;
+        Ok(View(Arc::new(Inner { disp, etype, filetype, origin, kind, period, size, hash })))
     }
 
     /// Whether the view is one run of bytes without end, from some displacement on:
@@ -176,14 +184,23 @@ impl View {
     /// that [`overlaps`](View::overlaps), the last block that begins at or before `offset`
     /// counts.
     pub fn stream_before(&self, offset: u64) -> (u64, bool) {
+        let (before, visible, _) = self.run_at(offset);
+        (before, visible)
+    }
+
+    /// The same, and how many bytes from `offset` on are visible without a gap, as far
+    /// as one leaf of the tree tells.
+    pub(crate) fn run_at(&self, offset: u64) -> (u64, bool, u64) {
         let v = &*self.0;
         let offset = offset.min(MAX_OFFSET + 1);
         if v.size == 0 || offset < v.origin {
-            return (0, false);
+            return (0, false, 0);
         }
         let (copy, rest) = ((offset - v.origin) / v.period, (offset - v.origin) % v.period);
-        let (before, visible) = data_before(&v.kind, rest as i64);
-        (copy.saturating_mul(v.size).saturating_add(before), visible)
+        let (before, run) = data_before(&v.kind, rest as i64);
+        let endless = self.is_default();
+        let run = if endless { MAX_OFFSET + 1 - offset } else { run };
+        (copy.saturating_mul(v.size).saturating_add(before), run > 0, run)
     }
 
     /// The runs of the file that hold the stream bytes `stream .. stream + len`: offset
@@ -211,6 +228,17 @@ impl View {
         Runs::new(&v.kind, v.origin as i64, v.period as i64, stream, len)
     }
 
+    /// What is repeated without end, where its first copy is, and the distance from copy
+    /// to copy.
+    pub(crate) fn simplest(&self) -> (&Kind, u64, u64) {
+        (&self.0.kind, self.0.origin, self.0.period)
+    }
+
+    /// A number that equal views share.
+    pub(crate) fn hash(&self) -> u64 {
+        self.0.hash
+    }
+
     /// Appends the view's encoding: see docs/FORMAT.md.
     pub fn encode(&self, out: &mut Vec<u8>) {
         put(out, self.0.disp);
@@ -229,6 +257,12 @@ impl View {
         let filetype = Shape::decode(from)?;
         View::new(disp, etype, filetype).map_err(|_| DecodeError::Invalid("no valid view"))
     }
+}
+
+fn hash(origin: u64, kind: &Kind, period: u64) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (origin, period, kind).hash(&mut hasher);
+    hasher.finish()
 }
 
 /// The least part whose copies are the same sequence of blocks.
@@ -271,14 +305,14 @@ fn place(kind: &Kind, mut rest: u64) -> i64 {
 }
 
 /// How many bytes of a part's data lie before place `at`, which is not before its first
-/// block, and whether the byte there is one of them. The part is not `Mixed`.
-fn data_before(kind: &Kind, mut at: i64) -> (u64, bool) {
+/// block, and how many bytes there are from that one on. The part is not `Mixed`.
+fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
     let (mut kind, mut before) = (kind, 0u64);
     loop {
         match kind {
             Kind::Run(len) => {
-                let inside = (at as u64) < *len;
-                return (before + (at as u64).min(*len), inside);
+                let inside = (at as u64).min(*len);
+                return (before + inside, len - inside);
             }
             Kind::Vector(v) => {
                 // A stride of 0 occurs only in views that overlap.

@@ -15,7 +15,9 @@ impl std::fmt::Display for NodeId {
 }
 
 /// The number of one object of a file: objects of a file count from 0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 pub struct Piece(pub u32);
 
 /// How the bytes of one file are spread over objects.

@@ -381,6 +381,59 @@ fn owners(found: &[Found]) -> Vec<Option<(PieceId, u64)>> {
     found.iter().flat_map(one).collect()
 }
 
+/// The owner of each of `len` bytes that `found` tells, each told once.
+fn scattered(found: &[FoundRun], len: usize) -> Vec<Option<(PieceId, u64)>> {
+    let mut all = vec![None; len];
+    for f in found {
+        for i in 0..f.count {
+            for k in 0..f.block {
+                let old = &mut all[(f.to + i * f.to_stride + k) as usize];
+                assert!(old.is_none(), "told twice");
+                *old = Some(f.piece.map(|p| (p, f.at + i * f.at_stride + k)));
+            }
+        }
+    }
+    all.into_iter().map(|one| one.expect("not told")).collect()
+}
+
+/// Compares all that an index tells with who has which byte.
+fn check(
+    index: &Index,
+    owner: impl Fn(u64) -> Option<(PieceId, u64)>,
+    views: &[View],
+    probe: (u64, u64),
+) -> Result<(), TestCaseError> {
+    let size = index.size();
+    let all = index.lookup(0, u64::MAX);
+    let want: Vec<_> = (0..size).map(&owner).collect();
+    prop_assert_eq!(owners(&all), want.clone());
+    let mut at = 0;
+    for found in &all {
+        prop_assert_eq!(found.file_offset, at);
+        at += found.len;
+    }
+    let end = (probe.0 + probe.1).min(size);
+    let part = index.lookup(probe.0, probe.1);
+    prop_assert_eq!(owners(&part), want[probe.0.min(end) as usize..end as usize].to_vec());
+    for view in views {
+        for (stream, len) in [probe, (0, size)] {
+            let found = index.lookup_view(view, stream, len);
+            let offsets: Vec<u64> =
+                (stream..stream + len).map(|s| view.offset_of(s)).filter(|&o| o < size).collect();
+            let want: Vec<_> = offsets.iter().map(|&o| owner(o)).collect();
+            let runs = index.lookup_runs(view, stream, len);
+            prop_assert_eq!(scattered(&runs, want.len()), want.clone());
+            prop_assert_eq!(owners(&found), want);
+            let mut at = 0;
+            for f in &found {
+                prop_assert_eq!(f.file_offset, offsets[at]);
+                at += f.len as usize;
+            }
+        }
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
@@ -397,32 +450,208 @@ proptest! {
         play.run(&views, &steps);
         let index = play.index(base);
         prop_assert_eq!(index.size(), play.size);
-        let all = index.lookup(0, u64::MAX);
-        let want: Vec<_> = (0..play.size).map(|o| play.owner(o)).collect();
-        prop_assert_eq!(owners(&all), want.clone());
+        let all: Vec<View> = views.iter().cloned().chain([reader, View::bytes()]).collect();
+        check(&index, |o| play.owner(o), &all, probe)?;
+    }
+}
+
+/// An array in a file, cut into a grid of blocks, one for each rank. Innermost dimension last.
+#[derive(Clone, Debug)]
+struct Grid {
+    disp: u64,
+    element: u64,
+    /// Elements of a rank's block, and ranks, in each dimension.
+    dims: Vec<(u64, u64)>,
+    /// By how many elements each block reaches into the next ones.
+    ghost: u64,
+    /// Bytes a write, in elements; 0 for all at once.
+    chunk: u64,
+    /// How often the whole array is written, one after the other in the file.
+    times: u64,
+}
+
+fn grids() -> impl Strategy<Value = Grid> {
+    let dims = prop::collection::vec((1u64..5, 1u64..4), 1..4);
+    let ghost = prop_oneof![4 => Just(0u64), 1 => 1u64..2];
+    (0u64..20, 1u64..4, dims, ghost, 0u64..6, 1u64..4).prop_map(
+        |(disp, element, dims, ghost, chunk, times)| Grid {
+            disp,
+            element,
+            dims,
+            ghost,
+            chunk,
+            times,
+        },
+    )
+}
+
+impl Grid {
+    fn ranks(&self) -> u64 {
+        self.dims.iter().map(|d| d.1).product()
+    }
+
+    fn view(&self, mut rank: u64) -> View {
+        let mut shape = Shape::bytes(self.element).unwrap();
+        let mut extent = self.element;
         let mut at = 0;
-        for found in &all {
-            prop_assert_eq!(found.file_offset, at);
-            at += found.len;
+        for &(block, ranks) in self.dims.iter().rev() {
+            let mine = rank % ranks;
+            rank /= ranks;
+            let len = (block + self.ghost).min((ranks - mine) * block);
+            shape = Shape::hvector(len, 1, extent as i64, &shape).unwrap();
+            at += mine * block * extent;
+            extent *= block * ranks;
         }
-        // A part of it.
-        let end = (probe.0 + probe.1).min(play.size);
-        let part = index.lookup(probe.0, probe.1);
-        prop_assert_eq!(owners(&part), want[probe.0.min(end) as usize..end as usize].to_vec());
-        // Through views.
-        for view in views.iter().chain([&reader]) {
-            let found = index.lookup_view(view, probe.0, probe.1);
-            let offsets: Vec<u64> = (probe.0..probe.0 + probe.1)
-                .map(|s| view.offset_of(s))
-                .filter(|&o| o < play.size)
-                .collect();
-            let want: Vec<_> = offsets.iter().map(|&o| play.owner(o)).collect();
-            prop_assert_eq!(owners(&found), want);
-            let mut at = 0;
-            for f in &found {
-                prop_assert_eq!(f.file_offset, offsets[at]);
-                at += f.len as usize;
+        let shape = Shape::hindexed(&[(1, at as i64)], &shape).unwrap();
+        let shape = Shape::resized(0, extent as i64, &shape).unwrap();
+        View::new(self.disp, self.element, shape).unwrap()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    /// Blocks of arrays, which is what the index has its tree for; read by
+    /// other grids of the same array, too.
+    #[test]
+    fn the_index_knows_arrays(
+        grid in grids(),
+        others in vec(1u64..4, 3),
+        base in prop_oneof![Just(0u64), 0u64..400],
+        cut in prop::option::of(0u64..300),
+        probe in (0u64..300, 0u64..200),
+        reader in views(),
+    ) {
+        let ranks = grid.ranks();
+        let views: Vec<View> = (0..ranks).map(|r| grid.view(r)).collect();
+        let mut play = Play::new(ranks as usize, &views[0], base);
+        for time in 0..grid.times {
+            for (rank, view) in views.iter().enumerate() {
+                play.views[rank] = view.clone();
+                let len = view.filetype_size();
+                let chunk = if grid.chunk == 0 { len } else { grid.chunk * grid.element };
+                for at in (0..len).step_by(chunk as usize) {
+                    play.write(rank, time * len + at, chunk.min(len - at));
+                }
+            }
+            if let (Some(size), 0) = (cut, time) {
+                play.cut(size);
+                play.stamp += 10;
             }
         }
+        let index = play.index(base);
+        prop_assert_eq!(index.size(), play.size);
+        if cut.is_none() && grid.ghost == 0 {
+            // Proved apart, a whole array through the view that wrote it is one run.
+            for (rank, view) in views.iter().enumerate() {
+                let found = index.lookup_view(view, 0, view.filetype_size() * grid.times);
+                prop_assert_eq!(found.len(), 1, "rank {}", rank);
+            }
+        }
+        let mut readers = vec![reader, View::bytes(), views[0].clone(), views[views.len() - 1].clone()];
+        let dims = grid.dims.iter().zip(others).map(|(d, ranks)| (d.0 * d.1, ranks));
+        if dims.clone().all(|(len, ranks)| len % ranks == 0) {
+            let dims: Vec<_> = dims.map(|(len, ranks)| (len / ranks, ranks)).collect();
+            let other = Grid { dims, ghost: 0, ..grid };
+            readers.extend((0..other.ranks()).map(|r| other.view(r)));
+        }
+        check(&index, |o| play.owner(o), &readers, probe)?;
+    }
+
+    /// A journal that notes what `append` tells is read back as it was.
+    #[test]
+    fn a_journal_of_tiles_is_read_back(
+        views in vec(views(), 1..3),
+        writes in vec((0usize..3, 0u64..400, 1u64..9, 0u64..20, 1u64..7), 1..60),
+    ) {
+        let mut piece = PieceTiles::new(0);
+        let mut journal: Vec<Tile> = Vec::new();
+        // Where each tile of the piece has its latest record.
+        let mut latest: Vec<usize> = Vec::new();
+        let mut at = 0;
+        for (view, stream, block, gap, count) in writes {
+            let number = piece.add_view(&views[view % views.len()]).unwrap();
+            for i in 0..count {
+                let stream = stream + i * (block + gap);
+                match piece.append(7, number, stream, block, at).unwrap() {
+                    Appended::Grown => {
+                        let last = piece.tiles().len() - 1;
+                        journal[latest[last]].len = piece.tiles()[last].len;
+                    }
+                    Appended::Changed(first) => {
+                        latest.truncate(first);
+                        for tile in &piece.tiles()[first..] {
+                            latest.push(journal.len());
+                            journal.push(*tile);
+                        }
+                    }
+                }
+                at += block;
+                let mut back = PieceTiles::new(0);
+                for view in piece.views() {
+                    back.add_view(view).unwrap();
+                }
+                for tile in &journal {
+                    back.push(*tile).unwrap();
+                }
+                prop_assert_eq!(&back, &piece);
+                prop_assert_eq!(piece.tiles().iter().map(|t| t.len).sum::<u64>(), at);
+            }
+        }
+        prop_assert_eq!(PieceTiles::decode(&piece.encode()), Ok(piece));
+    }
+
+    /// Bytes that were damaged are refused, or are a piece that can be used.
+    #[test]
+    fn damaged_pieces_do_no_harm(
+        views in vec(views(), 1..3),
+        writes in vec((0usize..3, 0u64..400, 1u64..9), 1..20),
+        damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let mut piece = PieceTiles::new(3);
+        let mut at = 0;
+        for (view, stream, len) in writes {
+            let number = piece.add_view(&views[view % views.len()]).unwrap();
+            piece.append(at / 50, number, stream, len, at).unwrap();
+            at += len;
+        }
+        let whole = piece.encode();
+        prop_assert!(PieceTiles::decode(&whole[..cut.index(whole.len())]).is_err());
+        let mut bytes = whole.clone();
+        for (place, byte) in damage {
+            let place = place.index(bytes.len());
+            bytes[place] = byte;
+        }
+        use_piece(&bytes);
+        bytes.push(0);
+        use_piece(&bytes);
+    }
+
+    #[test]
+    fn any_bytes_do_no_harm(bytes in vec(any::<u8>(), 0..200)) {
+        use_piece(&bytes);
+        use_piece(&[&[1, 0, 1], &bytes[..]].concat());
+        let _ = View::decode(&mut &bytes[..]);
+    }
+}
+
+fn use_piece(bytes: &[u8]) {
+    let Ok(piece) = PieceTiles::decode(bytes) else { return };
+    assert_eq!(PieceTiles::decode(&piece.encode()), Ok(piece.clone()));
+    let view = View::bytes();
+    piece.covered(&view, 100, 100);
+    for view in piece.views() {
+        for offset in [0, 1, 1 << 20, u64::MAX] {
+            view.stream_before(offset);
+            view.offset_of(offset);
+            view.extents(offset, 1 << 40).take(10).count();
+        }
+    }
+    let index = Index::new(vec![(Piece(1), piece)], vec![], 5);
+    for offset in [0, 1, 1 << 20, u64::MAX] {
+        index.lookup(offset, 100);
+        index.lookup_view(&view, offset, 100);
+        index.lookup_runs(&view, offset, 100);
     }
 }

@@ -237,7 +237,7 @@ impl Reader {
             return Ok(false);
         }
         self.words.see(self.at + len * 8)?;
-        if len > TILE_WORDS as u64 && self.words.len()? < self.at + len * 8 {
+        if len > TILE_WORDS as u64 && self.words.readable()? < self.at + len * 8 {
             return Ok(false);
         }
         let mut body = vec![0; len as usize - 1];

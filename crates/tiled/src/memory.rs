@@ -109,7 +109,7 @@ impl<'a> Buffer<'a> {
 /// Both sides are there, and do not overlap.
 unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: Run, dense: *mut u8) -> *mut u8 {
     let first = base.wrapping_offset(run.disp as isize);
-    // SAFETY (all below): the caller's.
+    // SAFETY: all of it is the caller's.
     unsafe {
         match run.block {
             1 => words::<u8, OUT>(first, run, dense),

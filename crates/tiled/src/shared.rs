@@ -40,7 +40,7 @@ impl Words {
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub fn len(&self) -> Result<u64, Errno> {
+    pub fn readable(&self) -> Result<u64, Errno> {
         match &self.map {
             Some(map) => Ok(map.len() as u64),
             None => Ok(self.file.metadata().map_err(errno)?.len()),
@@ -143,7 +143,7 @@ impl Words {
             let word = word.filter(|_| map.is_writable()).ok_or(Errno::NOSPC)?;
             let step = |old: u64| Some(change(u64::from_le(old)).to_le());
             let old = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, step);
-            return Ok(old.unwrap_or_else(|old| old)).map(u64::from_le);
+            return Ok(u64::from_le(old.unwrap_or_else(|old| old)));
         }
         rustix::fs::flock(&self.file, FlockOperation::LockExclusive)?;
         let changed = self.load(offset).and_then(|old| {

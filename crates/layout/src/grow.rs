@@ -1,0 +1,358 @@
+//! Building the search tree over tiles, and with it the proof which of them overlap no other.
+
+use std::sync::Arc;
+
+use crate::shape::{Kind, List};
+use crate::tile::Tile;
+use crate::tree::{Modulo, Node, Pile, Ranges};
+use crate::view::View;
+
+/// Into how many parts tiles may be divided, beyond one for each.
+const MAX_PARTS: usize = 1 << 18;
+/// A part that repeats no more often than this may be divided into its copies.
+const FEW_COPIES: u64 = 4;
+/// How many groups of tiles with different strides are told apart.
+const MAX_GROUPS: usize = 16;
+
+/// Where the bytes of a tile may be, in the coordinates of some node: within `lo .. hi`, and there
+/// where `inner` says. Never less than the tile has; perhaps more.
+#[derive(Clone, Debug)]
+pub(crate) struct Twig {
+    item: u32,
+    lo: u64,
+    hi: u64,
+    inner: Inner,
+}
+
+#[derive(Clone, Debug)]
+enum Inner {
+    /// Anywhere.
+    Solid,
+    /// In copies of `child`, `count` of them, the first at `phase`.
+    Copies { child: Kind, stride: u64, phase: u64, count: u64 },
+    /// In the parts of a list at `base`, from the first number up to the second.
+    Parts { list: Arc<List>, base: u64, from: usize, to: usize },
+}
+
+impl Inner {
+    fn of(kind: &Kind, at: u64) -> Inner {
+        match kind {
+            Kind::Run(_) => Inner::Solid,
+            Kind::Vector(v) => Inner::Copies {
+                child: v.child.clone(),
+                stride: v.stride as u64,
+                phase: at,
+                count: v.count,
+            },
+            Kind::List(l) => Inner::Parts { list: l.clone(), base: at, from: 0, to: l.parts.len() },
+        }
+    }
+
+    fn moved(&self, to: impl Fn(u64) -> u64) -> Inner {
+        let mut new = self.clone();
+        match &mut new {
+            Inner::Solid => {}
+            Inner::Copies { phase, .. } => *phase = to(*phase),
+            Inner::Parts { base, .. } => *base = to(*base),
+        }
+        new
+    }
+
+    fn stride(&self) -> Option<u64> {
+        match self {
+            Inner::Copies { stride, .. } => Some(*stride),
+            _ => None,
+        }
+    }
+}
+
+impl Twig {
+    /// A tile's bytes in the file, all of which are in `lo .. hi`.
+    pub fn of_file(item: u32, view: &View, tile: &Tile, lo: u64, hi: u64) -> Twig {
+        let inner = match view.is_default() {
+            true => Twig::of_stream(item, tile).inner.moved(|start| view.offset_of(start)),
+            false => inner_of_view(view, tile),
+        };
+        Twig { item, lo, hi, inner }
+    }
+
+    /// A tile's bytes in the stream of its view.
+    fn of_stream(item: u32, tile: &Tile) -> Twig {
+        let inner = match tile.is_contiguous() {
+            true => Inner::Solid,
+            false => Inner::Copies {
+                child: Kind::Run(tile.block),
+                stride: tile.stride,
+                phase: tile.start,
+                count: tile.count(),
+            },
+        };
+        Twig { item, lo: tile.start, hi: tile.end(), inner }
+    }
+
+    /// The parts, where it has a few.
+    fn divided(&self, budget: &mut usize) -> Option<Vec<Twig>> {
+        let mut new = Vec::new();
+        let mut add = |kind: &Kind, at: u64| {
+            let (lo, hi) = (at.max(self.lo), (at + kind.facts().high as u64).min(self.hi));
+            if lo < hi {
+                new.push(Twig { item: self.item, lo, hi, inner: Inner::of(kind, at) });
+            }
+        };
+        match &self.inner {
+            Inner::Parts { list, base, from, to } if to - from <= *budget => {
+                *budget -= to - from;
+                for part in &list.parts[*from..*to] {
+                    add(&part.kind, base + part.disp as u64);
+                }
+            }
+            Inner::Copies { child, stride, phase, count }
+                if *count <= FEW_COPIES && *count as usize <= *budget =>
+            {
+                *budget -= *count as usize;
+                for i in 0..*count {
+                    add(child, phase + i * stride);
+                }
+            }
+            _ => return None,
+        }
+        Some(new)
+    }
+}
+
+/// The structure of the part of a view that a tile reaches over.
+fn inner_of_view(view: &View, tile: &Tile) -> Inner {
+    let (kind, mut at, period) = view.simplest();
+    let (mut first, mut last) = (tile.start, tile.end() - 1);
+    let size = kind.size();
+    let (from, to) = (first / size, last / size);
+    at += from * period;
+    if from != to {
+        let count = to - from + 1;
+        return Inner::Copies { child: kind.clone(), stride: period, phase: at, count };
+    }
+    (first, last) = (first % size, last % size);
+    let mut kind = kind;
+    loop {
+        match kind {
+            Kind::Run(_) => return Inner::Solid,
+            Kind::Vector(v) => {
+                let (size, stride) = (v.child.size(), v.stride as u64);
+                let (from, to) = (first / size, last / size);
+                at += from * stride;
+                if from != to {
+                    let count = to - from + 1;
+                    return Inner::Copies { child: v.child.clone(), stride, phase: at, count };
+                }
+                (first, last, kind) = (first % size, last % size, &v.child);
+            }
+            Kind::List(l) => {
+                let part = |k: u64| l.parts.partition_point(|p| p.start <= k) - 1;
+                let (from, to) = (part(first), part(last));
+                if from != to {
+                    return Inner::Parts { list: l.clone(), base: at, from, to: to + 1 };
+                }
+                let one = &l.parts[from];
+                at += one.disp as u64;
+                (first, last, kind) = (first - one.start, last - one.start, &one.kind);
+            }
+        }
+    }
+}
+
+/// A tree being built.
+pub(crate) struct Grower<'a> {
+    /// View (by a number that equal views share) and tile of each item.
+    pub items: &'a dyn Fn(u32) -> (u32, View, Tile),
+    /// By item: whether it was never found together with another.
+    pub alone: Vec<bool>,
+    budget: usize,
+}
+
+/// Where in the tree a node is built.
+#[derive(Clone, Copy)]
+struct Place {
+    /// Nothing beside the node may overlap it.
+    alone: bool,
+    /// Coordinates are those of a view's stream.
+    stream: bool,
+    /// How many groups may still be told apart.
+    groups: usize,
+}
+
+impl<'a> Grower<'a> {
+    pub fn new(items: &'a dyn Fn(u32) -> (u32, View, Tile), count: usize) -> Grower<'a> {
+        Grower { items, alone: vec![true; count], budget: MAX_PARTS }
+    }
+
+    pub fn grow(&mut self, twigs: Vec<Twig>) -> Node {
+        self.node(twigs, Place { alone: true, stream: false, groups: MAX_GROUPS })
+    }
+
+    fn node(&mut self, mut twigs: Vec<Twig>, place: Place) -> Node {
+        let Some(first) = twigs.first() else { return Node::Nothing };
+        let item = first.item;
+        if twigs.iter().all(|t| t.item == item) {
+            if !place.alone {
+                self.alone[item as usize] = false;
+            }
+            return Node::One(item);
+        }
+        twigs.sort_unstable_by_key(|t| t.lo);
+        let ends = components(&twigs);
+        if ends.len() > 1 {
+            return self.ranges(twigs, &ends, place);
+        }
+        if !place.stream
+            && let Some(node) = self.stream(&twigs, place)
+        {
+            return node;
+        }
+        if let Some(node) = self.modulo(&twigs, place) {
+            return node;
+        }
+        if self.divide(&mut twigs) {
+            return self.node(twigs, place);
+        }
+        self.groups(twigs, place)
+    }
+
+    fn ranges(&mut self, mut twigs: Vec<Twig>, ends: &[usize], place: Place) -> Node {
+        let mut bounds = Vec::with_capacity(ends.len());
+        let mut nodes = Vec::with_capacity(ends.len());
+        let mut parts = Vec::with_capacity(ends.len());
+        for &end in ends.iter().rev().skip(1) {
+            parts.push(twigs.split_off(end));
+        }
+        parts.push(twigs);
+        for part in parts.into_iter().rev() {
+            let hi = part.iter().map(|t| t.hi).max().unwrap_or(0);
+            bounds.push((part[0].lo, hi));
+            nodes.push(self.node(part, place));
+        }
+        Node::Ranges(Box::new(Ranges { bounds: bounds.into(), nodes: nodes.into() }))
+    }
+
+    /// Where all tiles are of one view, its stream tells them apart best.
+    fn stream(&mut self, twigs: &[Twig], place: Place) -> Option<Node> {
+        let (number, view, _) = (self.items)(twigs[0].item);
+        if view.is_default() || twigs.iter().any(|t| (self.items)(t.item).0 != number) {
+            return None;
+        }
+        let mut items: Vec<u32> = twigs.iter().map(|t| t.item).collect();
+        items.sort_unstable();
+        items.dedup();
+        let twigs = items.iter().map(|&i| Twig::of_stream(i, &(self.items)(i).2)).collect();
+        let child = self.node(twigs, Place { stream: true, ..place });
+        Some(Node::Stream(Box::new((view, child))))
+    }
+
+    /// Where most repeat with one stride and the others fit into it, the
+    /// remainder tells them apart, or the next stride further in.
+    fn modulo(&mut self, twigs: &[Twig], place: Place) -> Option<Node> {
+        let period = twigs.iter().filter_map(|t| t.inner.stride()).max()?;
+        let repeat = twigs.iter().filter(|t| t.inner.stride() == Some(period)).count();
+        if repeat * 2 < twigs.len() {
+            return None;
+        }
+        let mut arcs = Vec::with_capacity(twigs.len());
+        for twig in twigs {
+            arcs.push(match &twig.inner {
+                Inner::Copies { child, stride, phase, .. } if *stride == period => {
+                    (phase % period, child.facts().high as u64)
+                }
+                _ => (twig.lo % period, twig.hi - twig.lo),
+            });
+        }
+        let origin = gap(&arcs, period)?;
+        let turned = |at: u64| match at % period {
+            rest if rest >= origin => rest - origin,
+            rest => rest + (period - origin),
+        };
+        let inside = twigs.iter().zip(&arcs).map(|(twig, &(_, span))| match &twig.inner {
+            Inner::Copies { child, stride, phase, .. } if *stride == period => {
+                let lo = turned(*phase);
+                Twig { item: twig.item, lo, hi: lo + span, inner: Inner::of(child, lo) }
+            }
+            // The structure may begin before the range does, and then on the other side
+            // of the origin.
+            inner => {
+                let lo = turned(twig.lo);
+                let moved = |at: u64| (lo + at).checked_sub(twig.lo);
+                let inner = match inner {
+                    Inner::Copies { phase, .. } if moved(*phase).is_none() => Inner::Solid,
+                    Inner::Parts { base, .. } if moved(*base).is_none() => Inner::Solid,
+                    inner => inner.moved(|at| moved(at).unwrap_or(lo)),
+                };
+                Twig { item: twig.item, lo, hi: lo + span, inner }
+            }
+        });
+        let child = self.node(inside.collect(), place);
+        Some(Node::Modulo(Box::new(Modulo { period, origin, child })))
+    }
+
+    /// Divides what has few parts. Tells whether anything was.
+    fn divide(&mut self, twigs: &mut Vec<Twig>) -> bool {
+        let mut new = Vec::new();
+        let mut any = false;
+        for twig in twigs.drain(..) {
+            match twig.divided(&mut self.budget) {
+                Some(parts) => {
+                    any = true;
+                    new.extend(parts);
+                }
+                None => new.push(twig),
+            }
+        }
+        *twigs = new;
+        any
+    }
+
+    /// Tells apart those with the longest stride and the others; without strides, it is a pile.
+    fn groups(&mut self, twigs: Vec<Twig>, place: Place) -> Node {
+        let stride = twigs.iter().filter_map(|t| t.inner.stride()).max();
+        let place = Place { alone: false, groups: place.groups.saturating_sub(1), ..place };
+        let (long, others): (Vec<Twig>, Vec<Twig>) =
+            twigs.into_iter().partition(|t| stride.is_some() && t.inner.stride() == stride);
+        if long.is_empty() || others.is_empty() || place.groups == 0 {
+            let ranges = long.iter().chain(&others).map(|t| {
+                self.alone[t.item as usize] = false;
+                (t.lo, t.hi, t.item)
+            });
+            return Node::Pile(Box::new(Pile::new(ranges.collect())));
+        }
+        Node::Overlay([self.node(long, place), self.node(others, place)].into())
+    }
+}
+
+/// Where each connected part of sorted ranges ends.
+fn components(twigs: &[Twig]) -> Vec<usize> {
+    let mut ends = Vec::new();
+    let mut hi = 0;
+    for (i, twig) in twigs.iter().enumerate() {
+        if i > 0 && twig.lo >= hi {
+            ends.push(i);
+        }
+        hi = hi.max(twig.hi);
+    }
+    ends.push(twigs.len());
+    ends
+}
+
+/// Where a circle of length `period` may be cut without cutting an arc (place, length).
+fn gap(arcs: &[(u64, u64)], period: u64) -> Option<u64> {
+    if arcs.iter().any(|a| a.1 > period) {
+        return None;
+    }
+    let mut sorted = arcs.to_vec();
+    sorted.sort_unstable();
+    let around = sorted.iter().map(|a| (a.0 + a.1).saturating_sub(period)).max()?;
+    let mut end = around;
+    for &(at, span) in &sorted {
+        if at >= end {
+            return Some(at);
+        }
+        end = end.max(at + span);
+    }
+    None
+}

@@ -1,0 +1,194 @@
+//! What a writer's own piece has of a request: to be rewritten in place.
+
+use std::cmp::Reverse;
+
+use crate::index::{Index, PieceId};
+use crate::piece::PieceTiles;
+use crate::sweep::{Span, spans, sweep};
+use crate::tile::Tile;
+use crate::view::View;
+
+/// So many tiles are looked at one by one before they are indexed.
+const RECENT: usize = 64;
+
+/// A stretch of a request and where the writer's own piece has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// First stream byte.
+    pub stream: u64,
+    /// Number of stream bytes, never 0.
+    pub len: u64,
+    /// Where the bytes lie in the piece, and the stamp of their tile; `None` when the piece
+    /// does not have them.
+    pub at: Option<(u64, u64)>,
+}
+
+/// Indexes of all tiles but the last few. Each is of more tiles than the
+/// next, so that there are few; one that has caught up is put together with the one before it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Older {
+    levels: Vec<Level>,
+}
+
+#[derive(Clone, Debug)]
+struct Level {
+    /// Where its tiles end in the list of tiles.
+    end: usize,
+    index: Index,
+}
+
+impl Older {
+    fn count(&self) -> usize {
+        self.levels.last().map_or(0, |l| l.end)
+    }
+
+    /// To be called whenever a tile was added. Tiles but for the last do not change; those that were
+    /// taken off the end are noticed here.
+    pub fn keep_up(&mut self, views: &[View], tiles: &[Tile]) {
+        if tiles.len() <= self.count() {
+            self.levels.clear();
+        }
+        let end = tiles.len() - 1;
+        let mut start = self.count();
+        if end - start < RECENT {
+            return;
+        }
+        while let Some(last) = self.levels.pop() {
+            let before = self.count();
+            if last.end - before > end - start {
+                self.levels.push(last);
+                break;
+            }
+            start = before;
+        }
+        let own = |tile: &Tile| (views[tile.view as usize].clone(), *tile);
+        let index = Index::of_tiles(PieceId::default(), tiles[start..end].iter().map(own));
+        self.levels.push(Level { end, index });
+    }
+}
+
+/// A tile that may have bytes of a request.
+struct Candidate<'a> {
+    view: &'a View,
+    tile: Tile,
+    /// The highest wins.
+    order: (u64, usize, Reverse<u32>),
+}
+
+fn candidates<'a>(
+    piece: &'a PieceTiles,
+    older: &'a Older,
+    view: &View,
+    (stream, end): (u64, u64),
+) -> Vec<Candidate<'a>> {
+    let file = (view.offset_of(stream), view.offset_of(end - 1).saturating_add(1));
+    let number = piece.views().iter().rposition(|v| v == view).map(|n| n as u32);
+    let meets = |tile: &Tile, of: &View| match number {
+        Some(number) if number == tile.view => tile.start < end && stream < tile.end(),
+        _ => of.offset_of(tile.start) < file.1 && file.0 <= of.offset_of(tile.end() - 1),
+    };
+    let levels = older.levels.len();
+    let mut all = Vec::new();
+    for (n, tile) in piece.tiles().iter().enumerate().skip(older.count()) {
+        let of = &piece.views()[tile.view as usize];
+        if meets(tile, of) {
+            all.push(Candidate {
+                view: of,
+                tile: *tile,
+                order: (tile.stamp, levels + n, Reverse(0)),
+            });
+        }
+    }
+    for (level, older) in older.levels.iter().enumerate() {
+        older.index.visit(file.0, file.1, |item, of, tile| {
+            let met = match of == view {
+                true => tile.start < end && stream < tile.end(),
+                false => true,
+            };
+            if met {
+                let order = (tile.stamp, level, Reverse(item));
+                all.push(Candidate { view: of, tile: *tile, order });
+            }
+        });
+    }
+    all.sort_unstable_by_key(|c| Reverse(c.order));
+    all
+}
+
+pub(crate) fn covered(
+    piece: &PieceTiles,
+    older: &Older,
+    view: &View,
+    stream: u64,
+    len: u64,
+) -> Vec<Own> {
+    // A view has no more bytes than the file may have.
+    let len = len.min((1 << 63) - stream.min(1 << 63));
+    let mut own = Vec::new();
+    if len == 0 {
+        return own;
+    }
+    let end = stream + len;
+    let among = candidates(piece, older, view, (stream, end));
+    if among.iter().all(|c| c.view == view) {
+        // Not into the file and back: the stream tells the same.
+        let found = among.iter().zip(0..).flat_map(|(c, of)| {
+            let (first, end) = (c.tile.before(stream).0, c.tile.before(end).0);
+            c.tile.runs(first, end).map(move |(offset, len, at)| Span { offset, len, at, of })
+        });
+        tell(&mut own, &among, found.collect(), (stream, end), 0);
+        return own;
+    }
+    let mut done = stream;
+    for (offset, run) in view.extents(stream, len) {
+        let found = among.iter().zip(0..).flat_map(|(c, of)| {
+            spans(c.view, &c.tile, offset, offset + run).map(move |(offset, len, at)| Span {
+                offset,
+                len,
+                at,
+                of,
+            })
+        });
+        tell(&mut own, &among, found.collect(), (offset, offset + run), done.wrapping_sub(offset));
+        done += run;
+    }
+    own
+}
+
+/// Notes who has the bytes of a range that lies `way` bytes before its place in the stream.
+fn tell(
+    own: &mut Vec<Own>,
+    among: &[Candidate<'_>],
+    found: Vec<Span>,
+    (from, to): (u64, u64),
+    way: u64,
+) {
+    let mut at = from;
+    for span in sweep(found, |a, b| a < b) {
+        put(own, Own { stream: at.wrapping_add(way), len: span.offset - at, at: None });
+        let stamp = among[span.of as usize].tile.stamp;
+        let place = Some((span.at, stamp));
+        put(own, Own { stream: span.offset.wrapping_add(way), len: span.len, at: place });
+        at = span.offset + span.len;
+    }
+    put(own, Own { stream: at.wrapping_add(way), len: to - at, at: None });
+}
+
+/// Appends what follows, to the last one where it goes on.
+fn put(own: &mut Vec<Own>, new: Own) {
+    if new.len == 0 {
+        return;
+    }
+    if let Some(last) = own.last_mut() {
+        let goes_on = match (last.at, new.at) {
+            (None, None) => true,
+            (Some((at, stamp)), Some((next, same))) => at + last.len == next && stamp == same,
+            _ => false,
+        };
+        if goes_on {
+            last.len += new.len;
+            return;
+        }
+    }
+    own.push(new);
+}

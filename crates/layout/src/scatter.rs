@@ -1,0 +1,276 @@
+//! A request through one view of what was written through others, as strided runs: from where in
+//! which piece to where in the reader's memory.
+//!
+//! Where a reader's blocks and a writer's both repeat, so does what they have in common, with the
+//! least common multiple of their strides: one period is looked at, not a
+//! million blocks.
+
+use crate::index::{Found, Index, Item, PieceId};
+use crate::runs::Run;
+use crate::view::View;
+
+/// How many strided runs of the reader's view are held against the tiles at once.
+const MAX_RUNS: usize = 1 << 16;
+/// So many runs of a tile are passed over before it is searched anew.
+const PATIENCE: usize = 8;
+/// So many runs back it is looked for one that goes on.
+const LOOK_BACK: usize = 16;
+
+/// Blocks of a request at equal distances, which lie at equal distances in a piece:
+/// block `i` is `block` bytes long, belongs at `to + i · to_stride` of the
+/// request and lies at `at + i · at_stride` of the piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FoundRun {
+    /// The piece; `None` is a hole, which reads as zeros.
+    pub piece: Option<PieceId>,
+    /// Where the first block lies in the piece. 0 in a hole.
+    pub at: u64,
+    /// From block to block in the piece; of no meaning for a single block.
+    pub at_stride: u64,
+    /// Where the first block belongs, in bytes of data from the beginning of the request.
+    pub to: u64,
+    /// From block to block in the request; of no meaning for a single block.
+    pub to_stride: u64,
+    /// Bytes in a block, never 0.
+    pub block: u64,
+    /// Number of blocks, never 0.
+    pub count: u64,
+}
+
+/// A strided run of the file with the place of its first byte elsewhere, where its blocks
+/// lie one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Placed {
+    pub from: u64,
+    pub block: u64,
+    pub stride: u64,
+    pub count: u64,
+    pub place: u64,
+}
+
+impl Placed {
+    pub fn of(run: Run, place: u64) -> Placed {
+        let Run { disp, block, stride, count } = run;
+        Placed { from: disp as u64, block, stride: stride as u64, count, place }
+    }
+
+    fn end(&self) -> u64 {
+        self.from + (self.count - 1) * self.stride + self.block
+    }
+
+    pub fn len(&self) -> u64 {
+        self.block * self.count
+    }
+
+    /// The first block that ends after `at`: where it begins, and its place.
+    fn block_at(&self, at: u64) -> Option<(u64, u64)> {
+        let mut number = 0;
+        if at >= self.from + self.block {
+            if self.count == 1 {
+                return None;
+            }
+            number = (at - self.from) / self.stride;
+            if at - self.from - number * self.stride >= self.block {
+                number += 1;
+            }
+        }
+        let block = (self.from + number * self.stride, self.place + number * self.block);
+        (number < self.count).then_some(block)
+    }
+
+    /// Its bytes in `len` bytes of the file, a multiple of its stride.
+    fn data_in(&self, len: u64) -> u64 {
+        if self.count == 1 { len } else { len / self.stride * self.block }
+    }
+}
+
+impl Index {
+    /// Where the stream bytes `stream .. stream + len` of `view` are, up to the end of the file,
+    /// like [`Index::lookup_view`], but as strided runs in no order, each byte once. What two
+    /// regular views have in common is a few runs, however many blocks they have.
+    pub fn lookup_runs(&self, view: &View, stream: u64, len: u64) -> Vec<FoundRun> {
+        let mut out = Runs::default();
+        let len = self.readable(view, stream, len);
+        let mut done = 0;
+        while let Some(found) = self.same_view(view, stream + done, len - done) {
+            out.found(&found, done);
+            done += found.len;
+        }
+        if done == len && !view.overlaps() {
+            return out.0;
+        }
+        if let Some(mut rest) = self.common(view, stream + done, len - done, done) {
+            out.0.append(&mut rest.0);
+            return out.0;
+        }
+        for found in self.lookup_view(view, stream + done, len - done) {
+            out.found(&found, done);
+            done += found.len;
+        }
+        out.0
+    }
+
+    /// What tiles that overlap no other have of a request, if that is all of it.
+    fn common(&self, view: &View, stream: u64, len: u64, to: u64) -> Option<Runs> {
+        let mut mine = Vec::new();
+        let mut place = to;
+        for run in view.runs(stream, len) {
+            let placed = Placed::of(run, place);
+            place += placed.len();
+            mine.push(placed);
+            if mine.len() > MAX_RUNS || view.overlaps() {
+                return None;
+            }
+        }
+        let (lo, hi) = (mine.first()?.from, mine.last()?.end());
+        let mut out = Runs::default();
+        let mut tiles = Vec::new();
+        self.candidates(lo, hi, &mut tiles);
+        for i in tiles {
+            let item = self.item(i);
+            if !item.alone {
+                return None;
+            }
+            let piece = item.piece;
+            join(&mine, item, (lo, hi), &mut |run| out.add(FoundRun { piece: Some(piece), ..run }));
+        }
+        let found: u64 = out.0.iter().map(|r| r.block * r.count).sum();
+        (found == len).then_some(out)
+    }
+}
+
+/// What a request's runs and a tile have in common.
+fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+    let mut mine = mine;
+    let (lo, hi) = (lo.max(item.lo), hi.min(item.hi));
+    let mut theirs = item.placed(lo, hi);
+    let mut passed = 0;
+    let mut next = theirs.next();
+    while let Some(b) = next {
+        mine = &mine[mine.partition_point(|a| a.end() <= b.from)..];
+        let Some(a) = mine.first() else { return };
+        if b.end() <= a.from {
+            passed += 1;
+            if passed == PATIENCE {
+                passed = 0;
+                theirs = item.placed(a.from, hi);
+            }
+            next = theirs.next();
+            continue;
+        }
+        let within = (a.from.max(b.from), a.end().min(b.end()));
+        common_blocks(a, &b, within, emit);
+        if a.end() < b.end() {
+            mine = &mine[1..];
+        } else {
+            next = theirs.next();
+        }
+    }
+}
+
+/// What two strided runs have in common within a range of the file; `to` of the first,
+/// `at` of the second.
+fn common_blocks(a: &Placed, b: &Placed, within: (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+    let (from, to) = within;
+    let period = match (a.count, b.count) {
+        (1, 1) => None,
+        (1, _) => Some(b.stride),
+        (_, 1) => Some(a.stride),
+        _ => least_common_multiple(a.stride, b.stride),
+    };
+    let Some((period, times)) = period.map(|p| (p, (to - from) / p)).filter(|p| p.1 >= 3) else {
+        return one_by_one(a, b, within, emit);
+    };
+    one_by_one(a, b, (from, from + period), &mut |one| {
+        emit(FoundRun {
+            at_stride: b.data_in(period),
+            to_stride: a.data_in(period),
+            count: times,
+            ..one
+        });
+    });
+    one_by_one(a, b, (from + times * period, to), emit);
+}
+
+fn one_by_one(a: &Placed, b: &Placed, (from, to): (u64, u64), emit: &mut impl FnMut(FoundRun)) {
+    let mut pos = from;
+    while pos < to {
+        let (Some(mine), Some(theirs)) = (a.block_at(pos), b.block_at(pos)) else { return };
+        let start = mine.0.max(theirs.0).max(pos);
+        let end = (mine.0 + a.block).min(theirs.0 + b.block).min(to);
+        if start < end {
+            let block = end - start;
+            emit(FoundRun {
+                piece: None,
+                at: theirs.1 + (start - theirs.0),
+                at_stride: block,
+                to: mine.1 + (start - mine.0),
+                to_stride: block,
+                block,
+                count: 1,
+            });
+            pos = end;
+        } else {
+            pos = start;
+        }
+    }
+}
+
+fn least_common_multiple(a: u64, b: u64) -> Option<u64> {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    (a / x).checked_mul(b)
+}
+
+/// Runs that are being put together.
+#[derive(Default)]
+struct Runs(Vec<FoundRun>);
+
+impl Runs {
+    fn found(&mut self, found: &Found, to: u64) {
+        let Found { piece, at, len: block, .. } = *found;
+        let (at_stride, to_stride) = (block, block);
+        self.add(FoundRun { piece, at, at_stride, to, to_stride, block, count: 1 });
+    }
+
+    fn add(&mut self, mut new: FoundRun) {
+        if new.at_stride == new.block && new.to_stride == new.block {
+            new.block *= new.count;
+            (new.at_stride, new.to_stride, new.count) = (new.block, new.block, 1);
+        }
+        let near = self.0.iter_mut().rev().take(LOOK_BACK);
+        if new.count > 1
+            || !near.into_iter().find(|r| r.piece == new.piece).is_some_and(|r| r.take(&new))
+        {
+            self.0.push(new);
+        }
+    }
+}
+
+impl FoundRun {
+    /// Takes one more block, if it goes on with it.
+    fn take(&mut self, next: &FoundRun) -> bool {
+        let hole = self.piece.is_none();
+        let one = self.count == 1;
+        if one && next.to == self.to + self.block && (hole || next.at == self.at + self.block) {
+            self.block += next.block;
+            (self.at_stride, self.to_stride) = (self.block, self.block);
+            return true;
+        }
+        if next.block != self.block || next.to < self.to || (!hole && next.at < self.at) {
+            return false;
+        }
+        if one {
+            self.to_stride = next.to - self.to;
+            self.at_stride = if hole { 0 } else { next.at - self.at };
+        } else if next.to != self.to + self.count * self.to_stride
+            || (!hole && next.at != self.at + self.count * self.at_stride)
+        {
+            return false;
+        }
+        self.count += 1;
+        true
+    }
+}

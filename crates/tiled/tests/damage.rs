@@ -1,0 +1,326 @@
+//! Damaged and dead: bytes on the disk that are not what was written, writers
+//! that are killed, disks that are full.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use tatami_layout::{PieceTiles, Shape, View};
+use tatami_tiled::journal::{Reader, Writer};
+use tatami_tiled::marker::Name;
+use tatami_tiled::published::{Entry, Published};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, Token, begin, machine, stat};
+
+const FLAGS: Flags = Flags(Flags::RDWR.0 | Flags::CREATE.0);
+
+fn start(path: &Path, ranks: u32) -> Token {
+    begin(&Begin {
+        path,
+        flags: FLAGS,
+        mode: 0o644,
+        hints: &Hints::new([("tatami_container", "true")]),
+        environment: &Environment::default(),
+        ranks,
+        machine: machine::id(),
+    })
+    .unwrap()
+}
+
+fn join(path: &Path, token: &Token, rank: u32) -> File {
+    File::open(path, FLAGS, &Hints::default(), rank, token.clone()).unwrap()
+}
+
+fn write(file: &File, stream: u64, data: &mut [u8]) -> tatami_tiled::Result<u64> {
+    let byte = Shape::bytes(1).unwrap();
+    // SAFETY: the elements lie in `data`.
+    let buffer = unsafe { Buffer::new(data.as_mut_ptr(), data.len() as u64, &byte) }.unwrap();
+    file.write(stream, &buffer)
+}
+
+fn read(file: &File, stream: u64, len: usize) -> Vec<u8> {
+    let byte = Shape::bytes(1).unwrap();
+    let mut data = vec![0; len];
+    // SAFETY: the elements lie in `data`.
+    let mut buffer = unsafe { Buffer::new(data.as_mut_ptr(), len as u64, &byte) }.unwrap();
+    let done = file.read(stream, &mut buffer).unwrap();
+    data.truncate(done as usize);
+    data
+}
+
+fn strided(block: u64, rank: u64, ranks: u64) -> View {
+    let shape = Shape::resized(0, (block * ranks) as i64, &Shape::bytes(block).unwrap()).unwrap();
+    View::new(block * rank, 1, shape).unwrap()
+}
+
+/// A piece with several views and patterns.
+fn example(random: &mut fastrand::Rng, mut each: impl FnMut(tatami_layout::Appended, &PieceTiles)) {
+    let mut piece = PieceTiles::new(3);
+    let views = [View::bytes(), strided(8, 3, 4), strided(100, 1, 2)];
+    let (mut at, mut stream) = (0, [0u64; 3]);
+    for _ in 0..random.usize(1..60) {
+        let number = random.usize(0..3);
+        let view = piece.add_view(&views[number]).unwrap();
+        let len = [1, 8, 64][random.usize(0..3)];
+        stream[number] += [0, 0, 64][random.usize(0..3)];
+        let done = piece.append(random.u64(7..9), view, stream[number], len, at).unwrap();
+        (at, stream[number]) = (at + len, stream[number] + len);
+        each(done, &piece);
+    }
+}
+
+/// A reader that looks at any time knows exactly the tiles that were told, or,
+/// when a tile is being replaced, tiles that say the same.
+#[test]
+fn a_journal_tells_what_was_written() {
+    let dir = tempfile::tempdir().unwrap();
+    for seed in 0..60 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mapped = random.bool();
+        let path = dir.path().join(format!("j{seed}"));
+        let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let mut writer = Writer::new(make.unwrap(), 5, 3, mapped).unwrap();
+        let open = || std::fs::File::open(&path).unwrap();
+        let mut follower = Reader::new(open(), 5, 3, random.bool()).unwrap().unwrap();
+        let mut looks = random.clone();
+        example(&mut random, |change, piece| {
+            writer.make_room(&piece.views()[0]).unwrap();
+            writer.tell(change, piece).unwrap();
+            if looks.bool() {
+                follower.update().unwrap();
+                assert_eq!(follower.piece(), *piece, "seed {seed}");
+                let mut late = Reader::new(open(), 5, 3, looks.bool()).unwrap().unwrap();
+                late.update().unwrap();
+                assert_eq!(late.piece(), *piece, "seed {seed}");
+            }
+        });
+        assert!(Reader::new(open(), 5, 4, false).unwrap().is_none());
+        assert!(Reader::new(open(), 6, 3, false).unwrap().is_none());
+    }
+}
+
+/// Whatever bytes a journal has, reading it ends, and gives tiles that the index can take.
+#[test]
+fn a_damaged_journal_gives_what_makes_sense() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+    let mut writer = Writer::new(make.unwrap(), 5, 3, false).unwrap();
+    let mut random = fastrand::Rng::with_seed(1);
+    example(&mut random, |change, piece| writer.tell(change, piece).unwrap());
+    let good = std::fs::read(&path).unwrap();
+    let used = writer.used() as usize;
+    for _ in 0..3000 {
+        let mut bytes = good.clone();
+        for _ in 0..random.usize(1..4) {
+            let at = random.usize(0..used);
+            bytes[at] = random.u8(..);
+        }
+        bytes.truncate(random.usize(0..bytes.len() * 2).min(bytes.len()));
+        std::fs::write(&path, &bytes).unwrap();
+        let file = std::fs::File::open(&path).unwrap();
+        if let Some(mut reader) = Reader::new(file, 5, 3, random.bool()).unwrap() {
+            reader.update().unwrap();
+            let piece = reader.piece();
+            let index =
+                tatami_layout::Index::new(vec![(tatami_layout::Piece(1), piece)], Vec::new(), 0);
+            index.lookup(0, 4096);
+        }
+    }
+}
+
+/// Of an index no bit can be changed unnoticed.
+#[test]
+fn a_damaged_index_is_refused() {
+    let mut random = fastrand::Rng::with_seed(2);
+    let mut last = None;
+    example(&mut random, |_, piece| last = Some(piece.clone()));
+    let name = Name { open: 9, rank: 3 };
+    let entry = Entry { name, changes: 4, tiles: last.unwrap() };
+    let cuts = vec![tatami_layout::Cut { stamp: 3, size: 77 }];
+    let index = Published { durable: true, generation: 6, pieces: vec![entry], cuts };
+    let good = index.encode();
+    assert_eq!(Published::decode(&good).unwrap(), index);
+    for at in 0..good.len() {
+        let mut bytes = good.clone();
+        bytes[at] ^= 1 << random.u8(0..8);
+        assert!(Published::decode(&bytes).is_err(), "byte {at}");
+        assert!(Published::decode(&good[..at]).is_err(), "length {at}");
+    }
+    // Nonsense with a right checksum.
+    for _ in 0..3000 {
+        let mut bytes = good[..good.len() - 4].to_vec();
+        for _ in 0..random.usize(1..5) {
+            let at = random.usize(8..bytes.len());
+            bytes[at] = random.u8(..);
+        }
+        let sum = crc32c::crc32c(&bytes).to_le_bytes();
+        bytes.extend(sum);
+        // No panic, and nothing huge is allocated.
+        let _ = Published::decode(&bytes);
+    }
+}
+
+/// A damaged index is passed over for the last one that was synced.
+#[test]
+fn a_damaged_index_costs_what_was_not_synced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let token = start(&path, 1);
+    let file = join(&path, &token, 0);
+    write(&file, 0, &mut [1; 100]).unwrap();
+    let sealed = file.seal(true).unwrap();
+    file.publish(&[&sealed], true, false).unwrap();
+    file.published();
+    write(&file, 100, &mut [2; 100]).unwrap();
+    let sealed = file.seal(false).unwrap();
+    file.publish(&[&sealed], false, true).unwrap();
+    assert_eq!(stat::stat(&path).unwrap().size, 200);
+    std::fs::write(path.join("index"), [7; 300]).unwrap();
+    assert_eq!(stat::stat(&path).unwrap().size, 100);
+    std::fs::remove_file(path.join("index.synced")).unwrap();
+    let error = stat::stat(&path).unwrap_err();
+    assert!(error.to_string().contains("index"), "{error}");
+    std::fs::write(path.join(".tatami-container"), b"tatami-container 1 no").unwrap();
+    let error = stat::stat(&path).unwrap_err();
+    assert!(error.to_string().contains("marker"), "{error}");
+}
+
+/// What a rank writes in the test below: value of byte `at` of its stream.
+fn value(rank: u32, at: u64) -> u8 {
+    (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ rank as u8
+}
+
+/// The writing process of the test below: tells after each write how far it is.
+/// Without the variable that asks for it, it is nothing.
+#[test]
+fn child_that_writes_until_it_is_killed() {
+    let Ok(asked) = std::env::var("TATAMI_TILED_CHILD") else { return };
+    let mut words = asked.splitn(4, ' ');
+    let mut number = || words.next().unwrap().to_owned();
+    let (rank, seed, token, path) = (number(), number(), number(), number());
+    let rank: u32 = rank.parse().unwrap();
+    let mut random = fastrand::Rng::with_seed(seed.parse().unwrap());
+    let token: Vec<u8> = (0..token.len() / 2)
+        .map(|i| u8::from_str_radix(&token[2 * i..2 * i + 2], 16).unwrap())
+        .collect();
+    let path = Path::new(&path);
+    let file = join(path, &Token::decode(&token, path).unwrap(), rank);
+    if seed.parse::<u64>().unwrap().is_multiple_of(3) {
+        file.set_view(View::new(0, 1, Shape::bytes(1 << 20).unwrap()).unwrap());
+    } else {
+        file.set_view(strided(24, u64::from(rank), 3));
+    }
+    let first =
+        if seed.parse::<u64>().unwrap().is_multiple_of(3) { u64::from(rank) << 30 } else { 0 };
+    let mut out = std::io::stdout();
+    let mut at = 0;
+    loop {
+        let len = random.u64(1..5000);
+        let mut data: Vec<u8> = (at..at + len).map(|at| value(rank, at)).collect();
+        write(&file, first + at, &mut data).unwrap();
+        at += len;
+        out.write_all(&at.to_le_bytes()).unwrap();
+    }
+}
+
+/// Ranks are killed at any moment: every byte whose write had returned is there.
+#[test]
+fn killed_ranks_lose_nothing_that_was_written() {
+    for seed in 0..12u64 {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let token = start(&path, 3);
+        let keeper = join(&path, &token, 0);
+        let hex: String = token.encode().iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut children: Vec<_> = (0..3)
+            .map(|rank| {
+                // Rank 0's handle above has the roll of this process; the children join by path.
+                Command::new(std::env::current_exe().unwrap())
+                    .args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture"])
+                    .env("TATAMI_TILED_CHILD", format!("{rank} {seed} {hex} {}", path.display()))
+                    .stdout(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut told = Vec::new();
+        for child in &mut children {
+            // Some output first; the kill then comes at whatever moment it is.
+            let mut some = vec![0; random.usize(100..20_000)];
+            child.stdout.as_mut().unwrap().read_exact(&mut some).unwrap();
+            child.kill().unwrap();
+            assert_eq!(child.wait().unwrap().signal(), Some(9));
+            child.stdout.as_mut().unwrap().read_to_end(&mut some).unwrap();
+            told.push(some);
+        }
+        drop(keeper);
+        let token = start(&path, 1);
+        let file = join(&path, &token, 0);
+        assert!(std::fs::read_dir(&path).unwrap().all(|entry| {
+            let name = entry.unwrap().file_name();
+            !name.to_string_lossy().starts_with("j.")
+        }));
+        for (rank, told) in told.iter().enumerate() {
+            // Behind the harness's own lines come numbers of 8 bytes.
+            let start =
+                told.windows(8).position(|w| u64::from_le_bytes(w.try_into().unwrap()) < 5000);
+            let numbers = told[start.unwrap()..].chunks_exact(8);
+            let written = numbers.map(|n| u64::from_le_bytes(n.try_into().unwrap())).max().unwrap();
+            assert!(written < 1 << 30);
+            let whole = seed.is_multiple_of(3);
+            let view = if whole { View::bytes() } else { strided(24, rank as u64, 3) };
+            let first = if whole { (rank as u64) << 30 } else { 0 };
+            file.set_view(view);
+            let bytes = read(&file, first, written as usize);
+            assert_eq!(bytes.len() as u64, written);
+            let right = (0..).zip(&bytes).all(|(at, byte)| *byte == value(rank as u32, at));
+            assert!(right, "seed {seed} rank {rank}");
+        }
+    }
+}
+
+/// A full disk is an error of the write that met it; what was written before
+/// stays, and the file can be written again when there is room.
+#[test]
+fn a_full_disk_is_an_error_and_no_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let mounted = Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=256k", "none"])
+        .arg(dir.path())
+        .output()
+        .is_ok_and(|out| out.status.success());
+    if !mounted {
+        eprintln!("skipped: no right to mount a small file system");
+        return;
+    }
+    let result = std::panic::catch_unwind(|| fill(dir.path()));
+    let unmounted = Command::new("umount").arg(dir.path()).status().unwrap();
+    assert!(unmounted.success());
+    result.unwrap();
+}
+
+fn fill(dir: &Path) {
+    let path = dir.join("f");
+    let token = start(&path, 1);
+    let file = join(&path, &token, 0);
+    let mut written = 0;
+    let mut random = fastrand::Rng::with_seed(4);
+    let error = loop {
+        let len = random.u64(1..3000);
+        let mut data: Vec<u8> = (written..written + len).map(|at| value(0, at)).collect();
+        // Every second one leaves a gap, so that the journal has to grow too.
+        match write(&file, written * 2, &mut data[..1])
+            .and_then(|_| write(&file, written * 2 + 1, &mut data[1..]))
+        {
+            Ok(_) => written += len,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.errno, rustix::io::Errno::NOSPC, "{error}");
+    assert!(written > 100_000, "{written}");
+    std::fs::write(dir.join("ballast"), b"").unwrap();
+    drop(file);
+    // There is no room for an index either: the journals stay, and tell.
+    assert!(stat::stat(&path).unwrap().size > written);
+}
