@@ -39,10 +39,9 @@ fn count(session: &Session, place: &Place, workload: &Workload) -> Result<Calls,
     let out = session.scratch.join("calls");
     std::fs::create_dir_all(&out).map_err(at("creating", &out))?;
     let runner = &session.runner;
-    let words = ["strace", "-f", "-c", "-o"].map(str::to_owned);
     let shell = ["sh", "-c", r#"out=$1.$$; shift; exec "$0" -f -c -o "$out" "$@""#];
     let mut line: Vec<String> = shell.map(str::to_owned).to_vec();
-    line.extend([words[0].clone(), out.join("rank").to_string_lossy().into_owned()]);
+    line.extend(["strace".to_owned(), out.join("rank").to_string_lossy().into_owned()]);
     place.clear()?;
     let mut command = runner.wrapped(session.mpi, place, RANKS, &line);
     command.arg(runner.programs.join(session.mpi.name()).join(workload.program));
@@ -115,8 +114,9 @@ pub fn figures(session: &Session) -> Result<Vec<Figure>, BenchError> {
             floor: outcome.values(1, per_gib),
             stolen: outcome.stolen,
         };
+        let against = format!("{what} of the same bytes, a file per process");
         let name = format!("{name} calls, strided {what} 64k, CPU");
-        figures.push(Figure::new(name, "s/GiB", against, (Better::Lower, None), &runs));
+        figures.push(Figure::new(name, "s/GiB", &against, (Better::Lower, None), &runs));
     }
     Ok(figures)
 }
