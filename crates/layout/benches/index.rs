@@ -140,6 +140,9 @@ fn job(name: &str, ranks: u64, of: impl Fn(u64) -> (View, PieceTiles, u64)) {
     let blocks: usize =
         (0..20).map(|i| index.lookup_view(&view, mixed(i) % (size / 4), 65536).len()).sum();
     let other = median(20, |i| index.lookup_view(&view, mixed(i) % (size / 4), 65536));
+    let runs_of = |i: u64| index.lookup_runs(&view, mixed(i) % (size / 4), 1 << 20);
+    let strided: usize = (0..20).map(|i| runs_of(i).len()).sum();
+    let as_runs = median(20, runs_of);
     println!("{name}, {ranks} ranks, file of {:.1} GiB", size as f64 / f64::from(1 << 30));
     println!("  encoded             {bytes:10.1} bytes a rank, at most {most}");
     println!("  decode and new      {opened:10.2} ms");
@@ -148,6 +151,7 @@ fn job(name: &str, ranks: u64, of: impl Fn(u64) -> (View, PieceTiles, u64)) {
     println!("  lookup of 4 KiB     {:10.3} us ({pieces} pieces)", page / 1e3);
     println!("  same view, whole    {:10.3} us ({runs} pieces)", whole / 1e3);
     println!("  other view, 64 KiB  {:10.3} us ({} pieces)", other / 1e3, blocks / 20);
+    println!("  the same, runs, 1 MiB {:8.3} us ({} runs)", as_runs / 1e3, strided / 20);
 }
 
 fn views() {

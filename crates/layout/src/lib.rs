@@ -10,6 +10,7 @@
 //! of all of them together which piece has which byte.
 
 mod code;
+mod compact;
 mod grow;
 mod index;
 mod own;

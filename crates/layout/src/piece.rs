@@ -1,6 +1,7 @@
 //! What one writer's piece holds: tiles over views, found as the writes come.
 
 use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
+use crate::compact::compacted;
 use crate::own::{Older, Own, covered};
 use crate::tile::{Fit, Tile, TileError};
 use crate::view::View;
@@ -158,17 +159,23 @@ impl PieceTiles {
         covered(self, &self.older, view, stream, len)
     }
 
-    /// The encoding: see docs/FORMAT.md.
+    /// The encoding: see docs/FORMAT.md. What it says of each byte is what the tiles say; of
+    /// explicit offsets that follow a nested pattern it makes a view and one tile.
     pub fn encode(&self) -> Vec<u8> {
+        let compact = compacted(&self.views, &self.tiles);
+        let (views, tiles) = match &compact {
+            Some((views, tiles)) => (views, tiles),
+            None => (&self.views, &self.tiles),
+        };
         let mut out = vec![VERSION];
         put(&mut out, u64::from(self.rank));
-        put(&mut out, self.views.len() as u64);
-        for view in &self.views {
+        put(&mut out, views.len() as u64);
+        for view in views {
             view.encode(&mut out);
         }
-        put(&mut out, self.tiles.len() as u64);
+        put(&mut out, tiles.len() as u64);
         let mut last = BEFORE_FIRST;
-        for tile in &self.tiles {
+        for tile in tiles {
             put_tile(&mut out, tile, &last);
             last = *tile;
         }
@@ -225,7 +232,8 @@ const SAME_FORM: u8 = 8;
 /// The tile follows the one before it in the piece.
 const FOLLOWS: u8 = 16;
 
-fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
+/// Appends a tile, told against the one before it.
+pub(crate) fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
     let form = |t: &Tile| (t.block, t.stride, t.len);
     let mut flags = 0;
     for (flag, set) in [

@@ -227,8 +227,7 @@ impl Body {
     /// The parts one after the other, folded where they follow a rule.
     pub fn list(parts: Vec<Body>) -> Result<Body, ShapeError> {
         let mut parts: Vec<Body> = parts.into_iter().filter(|p| p.kind.size() > 0).collect();
-        while join_runs(&mut parts) | fold_strides(&mut parts)? {}
-        fold_period(&mut parts)?;
+        while join_runs(&mut parts) | fold_strides(&mut parts)? || fold_period(&mut parts)? {}
         match parts.len() {
             0 => Ok(EMPTY),
             1 => Ok(parts.swap_remove(0)),
@@ -332,30 +331,34 @@ fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
 
 /// The longest sequence of parts that is looked for as a repeated one.
 const MAX_PERIOD: usize = 64;
+/// How many parts may come before it.
+const MAX_LEAD: usize = 3;
 
-/// Replaces a sequence that is repeated from the first part on by one part.
-fn fold_period(parts: &mut Vec<Body>) -> Result<(), ShapeError> {
-    let apart = |i: usize, p: usize| parts[i].disp.checked_sub(parts[i - p].disp);
-    for p in 2..=MAX_PERIOD.min(parts.len() / 2) {
-        let Some(stride) = apart(p, p) else { continue };
-        let same = (p..parts.len())
-            .take_while(|&i| apart(i, p) == Some(stride) && parts[i].kind == parts[i - p].kind)
-            .count();
-        let whole = (same + p) / p;
-        // A prefix that repeats is taken only where it leaves less than one
-        // period: a list of several patterns stays a list.
-        if whole < 2 || same + p != parts.len() {
-            continue;
+/// Replaces a sequence that is repeated by one part, where that is half of the list or more.
+/// Tells whether there was one.
+fn fold_period(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
+    for lead in 0..=MAX_LEAD.min(parts.len()) {
+        let rest = &parts[lead..];
+        let apart = |i: usize, p: usize| rest[i].disp.checked_sub(rest[i - p].disp);
+        for p in 2..=MAX_PERIOD.min(rest.len() / 2) {
+            let Some(stride) = apart(p, p) else { continue };
+            let same = (p..rest.len())
+                .take_while(|&i| apart(i, p) == Some(stride) && rest[i].kind == rest[i - p].kind)
+                .count();
+            let whole = (same + p) / p;
+            if whole < 2 || whole * p * 2 < parts.len() {
+                continue;
+            }
+            let one = Body::list(rest[..p].to_vec())?;
+            if one.kind.facts().depth >= MAX_DEPTH {
+                return Ok(false);
+            }
+            let all = one.repeated(whole as u64, stride)?;
+            parts.splice(lead..lead + whole * p, [all]);
+            return Ok(true);
         }
-        let one = Body::list(parts[..p].to_vec())?;
-        if one.kind.facts().depth >= MAX_DEPTH {
-            return Ok(());
-        }
-        let all = one.repeated(whole as u64, stride)?;
-        parts.splice(..whole * p, [all]);
-        return Ok(());
     }
-    Ok(())
+    Ok(false)
 }
 
 /// A datatype without its basic types. Cheap to clone.

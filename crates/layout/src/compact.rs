@@ -1,0 +1,87 @@
+//! Patterns of patterns: tiles that together are one nested shape are kept as that.
+//!
+//! A tile has one level of repetition. A program that writes the rows of many planes at explicit
+//! offsets leaves a tile for each plane; what it meant is a view, and that is what is
+//! written down.
+
+use crate::piece::{MAX_VIEWS, put_tile};
+use crate::shape::{Body, Kind, Shape, ShapeError};
+use crate::tile::Tile;
+use crate::view::View;
+
+/// Fewer tiles than this are left as they are.
+const FEW: usize = 4;
+
+/// The same bytes at the same places with fewer tiles; `None` where that would take
+/// more than half the bytes.
+pub(crate) fn compacted(views: &[View], tiles: &[Tile]) -> Option<(Vec<View>, Vec<Tile>)> {
+    let mut new = (views.to_vec(), Vec::new());
+    let mut rest = tiles;
+    while let Some(first) = rest.first() {
+        let view = &views[first.view as usize];
+        let alike = match view.is_default() {
+            true => 1 + rest.windows(2).take_while(|pair| follows(&pair[0], &pair[1])).count(),
+            false => 1,
+        };
+        let (group, others) = rest.split_at(alike);
+        match folded(view, group, new.0.len()) {
+            Some((view, tile)) => {
+                new.0.push(view);
+                new.1.push(tile);
+            }
+            None => new.1.extend(group),
+        }
+        rest = others;
+    }
+    (new.1.len() < tiles.len()).then_some(new)
+}
+
+/// Whether the second goes on after the first in view and piece.
+fn follows(first: &Tile, then: &Tile) -> bool {
+    first.stamp == then.stamp
+        && first.view == then.view
+        && first.at + first.len == then.at
+        && first.end() <= then.start
+}
+
+fn folded(view: &View, group: &[Tile], views: usize) -> Option<(View, Tile)> {
+    if group.len() < FEW || views >= MAX_VIEWS {
+        return None;
+    }
+    let (first, last) = (group.first()?, group.last()?);
+    let disp = view.offset_of(first.start);
+    let extent = view.offset_of(last.end() - 1) + 1 - disp;
+    let body = Body::list(parts(group).ok()?).ok()?;
+    let shape = Shape::from_body(0, i64::try_from(extent).ok()?, body).ok()?;
+    let new = View::new(disp, 1, shape).ok().filter(|v| !v.overlaps())?;
+    let len = group.iter().map(|t| t.len).sum();
+    let tile = Tile::contiguous(first.stamp, u32::try_from(views).ok()?, 0, len, first.at);
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for pair in group.windows(2) {
+        put_tile(&mut before, &pair[1], &pair[0]);
+    }
+    new.encode(&mut after);
+    (after.len() * 2 <= before.len()).then_some((new, tile))
+}
+
+/// The tiles as parts of a shape that begins with the first.
+fn parts(group: &[Tile]) -> Result<Vec<Body>, ShapeError> {
+    let mut parts = Vec::with_capacity(group.len());
+    for tile in group {
+        let disp = tile.start - group[0].start;
+        let place = |disp: u64, kind: Kind| Body { disp: 0, kind }.shifted(disp as i64);
+        // Two blocks are a guess of the last write's: they go into the pattern as they are.
+        if tile.is_contiguous() || tile.count() == 2 {
+            for (start, len, _) in tile.runs(0, tile.len) {
+                parts.push(place(start - group[0].start, Kind::Run(len))?);
+            }
+            continue;
+        }
+        let (whole, rest) = (tile.len / tile.block, tile.len % tile.block);
+        parts.push(place(disp, Kind::Run(tile.block).repeated(whole, tile.stride as i64)?)?);
+        if rest > 0 {
+            parts.push(place(disp + whole * tile.stride, Kind::Run(rest))?);
+        }
+    }
+    Ok(parts)
+}
