@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
-# Installs tatami, its man pages and shell completions below a prefix.
+# Installs tatami, the MPI-IO layer, man pages and shell completions below a prefix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 prefix=${1:-/usr/local}
 
 cargo build --quiet --locked --release --bin tatami
+cargo build --quiet --locked --release -p tatami-capi
 tatami=target/release/tatami
 install -D "$tatami" "$prefix/bin/tatami"
+# The MPI-IO layer, for those MPI libraries whose development packages are here.
+make --silent -C mpi BUILD=../target/mpi-release IO=../target/release
+install -D -t "$prefix/lib/tatami" target/mpi-release/libtatami_*.so
+install -D -m 644 crates/capi/include/tatami_io.h "$prefix/include/tatami_io.h"
 mkdir -p "$prefix/share/man/man1" "$prefix/share/bash-completion/completions" \
   "$prefix/share/zsh/site-functions" "$prefix/share/fish/vendor_completions.d"
 "$tatami" man "$prefix/share/man/man1"

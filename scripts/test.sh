@@ -12,6 +12,8 @@ scripts/lint.sh
 echo "== tests"
 # One build for all of it, with the program that the end-to-end tests run.
 cargo build --quiet --locked --workspace --all-targets
+# The MPI-IO layer over the library of that build, and its test programs.
+make --silent -C mpi IO=../target/debug tests
 status=0
 cargo test --locked --workspace --no-fail-fast 2>&1 | tee "$log" || status=$?
 

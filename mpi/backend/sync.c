@@ -115,6 +115,9 @@ int publish(struct file *file, bool durable, bool closing, int error)
   int sealed = tio_seal(file->io, durable, &bytes, &length);
   if (sealed < 0)
     length = 0;
+  /* The address of nothing may be any; MPI takes some for MPI_IN_PLACE. */
+  if (length == 0)
+    bytes = "";
   if (error == MPI_SUCCESS)
     error = class_of(sealed);
   int gathering = gather(file, bytes, length, &all);

@@ -4,7 +4,10 @@
  * separated by sync, barrier and sync, as the standard asks; so there is one right outcome. The representation is
  * native: MPICH 4.0 corrupts its memory with external32 (flatten_test compares conversions).
  *
- * Usage: random_calls PATH SEED PHASES OUT   writes OUT.RANK (what was told) and OUT.bytes (the file).
+ * Usage: random_calls PATH SEED PHASES OUT [simple]   writes OUT.RANK (what was told) and OUT.bytes (the file).
+ * "simple" moves the bytes etype by etype, through a handle of its own without a view, to where MPI_Pack finds them in
+ * the filetype, and counts pointers itself: the reference. The MPI libraries' own other calls do not do for that: with
+ * some of these views and datatypes they loop for ever, divide by zero or write to other places.
  */
 #include "random_types.h"
 
@@ -23,6 +26,12 @@ struct run {
   FILE *log;
   MPI_Datatype etype;
   int etype_size;
+  bool simple;
+  MPI_File plain; /* with `simple` */
+  int64_t shared;
+  MPI_Offset displacement; /* of the view */
+  int64_t extent, size;    /* of its filetype */
+  int *places;             /* where in it each byte of data lies */
 };
 
 static void say(struct run *run, const char *what, int code, long long number)
@@ -90,6 +99,37 @@ static void choose_etype(struct run *run)
   MPI_Type_size(run->etype, &run->etype_size);
 }
 
+/* Packs bit k of each byte's own number, for all k. */
+static void find_places(struct run *run, MPI_Datatype filetype)
+{
+  MPI_Aint lb, extent, low, length;
+  int size;
+  MPI_Type_size(filetype, &size);
+  MPI_Type_get_extent(filetype, &lb, &extent);
+  MPI_Type_get_true_extent(filetype, &low, &length);
+  unsigned char *all = malloc((size_t)(low + length) + 1), *packed = malloc((size_t)size + 1);
+  free(run->places);
+  run->places = calloc((size_t)size + 1, sizeof *run->places);
+  run->size = size;
+  run->extent = extent;
+  for (int bit = 0; (low + length) >> bit != 0; bit++) {
+    int at = 0;
+    for (MPI_Aint i = 0; i < low + length; i++)
+      all[i] = (unsigned char)(i >> bit & 1);
+    MPI_Pack(all, 1, filetype, packed, size, &at, MPI_COMM_SELF);
+    for (int i = 0; i < size; i++)
+      run->places[i] |= packed[i] << bit;
+  }
+  free(all);
+  free(packed);
+}
+
+static MPI_Offset byte_of(const struct run *run, int64_t etype)
+{
+  int64_t byte = etype * run->etype_size;
+  return run->displacement + byte / run->size * run->extent + run->places[byte % run->size];
+}
+
 static void set_view(struct run *run, MPI_Offset displacement, MPI_Datatype filetype)
 {
   MPI_Offset told = -1;
@@ -99,6 +139,13 @@ static void set_view(struct run *run, MPI_Offset displacement, MPI_Datatype file
       0);
   MPI_File_get_view(run->file, &told, &etype, &back, name);
   fprintf(run->log, "view %lld %s\n", (long long)told, name);
+  run->displacement = displacement;
+  find_places(run, filetype);
+  for (int etype = 0; etype < OFFSET_MAX; etype += 7) {
+    MPI_Offset byte = byte_of(run, etype);
+    int code = run->simple ? MPI_SUCCESS : MPI_File_get_byte_offset(run->file, etype, &byte);
+    say(run, "byte", code, byte);
+  }
   type_drop(&etype);
   type_drop(&back);
 }
@@ -154,6 +201,57 @@ static int finish(int code, MPI_Request *request, MPI_Status *status)
   return code == MPI_SUCCESS ? MPI_Wait(request, status) : code;
 }
 
+/* Kinds of access, of which these use an explicit offset. */
+static bool is_explicit(int kind)
+{
+  return kind == 0 || kind == 1 || kind == 4 || kind == 6 || kind == 8;
+}
+
+/* The same as an access that starts at etype `at` of the view. */
+static int move_simply(struct run *run, bool writes, int64_t at, struct memory *m, MPI_Status *status)
+{
+  MPI_Status ignored;
+  int length = (int)m->etypes * run->etype_size, place = 0, code = MPI_SUCCESS;
+  unsigned char *dense = malloc((size_t)length + 1);
+  if (writes && length > 0)
+    MPI_Pack(m->buffer, m->count, m->type, dense, length, &place, MPI_COMM_SELF);
+  for (int64_t i = 0; i < m->etypes && code == MPI_SUCCESS; i++) {
+    unsigned char *element = dense + i * run->etype_size;
+    MPI_Offset byte = byte_of(run, at + i);
+    code = writes ? MPI_File_write_at(run->plain, byte, element, run->etype_size, MPI_BYTE, &ignored)
+                  : MPI_File_read_at(run->plain, byte, element, run->etype_size, MPI_BYTE, &ignored);
+  }
+  place = 0;
+  if (!writes && length > 0)
+    MPI_Unpack(dense, length, &place, m->buffer, m->count, m->type, MPI_COMM_SELF);
+  free(dense);
+  MPI_Status_set_elements(status, MPI_BYTE, length);
+  return code;
+}
+
+static int access_simply(struct run *run, bool writes, int kind, MPI_Offset offset, struct memory *m,
+                         MPI_Status *status)
+{
+  MPI_Offset position = 0;
+  if (is_explicit(kind))
+    return move_simply(run, writes, offset, m, status);
+  MPI_File_get_position(run->file, &position);
+  int code = move_simply(run, writes, position, m, status);
+  MPI_File_seek(run->file, position + m->etypes, MPI_SEEK_SET);
+  return code;
+}
+
+/* By the shared pointer, in the order of ranks. */
+static int share_simply(struct run *run, struct memory *m, MPI_Status *status)
+{
+  int64_t up_to = 0, all = 0;
+  MPI_Scan(&m->etypes, &up_to, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  MPI_Allreduce(&m->etypes, &all, 1, MPI_INT64_T, MPI_SUM, MPI_COMM_WORLD);
+  int code = move_simply(run, true, run->shared + up_to - m->etypes, m, status);
+  run->shared += all;
+  return code;
+}
+
 static void write_once(struct run *run)
 {
   struct memory m = memory_make(run, true);
@@ -163,7 +261,10 @@ static void write_once(struct run *run)
   int kind = rng_below(&run->common, 10), code = 0;
   if (rng_below(&run->own, 3) != 0)
     MPI_File_seek(run->file, rng_below(&run->own, OFFSET_MAX), MPI_SEEK_SET);
-  switch (kind) {
+  switch (run->simple ? -1 : kind) {
+  case -1:
+    code = access_simply(run, true, kind, offset, &m, &status);
+    break;
   case 0:
     code = MPI_File_write_at(run->file, offset, m.buffer, m.count, m.type, &status);
     break;
@@ -205,11 +306,9 @@ static void write_once(struct run *run)
 /* Does the request end within the file? Past it, the libraries count in various ways. */
 static bool within(struct run *run, MPI_Offset offset, int64_t etypes)
 {
-  MPI_Offset size = 0, last = 0;
+  MPI_Offset size = 0;
   MPI_File_get_size(run->file, &size);
-  if (etypes > 0)
-    MPI_File_get_byte_offset(run->file, offset + etypes - 1, &last);
-  return etypes == 0 || last + run->etype_size <= size;
+  return etypes == 0 || byte_of(run, offset + etypes - 1) + run->etype_size <= size;
 }
 
 static void read_once(struct run *run)
@@ -219,14 +318,16 @@ static void read_once(struct run *run)
   MPI_Request request;
   MPI_Status status;
   int kind = rng_below(&run->common, 10), code = 0;
-  bool explicit = kind == 0 || kind == 1 || kind == 4 || kind == 6 || kind == 8;
   MPI_File_seek(run->file, position, MPI_SEEK_SET);
-  if (!within(run, explicit ? offset : position, m.etypes)) {
+  if (!within(run, is_explicit(kind) ? offset : position, m.etypes)) {
     /* Take part with nothing. */
     m.count = 0;
     m.etypes = 0;
   }
-  switch (kind) {
+  switch (run->simple ? -1 : kind) {
+  case -1:
+    code = access_simply(run, false, kind, offset, &m, &status);
+    break;
   case 0:
     code = MPI_File_read_at(run->file, offset, m.buffer, m.count, m.type, &status);
     break;
@@ -277,8 +378,8 @@ static void say_shared(struct run *run)
 {
   MPI_Offset position = -1;
   MPI_Barrier(MPI_COMM_WORLD);
-  int code = MPI_File_get_position_shared(run->file, &position);
-  say(run, "shared", code, position);
+  int code = run->simple ? MPI_SUCCESS : MPI_File_get_position_shared(run->file, &position);
+  say(run, "shared", code, run->simple ? run->shared : position);
   MPI_Barrier(MPI_COMM_WORLD);
 }
 
@@ -289,10 +390,13 @@ static void shared_phase(struct run *run)
   set_view(run, rng_below(&run->common, 100), filetype);
   type_drop(&filetype);
   MPI_Status status;
+  run->shared = 0;
   for (int i = rng_between(&run->common, 1, 3); i > 0; i--) {
     struct memory m = memory_make(run, true);
     int code = 0, kind = rng_below(&run->common, 3);
-    if (kind == 0) {
+    if (run->simple) {
+      code = share_simply(run, &m, &status);
+    } else if (kind == 0) {
       code = MPI_File_write_ordered(run->file, m.buffer, m.count, m.type, &status);
     } else if (kind == 1) {
       MPI_File_write_ordered_begin(run->file, m.buffer, m.count, m.type);
@@ -309,7 +413,8 @@ static void shared_phase(struct run *run)
     memory_free(&m);
   }
   settle(run);
-  say(run, "seek_shared", MPI_File_seek_shared(run->file, rng_below(&run->common, 9), MPI_SEEK_SET), 0);
+  run->shared = rng_below(&run->common, 9);
+  say(run, "seek_shared", run->simple ? MPI_SUCCESS : MPI_File_seek_shared(run->file, run->shared, MPI_SEEK_SET), 0);
   say_shared(run);
 }
 
@@ -327,6 +432,15 @@ static void open_file(struct run *run, int amode)
   say(run, "open", MPI_File_open(MPI_COMM_WORLD, (char *)run->path, amode, MPI_INFO_NULL, &run->file), 0);
   if (run->file == MPI_FILE_NULL)
     MPI_Abort(MPI_COMM_WORLD, 3);
+  if (run->simple)
+    MPI_File_open(MPI_COMM_SELF, (char *)run->path, MPI_MODE_RDWR, MPI_INFO_NULL, &run->plain);
+}
+
+static int close_file(struct run *run)
+{
+  if (run->simple)
+    MPI_File_close(&run->plain);
+  return MPI_File_close(&run->file);
 }
 
 static void phase(struct run *run)
@@ -344,7 +458,7 @@ static void phase(struct run *run)
   if (rng_below(&run->common, 4) == 0)
     resize(run);
   if (rng_below(&run->common, 5) == 0) {
-    say(run, "close", MPI_File_close(&run->file), 0);
+    say(run, "close", close_file(run), 0);
     MPI_Barrier(MPI_COMM_WORLD);
     open_file(run, MPI_MODE_RDWR);
   }
@@ -371,7 +485,7 @@ static void copy_out(struct run *run, const char *name)
       MPI_Abort(MPI_COMM_WORLD, 4);
     free(bytes);
   }
-  MPI_File_close(&run->file);
+  close_file(run);
 }
 
 int main(int argc, char **argv)
@@ -386,6 +500,7 @@ int main(int argc, char **argv)
   MPI_Comm_rank(MPI_COMM_WORLD, &run.rank);
   MPI_Comm_size(MPI_COMM_WORLD, &run.ranks);
   run.path = argv[1];
+  run.simple = argc > 5;
   run.common.state = strtoull(argv[2], NULL, 0);
   run.own.state = run.common.state * 1000 + (uint64_t)run.rank + 1;
   snprintf(name, sizeof name, "%s.%d", argv[4], run.rank);
@@ -399,11 +514,12 @@ int main(int argc, char **argv)
     fprintf(run.log, "-- phase\n");
     phase(&run);
   }
-  say(&run, "close", MPI_File_close(&run.file), 0);
+  say(&run, "close", close_file(&run), 0);
   MPI_Barrier(MPI_COMM_WORLD);
   snprintf(name, sizeof name, "%s.bytes", argv[4]);
   copy_out(&run, name);
   fclose(run.log);
+  free(run.places);
   type_drop(&run.etype);
   MPI_Finalize();
   return 0;

@@ -1,8 +1,8 @@
 //! The command line as a whole. Arguments of a command stand beside its code.
 
 use crate::{
-    bench_cmd, config_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd, node_cmd, status,
-    up, where_cmd,
+    bench_cmd, config_cmd, container_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd,
+    mpi_cmd, node_cmd, status, up, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -88,6 +88,23 @@ Examples:
   tatami where --json :/results.nc
   tatami where :/            all files, summed up by node")]
     Where(where_cmd::WhereArgs),
+    /// Make a container whole that a job left when it died
+    #[command(after_help = "\
+Examples:
+  tatami recover /scratch/checkpoint.h5
+  tatami recover --json /scratch/*.h5
+
+A container is readable without it, too: readers look into what the job left, and
+the next program that writes to it does the same. This tells what there was.")]
+    Recover(container_cmd::RecoverArgs),
+    /// Turn containers into ordinary files, and back
+    #[command(after_help = "\
+Examples:
+  tatami relayout /scratch/checkpoint.h5
+  tatami relayout --to container /scratch/checkpoint.h5
+
+The file keeps its name; who looks sees the old one or the new one, never a part.")]
+    Relayout(container_cmd::RelayoutArgs),
     /// List files of the volume, without a mount
     #[command(
         disable_help_flag = true,
@@ -155,6 +172,24 @@ For several nodes on one machine: on a cluster, each machine has its own mount a
 the same path. The program runs in a mount namespace of its own in which PATH is
 the mount of its node.")]
     Exec(exec::ExecArgs),
+    /// Run an MPI program with the MPI-IO layer: its shared files become local streams
+    #[command(after_help = "\
+Examples:
+  tatami mpirun -n 4 ./simulation
+  tatami mpirun --container /scratch/run -n 4 ./simulation
+  tatami mpirun --launcher mpiexec.mpich -n 4 ./simulation
+
+All that follows the options above goes to the launcher as it is. Open MPI and
+MPICH are known; docs/MPI.md tells what to set for others, such as srun.")]
+    Mpirun(mpi_cmd::MpirunArgs),
+    /// Tell whether the MPI-IO layer is active in a program, and why not
+    #[command(after_help = "\
+Examples:
+  tatami mpi-check -- ./simulation
+  tatami mpi-check --run -- python3 writes_a_file.py
+
+Without --run, nothing of the program runs. Exit code 0: it is; 1: it is not.")]
+    MpiCheck(mpi_cmd::MpiCheckArgs),
     /// Show the configuration in force, and who set what
     #[command(after_help = "\
 Examples:

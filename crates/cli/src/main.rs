@@ -5,6 +5,7 @@ mod args;
 mod bench_cmd;
 mod config;
 mod config_cmd;
+mod container_cmd;
 mod copy;
 mod daemon;
 mod down;
@@ -19,6 +20,7 @@ mod manual;
 mod mount_cmd;
 mod mountinfo;
 mod mounts;
+mod mpi_cmd;
 mod node_cmd;
 mod place;
 mod process;
@@ -66,6 +68,8 @@ fn run(command: &Command) -> Outcome {
         Command::Mount(args) => mount_cmd::mount(args),
         Command::Umount(args) => mount_cmd::umount(args),
         Command::Where(args) => where_cmd::run(args),
+        Command::Recover(args) => container_cmd::recover(args),
+        Command::Relayout(args) => container_cmd::relayout(args),
         Command::Ls(args) => files::ls(args),
         Command::Cp(args) => copy::cp(args),
         Command::Cat(args) => files::cat(args),
@@ -76,6 +80,8 @@ fn run(command: &Command) -> Outcome {
         Command::Fsck(args) => fsck_cmd::run(args),
         Command::Bench(args) => bench_cmd::run(args),
         Command::Exec(args) => exec::run(args),
+        Command::Mpirun(args) => mpi_cmd::mpirun(args),
+        Command::MpiCheck(args) => mpi_cmd::check(args),
         Command::Config(args) => config_cmd::run(args),
         Command::Completions(args) => manual::completions(args),
         Command::Man(args) => manual::pages(args),

@@ -1,5 +1,6 @@
 //! `tatami where`: on which nodes the bytes of files lie.
 
+use crate::container_cmd;
 use crate::error::{Context, Failure, Outcome};
 use crate::mountinfo::{self, FS_TYPE};
 use crate::mounts::MountRecord;
@@ -72,7 +73,14 @@ pub fn run(args: &WhereArgs) -> Outcome {
     let mut out = Out::new();
     let mut told = Vec::new();
     let mut session: Option<(Place, Tree, VolumeFile)> = None;
+    let mut containers = Vec::new();
     for any in &args.paths {
+        if let AnyPath::Local(path) = any
+            && tatami_tiled::is_container(path)
+        {
+            containers.extend(container_cmd::locate(&mut out, path, args.json)?);
+            continue;
+        }
         let (dir, node, path) = locate(any)?;
         let fits = session
             .as_ref()
@@ -102,7 +110,9 @@ pub fn run(args: &WhereArgs) -> Outcome {
     }
     if args.json {
         let volume = session.as_ref().map(|(.., volume)| volume.name.clone());
-        out.json(&serde_json::json!({ "volume": volume, "files": told }))?;
+        let files = told.iter().map(serde_json::to_value).filter_map(Result::ok);
+        let files: Vec<_> = files.chain(containers).collect();
+        out.json(&serde_json::json!({ "volume": volume, "files": files }))?;
     }
     out.flush()?;
     Ok(())

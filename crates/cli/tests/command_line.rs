@@ -5,7 +5,7 @@ mod common;
 use common::{Said, Volume, command, tatami};
 use std::process::Stdio;
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 22] = [
     "up",
     "down",
     "status",
@@ -13,6 +13,8 @@ const COMMANDS: [&str; 20] = [
     "mount",
     "umount",
     "where",
+    "recover",
+    "relayout",
     "ls",
     "cp",
     "cat",

@@ -10,6 +10,8 @@ use crate::view::View;
 
 /// So many tiles are looked at one by one before they are indexed.
 const RECENT: usize = 64;
+/// So many indexes of about one size become one.
+const FANOUT: usize = 8;
 
 /// A stretch of a request and where the writer's own piece has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +25,8 @@ pub struct Own {
     pub at: Option<(u64, u64)>,
 }
 
-/// Indexes of all tiles but the last few. Each is of more tiles than the
-/// next, so that there are few; one that has caught up is put together with the one before it.
+/// Indexes of all tiles but the last few. Several of about one size are put together, so that there are
+/// O(log) of them and each tile is indexed O(log) times (as in a log-structured merge tree).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Older {
     levels: Vec<Level>,
@@ -53,13 +55,21 @@ impl Older {
         if end - start < RECENT {
             return;
         }
-        while let Some(last) = self.levels.pop() {
-            let before = self.count();
-            if last.end - before > end - start {
-                self.levels.push(last);
+        // The last levels of about one size, when there are enough of them, become one.
+        loop {
+            let size = |n: usize| {
+                let before = n.checked_sub(1).map_or(0, |n| self.levels[n].end);
+                self.levels[n].end - before
+            };
+            let alike = (0..self.levels.len())
+                .rev()
+                .take_while(|&n| size(n) < (end - start) * FANOUT)
+                .count();
+            if alike + 1 < FANOUT {
                 break;
             }
-            start = before;
+            self.levels.truncate(self.levels.len() - alike);
+            start = self.count();
         }
         let own = |tile: &Tile| (views[tile.view as usize].clone(), *tile);
         let index = Index::of_tiles(PieceId::default(), tiles[start..end].iter().map(own));

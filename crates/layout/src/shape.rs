@@ -9,7 +9,6 @@
 //! costs no more than the `vector` that it could have been. (Datatype
 //! flattening of ROMIO, "listless I/O" of Worringen, Träff and Ritzdorf, 2003.)
 
-use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -49,6 +48,8 @@ pub(crate) enum Order {
 /// What is known of a part without walking it. Places are relative to the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
+    /// A number that equal parts share. It comes first, as the first to be compared.
+    pub hash: u64,
     /// Bytes of data.
     pub size: u64,
     /// The lowest byte, and the one after the highest.
@@ -63,7 +64,7 @@ pub(crate) struct Facts {
 }
 
 /// A part of a shape, the first byte of its first block at 0.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// So many bytes one behind the other.
     Run(u64),
@@ -71,36 +72,42 @@ pub(crate) enum Kind {
     List(Arc<List>),
 }
 
-impl Hash for Vector {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        (self.count, self.stride, &self.child).hash(state);
-    }
-}
-
-impl Hash for List {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.parts.hash(state);
-    }
-}
-
 /// `count` ≥ 2 copies of `child`, `stride` bytes from one to the next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Vector {
+    pub facts: Facts,
     pub count: u64,
     pub stride: i64,
     pub child: Kind,
-    pub facts: Facts,
 }
 
-/// Two or more parts without a rule. The first is at 0.
-#[derive(Debug, PartialEq, Eq)]
+/// Two or more parts without a rule. The first is at 0. Equal neighbours are one in memory.
+#[derive(Debug)]
 pub(crate) struct List {
-    pub parts: Box<[Part]>,
     pub facts: Facts,
+    pub parts: Box<[Part]>,
 }
+
+impl PartialEq for List {
+    /// Equal parts are compared once: lists of equal lists of equal lists would
+    /// otherwise be walked as often as they have blocks.
+    fn eq(&self, other: &List) -> bool {
+        if self.facts != other.facts || self.parts.len() != other.parts.len() {
+            return false;
+        }
+        let mut last: Option<(&Part, &Part)> = None;
+        self.parts.iter().zip(&other.parts).all(|(a, b)| {
+            let again = last.is_some_and(|(x, y)| x.kind.is(&a.kind) && y.kind.is(&b.kind));
+            last = Some((a, b));
+            (a.start, a.disp) == (b.start, b.disp) && (again || a.kind == b.kind)
+        })
+    }
+}
+
+impl Eq for List {}
 
 /// One part of a [`List`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug)]
 pub(crate) struct Part {
     /// Bytes of data in the parts before.
     pub start: u64,
@@ -125,10 +132,27 @@ fn narrow_size(n: u128) -> Result<u64, ShapeError> {
     i64::try_from(n).map(|n| n as u64).map_err(|_| ShapeError::Overflow)
 }
 
+/// A hash of the next number and what came before.
+pub(crate) fn mixed(before: u64, next: u64) -> u64 {
+    let hash = (before.rotate_left(23) ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ (hash >> 32)
+}
+
 impl Kind {
+    /// Whether the two are one in memory.
+    fn is(&self, other: &Kind) -> bool {
+        match (self, other) {
+            (Kind::Vector(a), Kind::Vector(b)) => Arc::ptr_eq(a, b),
+            (Kind::List(a), Kind::List(b)) => Arc::ptr_eq(a, b),
+            (Kind::Run(a), Kind::Run(b)) => a == b,
+            _ => false,
+        }
+    }
+
     pub fn facts(&self) -> Facts {
         match self {
             Kind::Run(len) => Facts {
+                hash: mixed(1, *len),
                 size: *len,
                 low: 0,
                 high: *len as i64,
@@ -191,6 +215,7 @@ impl Kind {
             return Err(ShapeError::TooDeep);
         }
         let facts = Facts {
+            hash: mixed(mixed(mixed(2, count), stride as u64), of.hash),
             size,
             low: narrow(way.min(0) + i128::from(of.low))?,
             high: narrow(way.max(0) + i128::from(of.high))?,
@@ -238,8 +263,8 @@ impl Body {
     /// A list of two or more parts as they are.
     fn unfolded(bodies: &[Body]) -> Result<Body, ShapeError> {
         let origin = bodies[0].disp;
-        let mut parts = Vec::with_capacity(bodies.len());
-        let mut facts = Facts { weight: 1, ..bodies[0].kind.facts() };
+        let mut parts: Vec<Part> = Vec::with_capacity(bodies.len());
+        let mut facts = Facts { hash: 3, weight: 1, ..bodies[0].kind.facts() };
         let mut size = 0u128;
         let (mut depth, mut ends) = (0, i64::MIN);
         for (i, body) in bodies.iter().enumerate() {
@@ -259,12 +284,15 @@ impl Body {
             facts.high = facts.high.max(high);
             facts.last = place(of.last)?;
             ends = ends.max(high);
-            facts.weight += if i > 0 && body.kind == bodies[i - 1].kind { 1 } else { of.weight };
+            facts.hash = mixed(mixed(facts.hash, disp as u64), of.hash);
+            let same = parts.last().map(|p| &p.kind).filter(|kind| **kind == body.kind);
+            facts.weight += if same.is_some() { 1 } else { of.weight };
             if facts.weight > MAX_WEIGHT {
                 return Err(ShapeError::TooComplex);
             }
             depth = depth.max(of.depth);
-            parts.push(Part { start: narrow_size(size)?, disp, kind: body.kind.clone() });
+            let kind = same.unwrap_or(&body.kind).clone();
+            parts.push(Part { start: narrow_size(size)?, disp, kind });
             size += u128::from(of.size);
         }
         facts.size = narrow_size(size)?;

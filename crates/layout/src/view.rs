@@ -5,14 +5,13 @@
 //! file, [`View::stream_before`] back, both in O(depth · log) of the filetype's
 //! tree and in O(1) of the number of its copies.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use thiserror::Error;
 
 use crate::code::{DecodeError, put, take};
 use crate::runs::{Blocks, Run, Runs};
-use crate::shape::{Body, Kind, Order, Shape};
+use crate::shape::{Body, Kind, Order, Shape, mixed};
 
 /// The largest offset of a byte of a file.
 pub const MAX_OFFSET: u64 = i64::MAX as u64 - 1;
@@ -260,9 +259,7 @@ impl View {
 }
 
 fn hash(origin: u64, kind: &Kind, period: u64) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    (origin, period, kind).hash(&mut hasher);
-    hasher.finish()
+    mixed(mixed(origin, period), kind.facts().hash)
 }
 
 /// The least part whose copies are the same sequence of blocks.

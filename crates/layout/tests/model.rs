@@ -260,14 +260,14 @@ enum Step {
     Epoch(Option<u64>),
 }
 
-fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
+fn steps(count: std::ops::Range<usize>) -> impl Strategy<Value = Vec<(usize, Step)>> {
     let step = prop_oneof![
         2 => (0usize..4).prop_map(Step::View),
         8 => (0u64..150, 1u64..9, 0u64..20, 1u64..7)
             .prop_map(|(stream, block, gap, count)| Step::Write { stream, block, gap, count }),
         1 => prop::option::of(0u64..300).prop_map(Step::Epoch),
     ];
-    vec((0usize..8, step), 1..40)
+    vec((0usize..8, step), count)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -443,7 +443,7 @@ proptest! {
     fn the_index_knows_every_byte(
         ranks in 1usize..9,
         views in vec(views(), 1..5),
-        steps in steps(),
+        steps in steps(1..40),
         base in prop_oneof![Just(0u64), 0u64..400],
         reader in views(),
         probe in (0u64..300, 0u64..200),
@@ -507,6 +507,23 @@ impl Grid {
         let shape = Shape::hindexed(&[(1, at as i64)], &shape).unwrap();
         let shape = Shape::resized(0, extent as i64, &shape).unwrap();
         View::new(self.disp, self.element, shape).unwrap()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// So many tiles that the writer looks its own up in indexes.
+    #[test]
+    fn the_index_knows_many_tiles(
+        ranks in 1usize..3,
+        views in vec(views(), 1..4),
+        steps in steps(300..500),
+        probe in (0u64..300, 0u64..200),
+    ) {
+        let mut play = Play::new(ranks, &views[0], 50);
+        play.run(&views, &steps);
+        check(&play.index(50), |o| play.owner(o), &views, probe)?;
     }
 }
 
@@ -686,4 +703,33 @@ fn use_piece(bytes: &[u8]) {
         index.lookup_view(&view, offset, 100);
         index.lookup_runs(&view, offset, 100);
     }
+}
+
+/// Lists of equal lists of equal lists: few bytes, and more blocks than could be visited.
+#[test]
+fn deep_lists_are_not_walked() {
+    let build = || {
+        let mut shape = Shape::bytes(1).unwrap();
+        for _ in 0..24 {
+            let end = shape.extent();
+            let blocks = [(1, 0), (1, end + 1), (1, 4 * end + 3)];
+            shape = Shape::hindexed(&blocks, &shape).unwrap();
+        }
+        View::new(0, 1, shape).unwrap()
+    };
+    let view = build();
+    assert_eq!(view.filetype_size(), 3u64.pow(24));
+    let mut bytes = Vec::new();
+    view.encode(&mut bytes);
+    assert!(bytes.len() < 1000);
+    let back = View::decode(&mut &bytes[..]).unwrap();
+    assert_eq!(back, view);
+    assert_eq!(build(), view);
+    let last = view.filetype_size() - 1;
+    assert_eq!(view.stream_before(view.offset_of(last)), (last, true));
+    let mut piece = PieceTiles::new(0);
+    let number = piece.add_view(&view).unwrap();
+    piece.append(1, number, 0, last, 0).unwrap();
+    let index = Index::new(vec![(Piece(1), piece)], vec![], 0);
+    assert_eq!(index.lookup_view(&build(), 0, last).len(), 1);
 }

@@ -137,6 +137,34 @@ pub fn remove(path: &Path) -> Result<()> {
     std::fs::remove_dir(&gone).context("remove", &gone)
 }
 
+/// Puts the ordinary file `new` in the place of the container at `path`, and
+/// removes that.
+///
+/// # Errors
+/// As for rename(2); then the container is in its place.
+pub fn replace(path: &Path, new: &Path) -> Result<()> {
+    let cwd = rustix::fs::CWD;
+    let old = match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE) {
+        Ok(()) => new.to_path_buf(),
+        Err(Errno::INVAL | Errno::NOSYS) => {
+            let old = hidden(path, "gone", machine::draw().context("replace", path)?);
+            rustix::fs::rename(path, &old).context("replace", path)?;
+            if let Err(errno) = rustix::fs::rename(new, path) {
+                let _ = rustix::fs::rename(&old, path);
+                return Err(errno).context("replace", path);
+            }
+            old
+        }
+        Err(errno) => return Err(errno).context("replace", path),
+    };
+    if let Some(parent) = path.parent() {
+        // The names on the disk, too; what fails here fails at the next sync of theirs.
+        let _ = File::open(parent).and_then(|dir| dir.sync_all());
+    }
+    remove_known(&old)?;
+    std::fs::remove_dir(&old).context("remove", &old)
+}
+
 impl Container {
     /// Opens the container at `path`.
     ///
@@ -174,6 +202,27 @@ impl Container {
     /// Where it was opened.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Permissions of its files.
+    pub fn file_mode(&self) -> u32 {
+        self.mode.as_raw_mode()
+    }
+
+    /// A name beside it that nobody has.
+    ///
+    /// # Errors
+    /// `EIO` where the system's generator fails.
+    pub fn new_beside(&self) -> Result<PathBuf> {
+        let number = machine::draw().context("create", &self.path)?;
+        Ok(hidden(&self.path, "new", number))
+    }
+
+    /// Is it still what its path names?
+    pub fn is_in_place(&self) -> bool {
+        let here = rustix::fs::fstat(&self.dir).map(|stat| (stat.st_dev, stat.st_ino));
+        let there = rustix::fs::stat(&self.path).map(|stat| (stat.st_dev, stat.st_ino));
+        here.is_ok() && here == there
     }
 
     /// Its number.

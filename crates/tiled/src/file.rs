@@ -63,19 +63,31 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
         Ok(token(Kind::Container, id, stamp))
     };
-    match place::claim(open.path, open.flags, open.hints, open.environment)? {
-        Claim::No => {
-            let why = "the path was not claimed: ask tio_claims first";
-            Err(Error::because("open", open.path, Errno::REMOTE, why))
+    for _ in 0..TRIES {
+        let begun: Result<Token> =
+            match place::claim(open.path, open.flags, open.hints, open.environment)? {
+                Claim::No => {
+                    let why = "the path was not claimed: ask tio_claims first";
+                    return Err(Error::because("open", open.path, Errno::REMOTE, why));
+                }
+                Claim::Plain(real) => {
+                    plain::begin(&real, open.flags, open.mode)?;
+                    Ok(token(Kind::Plain, 0, machine::now()))
+                }
+                Claim::Container(real) => container(&real, true),
+                Claim::NewContainer(real) => container(&real, false),
+            };
+        match begun {
+            // It became an ordinary file, or another container: look again.
+            Err(error) if error.errno == Errno::STALE => {}
+            other => return other,
         }
-        Claim::Plain(real) => {
-            plain::begin(&real, open.flags, open.mode)?;
-            Ok(token(Kind::Plain, 0, machine::now()))
-        }
-        Claim::Container(real) => container(&real, true),
-        Claim::NewContainer(real) => container(&real, false),
     }
+    Err(Error::new("open", open.path, Errno::STALE))
 }
+
+/// How often an open is begun again because the file was replaced meanwhile.
+const TRIES: usize = 10;
 
 struct Inner {
     engine: Box<dyn Engine>,

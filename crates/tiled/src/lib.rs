@@ -16,6 +16,7 @@
 //! ```
 
 pub mod container;
+pub mod describe;
 pub mod engine;
 pub mod error;
 pub mod file;
@@ -32,6 +33,7 @@ pub mod pointer;
 pub mod published;
 pub mod ranges;
 pub mod reader;
+pub mod relayout;
 pub mod roll;
 pub mod settle;
 pub mod shared;
@@ -49,3 +51,18 @@ pub use flags::Flags;
 pub use hints::{Environment, Hints};
 pub use memory::Buffer;
 pub use token::Token;
+
+use std::path::Path;
+
+/// Is there a container at `path`? Follows links; what cannot be looked at is none.
+pub fn is_container(path: &Path) -> bool {
+    marker::is_container(path).unwrap_or(false)
+}
+
+/// Puts what dead opens of the container at `path` left into its index.
+///
+/// # Errors
+/// Those of the disk; `EISDIR` and `ENOTDIR` for what is no container.
+pub fn recover(path: &Path) -> Result<Vec<settle::Settled>> {
+    settle::settle_dead(&container::Container::open(&place::real(path)?)?)
+}

@@ -41,6 +41,13 @@ impl<'a> Buffer<'a> {
         Ok(Buffer { at, shape, len })
     }
 
+    /// A slice as a buffer of elements of `shape`, which must be contiguous:
+    /// of another shape it is empty.
+    pub fn of(bytes: &'a mut [u8], shape: &'a Shape) -> Buffer<'a> {
+        let len = if shape.is_contiguous() && shape.size() > 0 { bytes.len() as u64 } else { 0 };
+        Buffer { at: bytes.as_mut_ptr(), shape, len }
+    }
+
     /// Bytes of data.
     pub fn len(&self) -> u64 {
         self.len

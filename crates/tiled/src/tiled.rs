@@ -78,6 +78,13 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
     let container = Container::open(path)?;
     if flags.writes() {
         settle::settle_dead(&container)?;
+        // While it is held nobody turns the container into an ordinary file.
+        let held = container.lock();
+        if !container.is_in_place() {
+            let why = "it was replaced meanwhile";
+            return Err(Error::because("open", path, Errno::STALE, why));
+        }
+        let _held = held?;
         let name = marker::roll(open.open);
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let at = container.path().join(&name);

@@ -95,6 +95,11 @@ impl World {
         self.others.iter().map(|other| &other.roll)
     }
 
+    /// Whose the pieces are, from piece 1 on.
+    pub fn names(&self) -> &[Name] {
+        &self.names
+    }
+
     /// Whose a piece is; nothing for the base.
     pub fn name(&self, piece: Piece) -> Option<Name> {
         self.names.get((piece.0 as usize).checked_sub(1)?).copied()

@@ -1,0 +1,239 @@
+//! Containers: `tatami recover`, `tatami relayout`, and what `tatami where`
+//! says of one.
+
+use crate::error::{Failure, Outcome};
+use crate::term::{self, DIM, HEAD, Out, Table};
+use anstyle::Style;
+use clap::ValueEnum;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tatami_tiled::describe::{Description, describe};
+use tatami_tiled::{marker, relayout};
+
+/// Stretches of a file that `tatami where` lists.
+const LISTED: usize = 64;
+/// Stretches that it tells as JSON.
+const LISTED_JSON: usize = 65_536;
+
+/// `tatami recover`
+#[derive(Debug, clap::Args)]
+pub struct RecoverArgs {
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Containers
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+/// `tatami relayout`
+#[derive(Debug, clap::Args)]
+pub struct RelayoutArgs {
+    /// What the files are to become
+    #[arg(long, value_enum, default_value = "whole")]
+    to: Target,
+    /// Threads that copy; by default as many as there are processors
+    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// Containers, or ordinary files to become containers
+    #[arg(required = true)]
+    paths: Vec<PathBuf>,
+}
+
+/// What a file can become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    /// One ordinary file
+    Whole,
+    /// A directory to which each process of a job writes a file of its own
+    Container,
+}
+
+fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
+    Failure::new(format!("cannot {what} {}", path.display())).because(error)
+}
+
+/// Settles what dead jobs left.
+///
+/// # Errors
+/// A path that is no container, or cannot be written.
+pub fn recover(args: &RecoverArgs) -> Outcome {
+    let mut out = Out::new();
+    let mut told = Vec::new();
+    for path in &args.paths {
+        let settled = tatami_tiled::recover(path).map_err(|e| failed("recover", path, e))?;
+        let seen = describe(path, 0).map_err(|e| failed("look at", path, e))?;
+        let live = seen.opens.iter().filter(|open| !open.dead).count();
+        if args.json {
+            let jobs: Vec<_> = settled
+                .iter()
+                .map(|s| {
+                    serde_json::json!({
+                        "open": format!("{:016x}", s.open), "ranks": s.ranks,
+                        "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
+                    })
+                })
+                .collect();
+            let path = path.display().to_string();
+            told.push(serde_json::json!({
+                "path": path, "size": seen.size, "recovered": jobs, "writing": live,
+            }));
+            continue;
+        }
+        let title = out.paint(HEAD, &path.display().to_string());
+        if settled.is_empty() {
+            writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
+        }
+        for job in &settled {
+            writeln!(
+                out,
+                "{title}: a job of {} ranks had died; {} of them had written, all {} bytes are there",
+                job.ranks, job.writers, job.bytes,
+            )?;
+            if job.lost > 0 {
+                writeln!(out, "  {} bytes that were not synced went with the power", job.lost)?;
+            }
+        }
+        if live > 0 {
+            writeln!(out, "  {live} jobs have it open for writing")?;
+        }
+    }
+    if args.json {
+        out.json(&serde_json::json!({ "files": told }))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Turns containers into ordinary files, or the other way round.
+///
+/// # Errors
+/// A file that somebody writes, a full disk, a path that is neither.
+pub fn relayout(args: &RelayoutArgs) -> Outcome {
+    let mut out = Out::new();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.map_or(processors, usize::from);
+    for path in &args.paths {
+        let container = tatami_tiled::is_container(path);
+        let name = path.display();
+        match (args.to, container) {
+            (Target::Container, true) => writeln!(out, "{name}: is a container already")?,
+            (Target::Container, false) => {
+                relayout::to_container(path).map_err(|e| failed("relayout", path, e))?;
+                writeln!(out, "{name}: is a container now")?;
+            }
+            (Target::Whole, false) if path.is_file() => {
+                writeln!(out, "{name}: is an ordinary file already")?;
+            }
+            (Target::Whole, _) => {
+                let total = describe(path, 0).map_err(|e| failed("look at", path, e))?.size;
+                let bar = term::byte_bar(total);
+                let size = relayout::to_whole(path, threads, &|bytes| bar.inc(bytes));
+                bar.finish_and_clear();
+                let size = size.map_err(|e| failed("relayout", path, e))?;
+                writeln!(out, "{name}: is an ordinary file now, {}", term::size(size))?;
+            }
+        }
+    }
+    out.flush()?;
+    Ok(())
+}
+
+/// Says which piece has which stretch of the container at `path`.
+///
+/// # Errors
+/// A container that cannot be read.
+pub fn locate(out: &mut Out, path: &Path, json: bool) -> Outcome<Option<serde_json::Value>> {
+    let limit = if json { LISTED_JSON } else { LISTED };
+    let told = describe(path, limit).map_err(|e| failed("look at", path, e))?;
+    if json {
+        return Ok(Some(as_json(path, &told)));
+    }
+    print(out, path, &told)?;
+    Ok(None)
+}
+
+fn piece_name(name: Option<marker::Name>) -> String {
+    name.map_or_else(|| marker::BASE.to_owned(), marker::piece)
+}
+
+fn as_json(path: &Path, told: &Description) -> serde_json::Value {
+    let pieces: Vec<_> = told
+        .pieces
+        .iter()
+        .map(|piece| {
+            serde_json::json!({
+                "object": piece_name(piece.name), "rank": piece.name.map(|name| name.rank),
+                "stored": piece.stored, "used": piece.used,
+            })
+        })
+        .collect();
+    let extents: Vec<_> = told
+        .stretches
+        .iter()
+        .map(|s| {
+            serde_json::json!({
+                "offset": s.offset, "len": s.len, "object": s.piece.map(piece_name), "at": s.at,
+            })
+        })
+        .collect();
+    let opens: Vec<_> = told
+        .opens
+        .iter()
+        .map(|open| serde_json::json!({ "ranks": open.ranks, "dead": open.dead }))
+        .collect();
+    serde_json::json!({
+        "path": path.display().to_string(), "kind": "container", "size": told.size,
+        "index_bytes": told.index, "pieces": pieces, "opens": opens, "extents": extents,
+        "complete": !told.more,
+    })
+}
+
+fn print(out: &mut Out, path: &Path, told: &Description) -> Outcome {
+    let plain = Style::new();
+    let title = out.paint(HEAD, &path.display().to_string());
+    let (size, pieces) = (told.size, told.pieces.len());
+    writeln!(
+        out,
+        "{title}: {size} bytes ({}), a container of {pieces} pieces, index {} bytes",
+        term::size(size),
+        told.index
+    )?;
+    for open in &told.opens {
+        let ranks = open.ranks;
+        match open.dead {
+            true => writeln!(out, "a job of {ranks} ranks died while writing: tatami recover")?,
+            false => writeln!(out, "a job of {ranks} ranks has it open for writing")?,
+        }
+    }
+    let mut table = Table::new(&["PIECE", ">RANK", ">STORED", ">IN USE"]);
+    for piece in &told.pieces {
+        let used = if told.more { "-".to_owned() } else { term::size(piece.used) };
+        table.row([
+            (piece_name(piece.name), plain),
+            (piece.name.map_or_else(String::new, |name| name.rank.to_string()), plain),
+            (term::size(piece.stored), plain),
+            (used, plain),
+        ]);
+    }
+    if !told.pieces.is_empty() {
+        out.table(&table)?;
+    }
+    let mut table = Table::new(&[">OFFSET", ">LENGTH", "PIECE", ">AT"]);
+    for stretch in &told.stretches {
+        let piece = stretch.piece.map_or_else(|| "a hole".to_owned(), piece_name);
+        table.row([
+            (stretch.offset.to_string(), plain),
+            (stretch.len.to_string(), plain),
+            (piece, plain),
+            (stretch.at.to_string(), DIM),
+        ]);
+    }
+    if !told.stretches.is_empty() {
+        out.table(&table)?;
+    }
+    if told.more {
+        writeln!(out, "and so on: --json tells up to {LISTED_JSON} stretches")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,355 @@
+//! `tatami mpirun` and `tatami mpi-check`: MPI programs with the MPI-IO layer.
+//!
+//! The layer is a library that is loaded before the MPI library
+//! (`LD_PRELOAD`); all ranks need it, so the variables must travel with the
+//! job, which every launcher is told in its own way.
+
+use crate::error::{Failure, Outcome};
+use crate::term::Out;
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// The library that is preloaded; its backends lie beside it.
+const FRONT: &str = "libtatami_mpi.so";
+/// Names another place for it.
+const FRONT_VARIABLE: &str = "TATAMI_MPI_LIBRARY";
+
+/// `tatami mpirun`
+#[derive(Debug, clap::Args)]
+pub struct MpirunArgs {
+    /// The launcher to use
+    #[arg(long, value_name = "PROGRAM", default_value = "mpirun")]
+    launcher: PathBuf,
+    /// Write new files below these directories as containers (`TATAMI_CONTAINER`)
+    #[arg(long, value_name = "DIR")]
+    container: Vec<PathBuf>,
+    /// The launcher's own arguments, the program and its arguments
+    #[arg(
+        required = true,
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        value_name = "ARGS"
+    )]
+    args: Vec<OsString>,
+}
+
+/// `tatami mpi-check`
+#[derive(Debug, clap::Args)]
+pub struct MpiCheckArgs {
+    /// Also run the program, as one process, and report what the layer says there
+    #[arg(long)]
+    run: bool,
+    /// The program, and its arguments for `--run`
+    #[arg(required = true, last = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+/// The families of MPI libraries for which there are backends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Family {
+    OpenMpi,
+    Mpich,
+}
+
+impl Family {
+    fn name(self) -> &'static str {
+        match self {
+            Family::OpenMpi => "Open MPI",
+            Family::Mpich => "MPICH",
+        }
+    }
+
+    fn backend(self) -> &'static str {
+        match self {
+            Family::OpenMpi => "libtatami_mpi_openmpi.so",
+            Family::Mpich => "libtatami_mpi_mpich.so",
+        }
+    }
+
+    /// By what a launcher says of its version.
+    fn of_version(text: &str) -> Option<Family> {
+        if ["Open MPI", "OpenRTE", "Open RTE", "PRRTE"].iter().any(|name| text.contains(name)) {
+            Some(Family::OpenMpi)
+        } else if ["HYDRA", "MPICH", "Intel(R) MPI"].iter().any(|name| text.contains(name)) {
+            Some(Family::Mpich)
+        } else {
+            None
+        }
+    }
+
+    /// By the name of a shared library.
+    fn of_library(name: &str) -> Option<Family> {
+        if name.starts_with("libmpich.so") || name.starts_with("libmpi.so.12") {
+            Some(Family::Mpich)
+        } else if name.starts_with("libmpi.so") {
+            Some(Family::OpenMpi)
+        } else {
+            None
+        }
+    }
+}
+
+/// Becomes the launcher, with the layer for all ranks.
+///
+/// # Errors
+/// The layer is not installed, or there is no such launcher, or it is of no
+/// kind that we know.
+pub fn mpirun(args: &MpirunArgs) -> Outcome {
+    let family = launcher_family(&args.launcher)?;
+    let front = front()?;
+    let mut variables = vec![(OsString::from("LD_PRELOAD"), preload(&front))];
+    if !args.container.is_empty() {
+        variables.push(("TATAMI_CONTAINER".into(), joined(&args.container)?));
+    }
+    let given = |name: &OsStr| variables.iter().any(|(known, _)| known == name);
+    let passed: Vec<_> = std::env::vars_os()
+        .filter(|(name, _)| name.as_encoded_bytes().starts_with(b"TATAMI_") && !given(name))
+        .collect();
+    variables.extend(passed);
+    let mut command = Command::new(&args.launcher);
+    for (name, value) in &variables {
+        match family {
+            Family::OpenMpi => {
+                let mut pair = name.clone();
+                pair.push("=");
+                pair.push(value);
+                command.arg("-x").arg(pair);
+            }
+            Family::Mpich => {
+                command.arg("-genv").arg(name).arg(value);
+            }
+        }
+    }
+    let error = command.args(&args.args).exec();
+    Err(Failure::new(format!("cannot run {}", args.launcher.display())).because(error))
+}
+
+fn launcher_family(launcher: &Path) -> Outcome<Family> {
+    let said = Command::new(launcher).arg("--version").stdin(Stdio::null()).output().map_err(|e| {
+        Failure::new(format!("cannot run {}", launcher.display()))
+            .because(e)
+            .try_this("install an MPI library, or name its launcher: tatami mpirun --launcher mpiexec.mpich …")
+    })?;
+    let text = [said.stdout, said.stderr].concat();
+    Family::of_version(&String::from_utf8_lossy(&text)).ok_or_else(|| {
+        Failure::new(format!("{} is of no kind that Tatami knows", launcher.display())).try_this(
+            format!(
+                "set LD_PRELOAD={FRONT}, with its path, for all ranks by the launcher's own means"
+            ),
+        )
+    })
+}
+
+/// The layer, where this program was installed or built.
+fn front() -> Outcome<PathBuf> {
+    if let Some(path) = std::env::var_os(FRONT_VARIABLE) {
+        return Ok(PathBuf::from(path));
+    }
+    let program = std::env::current_exe().unwrap_or_default();
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join("../lib/tatami"), folder.join("../mpi")];
+    places
+        .iter()
+        .map(|place| place.join(FRONT))
+        .find_map(|path| path.canonicalize().ok())
+        .ok_or_else(|| {
+            Failure::new(format!("{FRONT} is not installed"))
+                .try_this(format!("make install; or set {FRONT_VARIABLE} to its path"))
+        })
+}
+
+/// Ours first, then what was to be loaded anyway.
+fn preload(front: &Path) -> OsString {
+    let mut all = front.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
+}
+
+fn joined(paths: &[PathBuf]) -> Outcome<OsString> {
+    let absolute: Result<Vec<_>, _> = paths.iter().map(std::path::absolute).collect();
+    let absolute = absolute.map_err(|e| Failure::usage("a path is empty").because(e))?;
+    std::env::join_paths(absolute)
+        .map_err(|e| Failure::usage("a directory's name has a colon in it").because(e))
+}
+
+/// What is known of a program without running it.
+#[derive(Debug)]
+struct Findings {
+    dynamic: bool,
+    front_loaded: bool,
+    library: Option<(Family, String)>,
+}
+
+/// Tells whether the layer would be active in a program, and why not.
+///
+/// # Errors
+/// It would not be.
+pub fn check(args: &MpiCheckArgs) -> Outcome {
+    let (program, arguments) = args.command.split_first().expect("clap asks for one");
+    let front = front()?;
+    let path = find_program(program)?;
+    let mut out = Out::new();
+    writeln!(out, "layer      {}", front.display())?;
+    if args.run {
+        return check_by_running(&mut out, &front, &path, arguments);
+    }
+    let findings = look_at(&front, &path)?;
+    if !findings.dynamic {
+        return Err(Failure::new(format!("{} is linked statically", path.display()))
+            .because("nothing can be loaded before its MPI library")
+            .try_this(format!("link it again, with -L… -l:{FRONT} before the MPI library, or with shared libraries")));
+    }
+    let Some((family, library)) = findings.library else {
+        return Err(Failure::new(format!(
+            "{} is linked with no MPI library that Tatami knows",
+            path.display()
+        ))
+        .because("it may load one later, as Python does")
+        .try_this("tatami mpi-check --run -- PROGRAM that opens a file with MPI-IO"));
+    };
+    writeln!(out, "MPI        {}, {library}", family.name())?;
+    if !findings.front_loaded {
+        return Err(Failure::new(format!("{FRONT} is not loaded into {}", path.display()))
+            .because("the program has more rights than you, or is for another kind of processor"));
+    }
+    let backend = front.with_file_name(family.backend());
+    if !backend.is_file() {
+        return Err(Failure::new(format!("there is no backend for {}", family.name()))
+            .because(format!("{} is not there", backend.display()))
+            .try_this("install that MPI library's development package, then `make install`"));
+    }
+    writeln!(out, "backend    {}", backend.display())?;
+    writeln!(out, "the layer is active in {} when `tatami mpirun` starts it", path.display())?;
+    Ok(())
+}
+
+fn find_program(program: &OsStr) -> Outcome<PathBuf> {
+    let path = Path::new(program);
+    let missing = || Failure::usage(format!("there is no program {}", path.display()));
+    if path.components().count() > 1 {
+        return if path.is_file() { Ok(path.to_owned()) } else { Err(missing()) };
+    }
+    std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+        .map(|folder| folder.join(path))
+        .find(|candidate| candidate.is_file())
+        .ok_or_else(missing)
+}
+
+/// What the dynamic linker would load; nothing of the program runs.
+fn look_at(front: &Path, program: &Path) -> Outcome<Findings> {
+    // A static program, or a script, would take no notice of the variable and run.
+    let dynamic = is_dynamic(program);
+    let mut findings = Findings { dynamic, front_loaded: false, library: None };
+    if !dynamic {
+        return Ok(findings);
+    }
+    let output = Command::new(program)
+        .env("LD_PRELOAD", front)
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::new(format!("cannot look at {}", program.display())).because(e))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let names = text.lines().filter_map(|line| line.split_whitespace().next());
+    for name in names {
+        let base = name.rsplit('/').next().unwrap_or(name);
+        findings.front_loaded |= base == FRONT;
+        if let Some(family) = Family::of_library(base) {
+            findings.library.get_or_insert((family, base.to_owned()));
+        }
+    }
+    Ok(findings)
+}
+
+/// Whether an ELF file names a dynamic linker.
+fn is_dynamic(program: &Path) -> bool {
+    let Ok(bytes) = std::fs::read(program) else { return false };
+    program_headers(&bytes).is_some_and(|types| types.contains(&PT_INTERP))
+}
+
+/// The program header that names the dynamic linker (elf(5)).
+const PT_INTERP: u32 = 3;
+
+/// The types of the program headers of a 64-bit ELF file of this machine's byte order.
+fn program_headers(bytes: &[u8]) -> Option<Vec<u32>> {
+    let word = |at: usize, len: usize| -> Option<u64> {
+        let field = bytes.get(at..at.checked_add(len)?)?;
+        Some(field.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+    };
+    if bytes.get(..5)? != b"\x7fELF\x02" {
+        return None;
+    }
+    let (start, size, count) = (word(32, 8)?, word(54, 2)?, word(56, 2)?);
+    (0..count)
+        .map(|i| {
+            let at = start.checked_add(i.checked_mul(size)?)?;
+            Some(word(usize::try_from(at).ok()?, 4)? as u32)
+        })
+        .collect()
+}
+
+/// Runs the program with the layer, which says at the first call of MPI-IO whether it is active.
+fn check_by_running(out: &mut Out, front: &Path, path: &Path, arguments: &[OsString]) -> Outcome {
+    let output = Command::new(path)
+        .args(arguments)
+        .env("LD_PRELOAD", preload(front))
+        .env("TATAMI_MPI_CHECK", "1")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|e| Failure::new(format!("cannot run {}", path.display())).because(e))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    let Some(line) = said.lines().find_map(|line| line.strip_prefix("tatami-mpi: ")) else {
+        return Err(Failure::new(format!(
+            "{} made no call of MPI-IO, or the layer is not in it",
+            path.display()
+        ))
+        .because(format!("it ended with {}", output.status)));
+    };
+    if let Some(reason) = line.strip_prefix("off: ") {
+        return Err(Failure::new("the layer is not active").because(reason.to_owned()));
+    }
+    writeln!(out, "the layer is {line} in {}", path.display())?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn launchers_are_told_apart_by_what_they_say() {
+        let open_mpi = "mpirun.real (OpenRTE) 4.1.4\n\nReport bugs to http://www.open-mpi.org/";
+        assert_eq!(Family::of_version(open_mpi), Some(Family::OpenMpi));
+        assert_eq!(
+            Family::of_version("HYDRA build details:\n    Version: 4.0.2"),
+            Some(Family::Mpich)
+        );
+        assert_eq!(Family::of_version("srun: 22.05"), None);
+    }
+
+    #[test]
+    fn libraries_are_told_apart_by_their_names() {
+        assert_eq!(Family::of_library("libmpi.so.40"), Some(Family::OpenMpi));
+        assert_eq!(Family::of_library("libmpi.so.12"), Some(Family::Mpich));
+        assert_eq!(Family::of_library("libmpich.so.12"), Some(Family::Mpich));
+        assert_eq!(Family::of_library("libmpi_mpifh.so.40"), None);
+    }
+
+    #[test]
+    fn damaged_programs_have_no_headers() {
+        assert_eq!(program_headers(b"#!/bin/sh\n"), None);
+        assert_eq!(program_headers(b"\x7fELF\x02"), None);
+        let own = std::fs::read("/proc/self/exe").expect("this test");
+        assert!(program_headers(&own).is_some_and(|types| types.contains(&PT_INTERP)));
+        let mut cut = own;
+        cut.truncate(60);
+        cut[56] = 255;
+        assert_eq!(program_headers(&cut), None);
+    }
+}

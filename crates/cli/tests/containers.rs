@@ -1,0 +1,124 @@
+//! Containers from the command line: where, relayout, recover.
+
+mod common;
+
+use common::tatami;
+use std::ffi::OsStr;
+use std::path::Path;
+use tatami_layout::{Shape, View};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine};
+
+const RANKS: u32 = 3;
+const BLOCK: u64 = 1000;
+/// Blocks of each rank.
+const BLOCKS: u64 = 40;
+
+fn byte_at(at: u64) -> u8 {
+    (at.wrapping_mul(2_654_435_761) >> 9) as u8
+}
+
+/// What the ranks write together.
+fn expected() -> Vec<u8> {
+    (0..BLOCK * BLOCKS * u64::from(RANKS)).map(byte_at).collect()
+}
+
+/// A job that writes a file in turns of blocks, and dies if it is told to.
+fn job(path: &Path, dies: bool) {
+    let flags = Flags::RDWR | Flags::CREATE;
+    let hints = Hints::new([("tatami_container", "true")]);
+    let (environment, machine) = (Environment::default(), machine::id());
+    let token = begin(&Begin {
+        path,
+        flags,
+        mode: 0o640,
+        hints: &hints,
+        environment: &environment,
+        ranks: RANKS,
+        machine,
+    })
+    .unwrap();
+    let byte = Shape::bytes(1).unwrap();
+    let mut files = Vec::new();
+    for rank in 0..RANKS {
+        let file = File::open(path, flags, &hints, rank, token.clone()).unwrap();
+        let extent = (BLOCK * u64::from(RANKS)) as i64;
+        let shape = Shape::resized(0, extent, &Shape::bytes(BLOCK).unwrap()).unwrap();
+        let view = View::new(BLOCK * u64::from(rank), 1, shape).unwrap();
+        let mut data: Vec<u8> = (0..BLOCK * BLOCKS).map(|at| byte_at(view.offset_of(at))).collect();
+        file.set_view(view);
+        file.write(0, &Buffer::of(&mut data, &byte)).unwrap();
+        files.push(file);
+    }
+    if !dies {
+        let sealed: Vec<Vec<u8>> = files.iter().map(|file| file.seal(false).unwrap()).collect();
+        let sealed: Vec<&[u8]> = sealed.iter().map(Vec::as_slice).collect();
+        files[0].publish(&sealed, false, true).unwrap();
+    }
+}
+
+fn run<const N: usize>(args: [&OsStr; N]) -> common::Said {
+    tatami(args)
+}
+
+#[test]
+fn a_container_becomes_a_file_and_back_with_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let os = path.as_os_str();
+    job(&path, false);
+    assert!(path.is_dir());
+    let said = run(["where".as_ref(), os]);
+    assert!(said.works().out.contains("120000 bytes"), "{said:?}");
+    assert!(said.out.contains("3 pieces"), "{said:?}");
+    let json = run(["where".as_ref(), "--json".as_ref(), os]).works().json();
+    let file = &json["files"][0];
+    assert_eq!((file["size"].as_u64(), file["kind"].as_str()), (Some(120_000), Some("container")));
+    assert_eq!(file["extents"].as_array().unwrap().len(), 120);
+    assert_eq!(file["pieces"][1]["used"], 40_000);
+    assert_eq!(file["complete"], true);
+
+    run(["relayout".as_ref(), os]).works();
+    assert!(path.is_file());
+    assert!(std::fs::read(&path).unwrap() == expected());
+    let said = run(["relayout".as_ref(), os]);
+    assert!(said.works().out.contains("already"), "{said:?}");
+    use std::os::unix::fs::MetadataExt;
+    assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o640);
+
+    run(["relayout".as_ref(), "--to".as_ref(), "container".as_ref(), os]).works();
+    assert!(path.is_dir());
+    run(["relayout".as_ref(), "--threads".as_ref(), "3".as_ref(), os]).works();
+    assert!(std::fs::read(&path).unwrap() == expected());
+    // Nothing is left beside it.
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn what_a_dead_job_left_is_told_and_recovered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let os = path.as_os_str();
+    job(&path, true);
+    let said = run(["where".as_ref(), os]);
+    assert!(said.works().out.contains("died while writing"), "{said:?}");
+    let json = run(["recover".as_ref(), "--json".as_ref(), os]).works().json();
+    let job = &json["files"][0]["recovered"][0];
+    assert_eq!((job["ranks"].as_u64(), job["writers"].as_u64()), (Some(3), Some(3)));
+    assert_eq!((job["bytes"].as_u64(), job["lost"].as_u64()), (Some(120_000), Some(0)));
+    let said = run(["recover".as_ref(), os]);
+    assert!(said.works().out.contains("nothing to recover"), "{said:?}");
+    run(["relayout".as_ref(), os]).works();
+    assert!(std::fs::read(&path).unwrap() == expected());
+}
+
+#[test]
+fn what_is_no_container_is_refused_with_a_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let plain = dir.path().join("plain");
+    std::fs::write(&plain, b"bytes").unwrap();
+    run(["recover".as_ref(), plain.as_os_str()]).fails(1, &["cannot recover", "plain"]);
+    run(["relayout".as_ref(), dir.path().as_os_str()]).fails(1, &["cannot look at"]);
+    let missing = dir.path().join("missing");
+    run(["relayout".as_ref(), missing.as_os_str()]).fails(1, &["missing", "No such file"]);
+    assert_eq!(std::fs::read(&plain).unwrap(), b"bytes");
+}

@@ -1,0 +1,122 @@
+//! What a person wants to know of a container: whose bytes lie where, and who
+//! is writing.
+
+use crate::container::Container;
+use crate::error::{Context, Result};
+use crate::marker::Name;
+use crate::place;
+use crate::world::World;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tatami_layout::BASE;
+
+/// A piece, or the base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PieceTold {
+    /// Whose; nothing for the base.
+    pub name: Option<Name>,
+    /// Bytes in its file.
+    pub stored: u64,
+    /// Bytes of the file that are read from it.
+    pub used: u64,
+}
+
+/// A run of bytes of the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: u64,
+    /// Whose piece has it; the outer nothing is a hole, the inner the base.
+    pub piece: Option<Option<Name>>,
+    /// Where in the piece.
+    pub at: u64,
+}
+
+/// An open that is not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenTold {
+    /// Its number.
+    pub open: u64,
+    /// Its processes.
+    pub ranks: u32,
+    /// Does nobody of them live?
+    pub dead: bool,
+}
+
+/// A container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Description {
+    /// Bytes of the file.
+    pub size: u64,
+    /// Bytes of its index.
+    pub index: u64,
+    /// By name.
+    pub pieces: Vec<PieceTold>,
+    /// Opens for writing.
+    pub opens: Vec<OpenTold>,
+    /// The first stretches of the file.
+    pub stretches: Vec<Stretch>,
+    /// There are more stretches: `used` counts what was looked at.
+    pub more: bool,
+}
+
+/// Bytes that are looked up at a time.
+const WINDOW: u64 = 1 << 20;
+
+/// Describes the container at `path`, with `limit` stretches at most.
+///
+/// # Errors
+/// As for opening it.
+pub fn describe(path: &Path, limit: usize) -> Result<Description> {
+    let container = Arc::new(Container::open(&place::real(path)?)?);
+    let mut world = World::new(container.clone());
+    world.look(None)?;
+    let size = world.index().size();
+    let mut used: BTreeMap<Option<Name>, u64> = BTreeMap::new();
+    let mut stretches: Vec<Stretch> = Vec::new();
+    let mut at = 0;
+    while at < size && stretches.len() <= limit {
+        let mut offset = at;
+        for found in world.index().lookup(at, WINDOW.min(size - at)) {
+            let piece = found.piece.map(|piece| world.name(piece).filter(|_| piece != BASE));
+            if let Some(name) = piece {
+                *used.entry(name).or_default() += found.len;
+            }
+            match stretches.last_mut() {
+                Some(last)
+                    if last.piece == piece
+                        && (piece.is_none() || last.at + last.len == found.at) =>
+                {
+                    last.len += found.len;
+                }
+                _ => stretches.push(Stretch { offset, len: found.len, piece, at: found.at }),
+            }
+            offset += found.len;
+        }
+        at = offset.max(at + 1);
+    }
+    let more = at < size || stretches.len() > limit;
+    stretches.truncate(limit);
+    let mut names: Vec<Option<Name>> = world.names().iter().copied().map(Some).collect();
+    if container.base_size()? > 0 {
+        names.insert(0, None);
+    }
+    let mut pieces = Vec::new();
+    for name in names {
+        let stored = match name {
+            Some(name) => container.piece_len(name)?,
+            None => container.base_size()?,
+        };
+        pieces.push(PieceTold { name, stored, used: used.get(&name).copied().unwrap_or(0) });
+    }
+    let mut opens = Vec::new();
+    for roll in world.opens() {
+        let dead = roll.is_dead().context("lock", path)?;
+        opens.push(OpenTold { open: roll.of.open, ranks: roll.of.ranks, dead });
+    }
+    let index = world.published().encode().len() as u64;
+    Ok(Description { size, index, pieces, opens, stretches, more })
+}

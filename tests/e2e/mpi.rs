@@ -1,0 +1,197 @@
+//! The MPI-IO layer under Debian's Open MPI and MPICH: programs in C, Fortran
+//! and Python, unmodified, whose shared files are containers. `scripts/test.sh`
+//! builds the layer and the programs (`mpi/Makefile`, target `tests`).
+
+use parking_lot::Mutex;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
+use tatami_tests::files::get;
+use tatami_tests::seed::{root_seed, scaled};
+use tempfile::TempDir;
+
+const MPIS: [&str; 2] = ["openmpi", "mpich"];
+
+/// One job at a time: ranks that wait for each other do so busily.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A test program, compiled for one of the MPI libraries.
+fn compiled(name: &str, mpi: &str) -> PathBuf {
+    let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
+    assert!(
+        path.is_file(),
+        "{} is not there: make -C mpi IO=../target/debug tests",
+        path.display()
+    );
+    path
+}
+
+/// On this machine, as root, with more ranks than processors.
+fn local(mut command: Command) -> Command {
+    command
+        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
+        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+        .env("OMPI_MCA_plm_rsh_agent", "")
+        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
+        .env("OMPI_MCA_mpi_yield_when_idle", "1")
+        .env("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
+        .env_remove("LD_PRELOAD");
+    command
+}
+
+/// The MPI library's own MPI-IO.
+fn native(mpi: &str, ranks: u64) -> Command {
+    let mut command = program(&format!("mpirun.{mpi}"));
+    command.args(["-n", &ranks.to_string()]);
+    local(command)
+}
+
+/// With the layer; new files in `containers` become containers.
+fn layered(mpi: &str, ranks: u64, containers: &Path) -> Command {
+    let mut command = Command::new(tatami_bin());
+    command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "--container"]);
+    command.arg(containers).args(["-n", &ranks.to_string()]);
+    command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
+    local(command)
+}
+
+fn folder() -> TempDir {
+    tempfile::tempdir().expect("a directory")
+}
+
+/// The shapes made of random datatypes take the bytes that `MPI_Pack` takes.
+#[test]
+fn datatypes_are_flattened_as_the_library_packs_them() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let (seed, count) = (root_seed() % 1_000_000_000, scaled(2000));
+    for mpi in MPIS {
+        let mut command = native(mpi, 1);
+        command.arg(compiled("flatten_test", mpi));
+        run(command.args([seed.to_string(), count.to_string()]));
+    }
+}
+
+/// Chapter 14 of the standard, call by call, in a container and on an ordinary file.
+#[test]
+fn calls_do_what_the_standard_says() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        for ranks in [1, 3] {
+            let path = dir.path().join(format!("{mpi}.{ranks}"));
+            run(layered(mpi, ranks, dir.path()).arg(compiled("semantics", mpi)).arg(&path));
+        }
+        let mut plain = layered(mpi, 2, Path::new("/nowhere"));
+        plain.env("TATAMI_PLAIN", dir.path());
+        run(plain.arg(compiled("semantics", mpi)).arg(dir.path().join("plain")));
+    }
+}
+
+/// Random types, views and calls: what each call tells and every byte of the
+/// file are as a reference says that uses the MPI library's simplest calls only.
+#[test]
+fn random_calls_leave_what_simple_ones_leave() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let root = root_seed() % 1_000_000_000;
+    for mpi in MPIS {
+        for round in 0..scaled(3) {
+            let (ranks, seed) = (1 + (root + round) % 4, (root + round).to_string());
+            let dir = folder();
+            let at = |name: &str| dir.path().join(name);
+            let program = compiled("random_calls", mpi);
+            let mut reference = native(mpi, ranks);
+            reference.arg(&program).arg(at("reference.dat")).args([&seed, "6"]);
+            run(reference.arg(at("reference")).arg("simple"));
+            let mut ours = layered(mpi, ranks, dir.path());
+            run(ours.arg(&program).arg(at("ours.dat")).args([&seed, "6"]).arg(at("ours")));
+            assert!(at("ours.dat").is_dir(), "the layer was not used");
+            for part in (0..ranks).map(|r| r.to_string()).chain(["bytes".to_owned()]) {
+                let expected = get(at(&format!("reference.{part}")));
+                let got = get(at(&format!("ours.{part}")));
+                assert!(
+                    expected == got,
+                    "{mpi}, {ranks} ranks, seed {seed}: {part} differs from byte {:?} on",
+                    expected.iter().zip(&got).position(|(a, b)| a != b)
+                );
+            }
+        }
+    }
+}
+
+/// The three bindings of Fortran; with and without the layer the same file.
+#[test]
+fn fortran_programs_run_unmodified() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        for binding in ["fortran_mpif", "fortran_mpi", "fortran_f08"] {
+            let path = dir.path().join(format!("{binding}.{mpi}"));
+            let said = run(layered(mpi, 3, dir.path()).arg(compiled(binding, mpi)).arg(&path));
+            assert!(said.out.contains("all values right"), "{}", said.out);
+            assert!(path.is_dir(), "the layer was not used");
+        }
+    }
+}
+
+/// Files that are not ours go to the MPI library.
+#[test]
+fn other_files_are_left_to_the_mpi_library() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        let path = dir.path().join(mpi);
+        let mut command = layered(mpi, 2, Path::new("/nowhere"));
+        let said = run(command.arg(compiled("fortran_mpi", mpi)).arg(&path));
+        assert!(said.out.contains("all values right"), "{}", said.out);
+        assert!(path.is_file());
+    }
+    assert_eq!(get(dir.path().join(MPIS[0])), get(dir.path().join(MPIS[1])));
+}
+
+/// Python loads the MPI library where other libraries do not see it. Debian
+/// builds mpi4py for Open MPI.
+#[test]
+fn mpi4py_runs_unmodified() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    let script = sources().parent().expect("the workspace").join("mpi/tests/python_test.py");
+    let path = dir.path().join("python.dat");
+    let mut command = layered("openmpi", 2, dir.path());
+    let said = run(command.arg("/usr/bin/python3").arg(script).arg(&path));
+    assert!(said.out.contains("all values right"), "{}", said.out);
+    assert!(path.is_dir(), "the layer was not used");
+}
+
+/// `tatami mpi-check` tells whether the layer is active, and why not.
+#[test]
+fn mpi_check_tells_why_not() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    let check = |args: &[&str]| {
+        let mut command = Command::new(tatami_bin());
+        command.arg("mpi-check").args(args);
+        command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
+        local(command)
+    };
+    for (mpi, name) in MPIS.into_iter().zip(["Open MPI", "MPICH"]) {
+        let program = compiled("semantics", mpi);
+        let said = run(&mut check(&["--", program.to_str().expect("UTF-8")]));
+        assert!(said.out.contains(name) && said.out.contains("is active"), "{}", said.out);
+    }
+    let none = ask(&mut check(&["--", "true"]));
+    assert_eq!(none.code, Some(1));
+    assert!(none.err.contains("no MPI library"), "{}", none.err);
+    let source = dir.path().join("empty.c");
+    fs::write(&source, "int main(void) { return 0; }\n").expect("a program");
+    let fixed = dir.path().join("static");
+    run(program("gcc -static -o").arg(&fixed).arg(&source));
+    let said = ask(&mut check(&["--", fixed.to_str().expect("UTF-8")]));
+    assert!(said.code == Some(1) && said.err.contains("statically"), "{}", said.err);
+    let missing = Command::new(tatami_bin())
+        .args(["mpi-check", "--", "true"])
+        .env("TATAMI_MPI_LIBRARY", "/nowhere/libtatami_mpi.so")
+        .output()
+        .expect("tatami");
+    assert!(!missing.status.success());
+}
