@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak bench lint install tools packages fmt
+.PHONY: help quickstart test soak bench bench-mpi lint install tools packages fmt
 
 PREFIX ?= /usr/local
 # How much more than `make test` the long forms do.
@@ -12,7 +12,7 @@ SCALE ?= 20
 TOOLS := target/tools/bin
 
 help: ## list what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 	@scripts/quickstart.sh
@@ -26,6 +26,12 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 bench: packages ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami
 	target/release/tatami bench suite
+
+bench-mpi: ## measure shared files of MPI programs, with the layer and without
+	@scripts/packages.sh build mpi
+	cargo build --quiet --locked --release --bin tatami
+	$(MAKE) --no-print-directory -C mpi-bench
+	target/release/tatami bench mpi
 
 lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies
 	@scripts/lint.sh

@@ -2,7 +2,7 @@
  * One netCDF file, written by all ranks of an MPI job at once and read back.
  *
  *   mpicc pnetcdf_shared.c -lpnetcdf -o pnetcdf_shared
- *   mpirun -n 4 pnetcdf_shared FILE [ROWS]
+ *   mpirun -n 4 pnetcdf_shared FILE [ROWS [write|read]]
  *
  * The file holds a temperature field of ROWS x COLUMNS doubles, which the
  * ranks write in interleaved columns (the access pattern that parallel file
@@ -15,6 +15,7 @@
 #include <pnetcdf.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { COLUMNS = 256, STEPS = 3, CELLS = 1024 };
 
@@ -144,19 +145,24 @@ int main(int argc, char **argv)
 	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
 	MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 	long long rows = argc > 2 ? atoll(argv[2]) : 512;
-	if (argc < 2 || argc > 3 || rows < 1 || rows > 1000000 || ranks > COLUMNS) {
+	const char *only = argc > 3 ? argv[3] : "";
+	int no_read = strcmp(only, "write") == 0, no_write = strcmp(only, "read") == 0;
+	if (argc < 2 || argc > 4 || (argc > 3 && !no_read && !no_write) || rows < 1 ||
+	    rows > 1000000 || ranks > COLUMNS) {
 		if (rank == 0)
-			fprintf(stderr, "usage: mpirun -n RANKS pnetcdf_shared FILE [ROWS]\n"
+			fprintf(stderr, "usage: mpirun -n RANKS pnetcdf_shared FILE [ROWS [write|read]]\n"
 					"RANKS at most %d, ROWS 1 to 1000000 (512)\n", COLUMNS);
 		MPI_Finalize();
 		return 2;
 	}
 
-	write_file(argv[1], rows);
-	long long wrong = read_file(argv[1], rows), all = 0;
+	if (!no_write)
+		write_file(argv[1], rows);
+	long long wrong = no_read ? 0 : read_file(argv[1], rows), all = 0;
 	MPI_Allreduce(&wrong, &all, 1, MPI_LONG_LONG, MPI_SUM, MPI_COMM_WORLD);
 	if (rank == 0 && all == 0)
-		printf("%d ranks wrote %s and read it back: all values right\n", ranks, argv[1]);
+		printf("%d ranks wrote %s%s\n", ranks, argv[1],
+		       no_read ? "" : " and read it back: all values right");
 	else if (rank == 0)
 		printf("%d ranks wrote %s: %lld values WRONG\n", ranks, argv[1], all);
 	MPI_Finalize();

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs from Debian what is missing for the purposes named: build, test, jobs, mpi.
+# Installs from Debian what is missing for the purposes named: build, test, jobs,
+# mpi, shared.
 # Does nothing, and asks nobody, where all is there.
 set -euo pipefail
 
@@ -8,12 +9,14 @@ declare -A packages=(
   [build]="build-essential fuse3"
   # The two programs of the quickstart and their MPI.
   [jobs]="lammps openmpi-bin libopenmpi-dev openssh-client pnetcdf-bin libpnetcdf-dev netcdf-bin"
-  # The MPI-IO layer: both MPI libraries' headers, and what its tests are written in.
-  [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin gfortran python3-mpi4py"
+  # The MPI-IO layer and its workloads: both MPI libraries' headers, and what its tests are written in.
+  [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin openssh-client gfortran python3-mpi4py"
+  # Libraries and programs that write shared files by MPI-IO.
+  [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
   # What the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
 )
-packages[test]+=" ${packages[jobs]} ${packages[mpi]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]}"
 
 wanted=()
 for purpose in "$@"; do

@@ -3,6 +3,7 @@
 use crate::gang::PROCS_MAX;
 use crate::ior::IorArgs;
 use crate::mdtest::MdtestArgs;
+use crate::mpi::MpiArgs;
 use crate::suite::SuiteArgs;
 use crate::wire::WireArgs;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub(crate) enum WorkloadArgs {
     Wire(WireArgs),
     /// All figures, next to the local disk; makes its own volume
     Suite(SuiteArgs),
+    /// Shared files by MPI-IO: with the layer, without it, on the local disk
+    Mpi(MpiArgs),
     /// One process of a workload
     #[command(hide = true)]
     Worker,

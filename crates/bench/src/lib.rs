@@ -1,6 +1,6 @@
 //! Workloads and their reports: `tatami bench`.
 //!
-//! Everything here runs without MPI and on any file system, so that Tatami can be
+//! Everything here but [`mpi`] runs without MPI, and on any file system, so that Tatami can be
 //! compared with whatever else there is on the same machine.
 //!
 //! - [`mdtest`] and [`ior`] are the two classic benchmarks, on a path or through
@@ -8,6 +8,7 @@
 //! - [`wire`] is the floor of a metadata request.
 //! - [`suite`] starts a volume of its own and takes the figures of
 //!   `docs/PERFORMANCE.md`, each next to its baseline.
+//! - [`mpi`] runs the programs of `mpi-bench` with and without the MPI-IO layer.
 
 mod args;
 pub mod clock;
@@ -16,6 +17,7 @@ mod error;
 pub mod gang;
 pub mod ior;
 pub mod mdtest;
+pub mod mpi;
 pub mod pattern;
 mod reach;
 pub mod size;
@@ -63,6 +65,7 @@ pub fn run(
             show(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Suite(args) => suite::run(&args, out),
+        WorkloadArgs::Mpi(args) => mpi::run(&args, out),
     }
 }
 

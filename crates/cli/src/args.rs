@@ -159,7 +159,8 @@ is left, 8 the check could not be done.")]
 Examples:
   tatami bench mdtest -n 1000 -p 4 /mnt/tatami/bench
   tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench
-  tatami bench suite           all figures, beside the local disk")]
+  tatami bench suite           all figures, beside the local disk
+  tatami bench mpi --mpi openmpi --only btio --markdown")]
     Bench(bench_cmd::Args),
     /// Run a program that sees one node's mount at the common path
     #[command(after_help = "\

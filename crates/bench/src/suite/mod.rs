@@ -6,7 +6,7 @@
 //! ratio. A figure that misses its goal is reported as such; the suite fails
 //! only when something could not be run.
 
-mod figure;
+pub(crate) mod figure;
 mod library_names;
 mod machine;
 mod mount_names;
@@ -15,8 +15,8 @@ mod only;
 mod pairs;
 mod passthrough;
 mod remote;
-mod strace;
-mod volume;
+pub(crate) mod strace;
+pub(crate) mod volume;
 
 pub use figure::{Better, Figure, Runs};
 pub use machine::Machine;
@@ -62,6 +62,9 @@ pub struct SuiteArgs {
     #[arg(long, hide = true)]
     pub program: Option<PathBuf>,
 }
+
+/// Nodes of the volume: one is local, one is remote.
+const NODES: u16 = 2;
 
 /// What all parts need.
 pub struct Bench {
@@ -174,7 +177,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
         }
         let program = args.program.as_ref().unwrap_or(&launcher.program);
-        let volume = Volume::start(program, &dir.join("vol"))?;
+        let volume = Volume::start(program, &dir.join("vol"), NODES)?;
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
         let bench = Bench {
             launcher: launcher.clone(),
@@ -213,7 +216,11 @@ fn stay_on_one_cpu() -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &one)?)
 }
 
-fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchError> {
+/// Writes a summary: an array of figures, each with the command and the machine.
+///
+/// # Errors
+/// When the file can't be written.
+pub(crate) fn write(out: &Path, figures: &[Figure], machine: &Machine) -> Result<(), BenchError> {
     let mut words: Vec<String> = std::env::args().collect();
     if let Some(program) = words.first_mut() {
         "tatami".clone_into(program);

@@ -86,7 +86,7 @@ impl Drop for Trace {
 
 /// The table of `strace -c`: share, seconds, µs/call, calls, errors (may be
 /// missing), name.
-fn parse(text: &str) -> Calls {
+pub(crate) fn parse(text: &str) -> Calls {
     text.lines()
         .filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();

@@ -8,29 +8,27 @@ use tatami_client::{Client, Endpoint, Options};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
 use tatami_wire::{NodeId, VolumeKey};
 
-/// Number of nodes: one is local, one is remote.
-const NODES: u16 = 2;
-
 /// A running volume with a mount for each node. Dropping it stops it.
 pub struct Volume {
     program: PathBuf,
     dir: PathBuf,
     client: Client,
+    nodes: u16,
 }
 
 impl Volume {
-    /// Starts daemons and mounts below `dir`, with `program` as the `tatami` command.
+    /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami` command.
     ///
     /// # Errors
     /// What `tatami up` says.
-    pub fn start(program: &Path, dir: &Path) -> Result<Volume, BenchError> {
+    pub fn start(program: &Path, dir: &Path, nodes: u16) -> Result<Volume, BenchError> {
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         // What an interrupted run left runs still, or would be taken for ours.
         stop(program, dir);
         std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         let mut up = Command::new(program);
-        up.arg("up").arg("--dir").arg(dir).args(["--nodes", &NODES.to_string()]);
+        up.arg("up").arg("--dir").arg(dir).args(["--nodes", &nodes.to_string()]);
         up.arg("--mount").arg(dir.join("mnt"));
         let said = up.stdin(Stdio::null()).output().map_err(at("starting", program))?;
         if !said.status.success() {
@@ -40,12 +38,17 @@ impl Volume {
             return Err(BenchError::Program { program: "tatami up".into(), problem });
         }
         match options(dir).and_then(|o| Ok(Client::connect(o)?)) {
-            Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client }),
+            Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client, nodes }),
             Err(e) => {
                 stop(program, dir);
                 Err(e)
             }
         }
+    }
+
+    /// The folder of the volume, for `--dir` of the command.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
     /// Where the mount of a node is.
@@ -89,7 +92,7 @@ impl Volume {
     /// # Errors
     /// When one does not answer.
     pub fn daemons(&self) -> Result<Vec<u32>, BenchError> {
-        (0..NODES).map(|n| Ok(self.status(n)?.pid)).collect()
+        (0..self.nodes).map(|n| Ok(self.status(n)?.pid)).collect()
     }
 }
 

@@ -1,0 +1,271 @@
+//! Starts the programs of `mpi-bench` and reads the line that each prints.
+
+use super::place::Place;
+use crate::error::{BenchError, at};
+use serde::Deserialize;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A program that takes longer hangs: oversubscribed MPI processes can.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// An MPI library, by the suffix that Debian gives its commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mpi {
+    /// Open MPI
+    Openmpi,
+    /// MPICH
+    Mpich,
+}
+
+impl Mpi {
+    /// Both.
+    pub const ALL: [Mpi; 2] = [Mpi::Openmpi, Mpi::Mpich];
+
+    /// As in the names of commands and figures.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mpi::Openmpi => "openmpi",
+            Mpi::Mpich => "mpich",
+        }
+    }
+}
+
+/// Seconds of each phase of a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+pub struct Phases {
+    /// MPI_File_open and set_view for writing.
+    pub open: f64,
+    /// The writing calls.
+    pub write: f64,
+    /// MPI_File_sync, where it was asked for.
+    pub sync: f64,
+    /// MPI_File_close.
+    pub close: f64,
+    /// MPI_File_open and set_view for reading.
+    pub reopen: f64,
+    /// The reading calls.
+    pub read: f64,
+}
+
+/// What a program has printed.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct Sample {
+    /// Bytes moved by all processes, in each direction.
+    pub bytes: u64,
+    /// Of the slowest process.
+    pub seconds: Phases,
+    /// User and system time of all processes.
+    pub cpu: Phases,
+    /// Wrong bytes found.
+    pub bad: u64,
+}
+
+impl Sample {
+    /// Seconds in which the bytes were written: calls, sync and close, since a
+    /// layer may do work at the close.
+    pub fn write_seconds(&self) -> f64 {
+        self.seconds.write + self.seconds.sync + self.seconds.close
+    }
+
+    /// MiB/s of [`Sample::write_seconds`].
+    pub fn write_rate(&self) -> f64 {
+        rate(self.bytes, self.write_seconds())
+    }
+
+    /// MiB/s of the reading calls.
+    pub fn read_rate(&self) -> f64 {
+        rate(self.bytes, self.seconds.read)
+    }
+}
+
+fn rate(bytes: u64, seconds: f64) -> f64 {
+    crate::stats::ratio(bytes as f64 / f64::from(1 << 20), seconds)
+}
+
+/// How the programs are started.
+#[derive(Clone, Debug)]
+pub struct Runner {
+    /// The folder with a folder of programs for each MPI.
+    pub programs: PathBuf,
+    /// The layer's library.
+    pub layer: Option<PathBuf>,
+    /// The `tatami` command, for processes on the nodes of a volume.
+    pub tatami: PathBuf,
+}
+
+/// Looks below the folders in which this program can lie: `target/PROFILE` and `PREFIX/bin`.
+pub fn beside(program: &Path, names: &[&str]) -> Option<PathBuf> {
+    let base = program.parent()?;
+    names.iter().map(|name| base.join(name)).find(|path| path.exists())
+}
+
+impl Runner {
+    /// The MPI libraries for which there are programs.
+    pub fn available(&self) -> Vec<Mpi> {
+        let there = |mpi: &Mpi| self.programs.join(mpi.name()).join("ior").is_file();
+        Mpi::ALL.into_iter().filter(there).collect()
+    }
+
+    /// `mpirun` of `ranks` processes of `program` on this machine, in a place.
+    pub fn command(&self, mpi: Mpi, place: &Place, ranks: u32, program: &str) -> Command {
+        let mut command = self.wrapped(mpi, place, ranks, &[]);
+        command.arg(self.programs.join(mpi.name()).join(program));
+        command
+    }
+
+    /// The same with words between MPI and the program, such as a tracer's.
+    pub fn wrapped(&self, mpi: Mpi, place: &Place, ranks: u32, words: &[String]) -> Command {
+        let mut command = Command::new(format!("mpirun.{}", mpi.name()));
+        command.args(["-n", &ranks.to_string()]).stdin(Stdio::null());
+        // All processes share this machine, may be root's, and wait without using the CPU.
+        for (name, value) in [
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ("OMPI_MCA_mpi_yield_when_idle", "1"),
+            ("OMPI_MCA_plm_rsh_agent", ""),
+            ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+        ] {
+            command.env(name, value);
+        }
+        if let Some(volume) = &place.volume {
+            command.arg(&self.tatami).args(["exec", "--node", "rank", "--dir"]);
+            command.arg(volume).arg("--");
+        }
+        command.args(words);
+        // Only the program itself shall have the layer, not what starts it.
+        command.arg("env");
+        if let Some(layer) = self.layer.as_ref().filter(|_| place.layer) {
+            command.arg(format!("LD_PRELOAD={}", layer.display()));
+            command.arg(format!("TATAMI_CONTAINER={}", place.dir.display()));
+        }
+        command
+    }
+
+    /// Runs a program with its arguments to its end and reads its line.
+    ///
+    /// # Errors
+    /// A program that fails, or that found wrong bytes.
+    pub fn run(&self, mut command: Command) -> Result<Sample, BenchError> {
+        let text = finish(&mut command)?;
+        let line = text.lines().rev().find(|line| line.starts_with('{'));
+        let sample: Option<Sample> = line.and_then(|line| serde_json::from_str(line).ok());
+        match sample {
+            Some(sample) if sample.bad == 0 => Ok(sample),
+            Some(sample) => Err(problem(&command, &format!("found {} wrong bytes", sample.bad))),
+            None => Err(problem(&command, &format!("printed no report: {text}"))),
+        }
+    }
+}
+
+/// Runs it to its end and returns what it prints.
+///
+/// # Errors
+/// A program that fails or hangs.
+pub fn finish(command: &mut Command) -> Result<String, BenchError> {
+    let mut child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(at("starting", Path::new(command.get_program())))?;
+    // Read beside the waiting, so that no full pipe stops the program.
+    let out = child.stdout.take().map(|pipe| std::thread::spawn(move || read(pipe)));
+    let err = child.stderr.take().map(|pipe| std::thread::spawn(move || read(pipe)));
+    let ended = wait(&mut child);
+    let text = |thread: Option<std::thread::JoinHandle<String>>| {
+        thread.and_then(|t| t.join().ok()).unwrap_or_default()
+    };
+    let (out, err) = (text(out), text(err));
+    match ended {
+        Some(status) if status.success() => Ok(out),
+        Some(status) => Err(problem(command, &format!("ended with {status}: {out}{err}"))),
+        None => Err(problem(command, &format!("took more than {} s", PATIENCE.as_secs()))),
+    }
+}
+
+fn read(mut from: impl Read) -> String {
+    let mut bytes = Vec::new();
+    let _ = from.read_to_end(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// `None` when it had to be stopped.
+fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+    let pid = Pid::from_child(child);
+    if let Ok(ended) = pidfd_open(pid, PidfdFlags::empty()) {
+        let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let mut ended = [PollFd::new(&ended, PollFlags::IN)];
+        if poll(&mut ended, Some(&patience)) == Ok(0) {
+            // mpirun passes it on to its processes.
+            let _ = kill_process(pid, Signal::TERM);
+            let _ = child.wait();
+            return None;
+        }
+    }
+    child.wait().ok()
+}
+
+fn problem(command: &Command, what: &str) -> BenchError {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words: Vec<_> = words.map(|word| word.to_string_lossy()).collect();
+    BenchError::Program { program: words.join(" "), problem: what.trim().to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str = r#"{"program":"ior","ranks":4,"api":"mpi","bytes":4194304,
+        "seconds":{"open":0.1,"write":1.0,"sync":0.5,"close":0.5,"reopen":0.1,"read":0.5},
+        "cpu":{"open":0.1,"write":1.0,"sync":0.5,"close":0.5,"reopen":0.1,"read":0.5},
+        "verified":true,"bad":0}"#;
+
+    #[test]
+    fn the_line_of_a_program_is_understood() {
+        let sample: Sample = serde_json::from_str(LINE).expect("the format");
+        assert_eq!(sample.write_rate(), 2.0);
+        assert_eq!(sample.read_rate(), 8.0);
+    }
+
+    #[test]
+    fn what_a_program_says_is_found_and_a_failure_is_told() {
+        let runner = Runner { programs: "/".into(), layer: None, tatami: "tatami".into() };
+        let said = |text: &str| {
+            let mut echo = Command::new("echo");
+            echo.arg(text);
+            runner.run(echo)
+        };
+        let line = LINE.replace('\n', "");
+        assert_eq!(said(&format!("a warning\n{line}\nmore")).expect("a report").bytes, 4 << 20);
+        let wrong = said(&line.replace("\"bad\":0", "\"bad\":3"));
+        assert!(wrong.is_err_and(|e| e.to_string().contains("3 wrong bytes")));
+        assert!(said("nothing").is_err());
+        assert!(runner.run(Command::new("false")).is_err());
+    }
+
+    #[test]
+    fn only_the_program_gets_the_layer() {
+        let layer = Some("/lib/layer.so".into());
+        let runner = Runner { programs: "/p".into(), layer, tatami: "/bin/tatami".into() };
+        let place = Place { layer: true, ..Place::plain("x", Path::new("/data")) };
+        let words = |place: &Place| {
+            let command = runner.command(Mpi::Mpich, place, 4, "ior");
+            let words = command.get_args().map(|w| w.to_string_lossy().into_owned());
+            words.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(
+            words(&place),
+            "-n 4 env LD_PRELOAD=/lib/layer.so TATAMI_CONTAINER=/data /p/mpich/ior"
+        );
+        let plain = Place { volume: Some("/vol".into()), layer: false, ..place };
+        assert_eq!(
+            words(&plain),
+            "-n 4 /bin/tatami exec --node rank --dir /vol -- env /p/mpich/ior"
+        );
+    }
+}

@@ -1,0 +1,314 @@
+//! `tatami bench mpi`: shared files written by MPI programs, with the layer and
+//! without it, next to what the MPI library makes of one plain file and of a
+//! file per process on the same disk.
+//!
+//! The programs are those of `mpi-bench` in the sources: the patterns of IOR,
+//! HPIO and BT-IO. They use nothing but MPI, and verify all that they read.
+
+mod calls;
+mod contest;
+mod launch;
+mod parts;
+mod place;
+mod svg;
+mod sweeps;
+
+pub use launch::Mpi;
+
+use crate::error::{BenchError, at};
+use crate::gang::Launcher;
+use crate::suite::volume::Volume;
+use crate::suite::{self, Figure, Machine, figure};
+use crate::tell;
+use contest::{Outcome, Patience, Side};
+use launch::{Runner, beside};
+use place::Place;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Nodes of the volume.
+const NODES: u16 = 4;
+
+/// Options of `tatami bench mpi`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MpiArgs {
+    /// Further directories to measure, without the layer, in the part "places"
+    #[arg(long, value_name = "PATH", num_args = 1..)]
+    pub dir: Vec<PathBuf>,
+    /// Directory for files, containers and the volume, on the disk to be measured
+    #[arg(long, default_value = "bench-results/work-mpi")]
+    pub work: PathBuf,
+    /// Where the summary goes, as JSON; plots go beside it
+    #[arg(long, default_value = "bench-results/summary-mpi.json")]
+    pub out: PathBuf,
+    /// MPI libraries (default: all that there are programs for)
+    #[arg(long, value_delimiter = ',')]
+    pub mpi: Vec<Mpi>,
+    /// Only these parts
+    #[arg(long, value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// How often each figure is taken, on all sides
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// No further runs of a figure are begun after so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    pub budget: u64,
+    /// Processes, where the workload does not need another number
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub ranks: u32,
+    /// Little of everything: to see that it works, not to measure
+    #[arg(long)]
+    pub quick: bool,
+    /// Print the table as Markdown
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The folder with the programs, a folder for each MPI
+    #[arg(long)]
+    pub programs: Option<PathBuf>,
+    /// The layer's library
+    #[arg(long)]
+    pub layer: Option<PathBuf>,
+    /// The layer's side without the layer: to try this command where there is none
+    #[arg(long, hide = true)]
+    pub without_layer: bool,
+    /// The tatami command that starts the volume, if it is not this one
+    #[arg(long, hide = true)]
+    pub program: Option<PathBuf>,
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// IOR's pattern, strided
+    Ior,
+    /// HPIO's patterns
+    Hpio,
+    /// BT-IO
+    Btio,
+    /// Reads with other processes and views than the writers'
+    Reread,
+    /// System calls and CPU time
+    Calls,
+    /// The same in all places, a volume among them
+    Places,
+    /// The plots
+    Plots,
+}
+
+const PARTS: [Part; 7] =
+    [Part::Ior, Part::Hpio, Part::Btio, Part::Reread, Part::Calls, Part::Places, Part::Plots];
+
+/// Where the sides of the figures are.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// With the layer, in a container on the local disk.
+    layer: Place,
+    /// One plain file on the local disk.
+    disk: Place,
+    /// A plain file for each process there.
+    each: Place,
+    /// What else is in the table of places.
+    others: Vec<Place>,
+}
+
+/// What all parts need.
+pub(crate) struct Session {
+    runner: Runner,
+    mpi: Mpi,
+    places: Places,
+    /// For what is not measured.
+    scratch: PathBuf,
+    patience: Patience,
+    ranks: u32,
+    quick: bool,
+}
+
+impl Session {
+    fn hold(&self, sides: &[Side]) -> Result<Outcome, BenchError> {
+        contest::hold(&self.runner, self.mpi, sides, self.patience)
+    }
+}
+
+/// Takes the figures, draws the plots, and writes the report to `out`.
+///
+/// # Errors
+/// What could not be run, wrong bytes, and [`BenchError::Output`]. A figure
+/// that misses its goal is no error.
+pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
+    let runner = runner(args)?;
+    let mpis = match args.mpi.is_empty() {
+        true => runner.available(),
+        false => args.mpi.clone(),
+    };
+    if mpis.is_empty() {
+        return Err(BenchError::Usage(format!(
+            "there are no programs in {}: `make bench-mpi` builds them",
+            runner.programs.display()
+        )));
+    }
+    std::fs::create_dir_all(&args.work).map_err(at("creating", &args.work))?;
+    let work = args.work.canonicalize().map_err(at("finding", &args.work))?;
+    let machine = Machine::of(&work);
+    tell(&machine.line());
+    let taken = take(args, &runner, &mpis, &work);
+    let removed = std::fs::remove_dir_all(&work).map_err(at("removing", &work));
+    let (figures, plots) = taken?;
+    removed?;
+    suite::write(&args.out, &figures, &machine)?;
+    draw(&args.out, &plots)?;
+    let text = match args.json {
+        true => std::fs::read_to_string(&args.out).map_err(at("reading", &args.out))?,
+        false => report(args, &figures),
+    };
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
+}
+
+fn runner(args: &MpiArgs) -> Result<Runner, BenchError> {
+    let this = Launcher::this_program()?.program;
+    let programs = args.programs.clone();
+    let programs = programs.or_else(|| beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
+    let programs = programs.unwrap_or_else(|| "target/mpi-bench".into());
+    let names = ["../mpi/libtatami_mpi.so", "../lib/tatami/libtatami_mpi.so", "libtatami_mpi.so"];
+    let layer = args.layer.clone().or_else(|| beside(&this, &names));
+    if layer.is_none() && !args.without_layer {
+        return Err(BenchError::Usage(
+            "libtatami_mpi.so is not beside this program: tell where it is with --layer".into(),
+        ));
+    }
+    let absolute = |path: PathBuf| path.canonicalize().map_err(at("finding", &path));
+    Ok(Runner {
+        programs: absolute(programs)?,
+        layer: layer.filter(|_| !args.without_layer).map(absolute).transpose()?,
+        tatami: args.program.clone().unwrap_or(this),
+    })
+}
+
+fn take(
+    args: &MpiArgs,
+    runner: &Runner,
+    mpis: &[Mpi],
+    work: &Path,
+) -> Result<(Vec<Figure>, Vec<sweeps::Named>), BenchError> {
+    let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
+    let mut places = local_places(work)?;
+    let volume = match wanted(Part::Places) {
+        true => Some(Volume::start(&runner.tatami, &work.join("vol"), NODES)?),
+        false => None,
+    };
+    if let Some(volume) = &volume {
+        places.others.extend(volume_places(volume)?);
+    }
+    for dir in &args.dir {
+        places.others.push(Place::plain(&dir.to_string_lossy(), &fresh(dir, "tatami-bench-mpi")?));
+    }
+    let patience = Patience { runs: args.runs.into(), budget: Duration::from_secs(args.budget) };
+    let (mut figures, mut plots) = (Vec::new(), Vec::new());
+    for mpi in mpis {
+        let session = Session {
+            runner: runner.clone(),
+            mpi: *mpi,
+            places: places.clone(),
+            scratch: fresh(work, "scratch")?,
+            patience,
+            ranks: args.ranks,
+            quick: args.quick,
+        };
+        for part in PARTS.into_iter().filter(|part| wanted(*part)) {
+            tell(&format!("{} {part:?}:", mpi.name()));
+            figures.extend(part.figures(&session)?);
+            plots.extend(part.plots(&session)?);
+        }
+    }
+    for dir in &args.dir {
+        let made = dir.join("tatami-bench-mpi");
+        std::fs::remove_dir_all(&made).map_err(at("removing", &made))?;
+    }
+    Ok((figures, plots))
+}
+
+impl Part {
+    fn figures(self, session: &Session) -> Result<Vec<Figure>, BenchError> {
+        match self {
+            Part::Ior => parts::ior(session),
+            Part::Hpio => parts::hpio(session),
+            Part::Btio => parts::btio(session),
+            Part::Reread => parts::reread(session),
+            Part::Calls => calls::figures(session),
+            Part::Places => parts::places(session),
+            Part::Plots => Ok(Vec::new()),
+        }
+    }
+
+    fn plots(self, session: &Session) -> Result<Vec<sweeps::Named>, BenchError> {
+        if self != Part::Plots {
+            return Ok(Vec::new());
+        }
+        let mut all = sweeps::ranks(session)?;
+        all.extend(sweeps::regions(session)?);
+        all.extend(sweeps::btio(session)?);
+        Ok(all)
+    }
+}
+
+/// A new empty folder of this name.
+fn fresh(dir: &Path, name: &str) -> Result<PathBuf, BenchError> {
+    let path = dir.join(name);
+    if path.exists() {
+        std::fs::remove_dir_all(&path).map_err(at("removing", &path))?;
+    }
+    std::fs::create_dir_all(&path).map_err(at("creating", &path))?;
+    Ok(path)
+}
+
+fn local_places(work: &Path) -> Result<Places, BenchError> {
+    let layer = Place::layer("layer, container on the disk", &fresh(work, "layer")?);
+    let each = Place::plain("file per process", &fresh(work, "each")?);
+    Ok(Places {
+        others: vec![layer.clone()],
+        layer,
+        disk: Place::plain("plain file", &fresh(work, "disk")?),
+        each: Place { per_process: true, ..each },
+    })
+}
+
+/// Each process on its own node's mount, with the layer and without.
+fn volume_places(volume: &Volume) -> Result<Vec<Place>, BenchError> {
+    let mut places = Vec::new();
+    for (name, layer) in [("layer, container on a volume", true), ("volume without layer", false)] {
+        let folder = if layer { "layer" } else { "plain" };
+        let inside = volume.mount(0).join(folder);
+        std::fs::create_dir_all(&inside).map_err(at("creating", &inside))?;
+        places.push(Place {
+            layer,
+            volume: Some(volume.dir().to_owned()),
+            ..Place::plain(name, &volume.dir().join("mnt").join(folder))
+        });
+    }
+    Ok(places)
+}
+
+fn draw(summary: &Path, plots: &[sweeps::Named]) -> Result<(), BenchError> {
+    for (name, plot) in plots {
+        let path = summary.with_file_name(name).with_extension("svg");
+        std::fs::write(&path, plot.svg()).map_err(at("writing", &path))?;
+        tell(&format!("plot: {}", path.display()));
+    }
+    Ok(())
+}
+
+fn report(args: &MpiArgs, figures: &[Figure]) -> String {
+    let table = figure::table(figures);
+    let mut text = if args.markdown { table.markdown() } else { table.render() };
+    text.push('\n');
+    for f in figures {
+        text += &format!("{}: against {}", f.name, f.against);
+        text += &if f.note.is_empty() { "\n".into() } else { format!("; {}\n", f.note) };
+    }
+    let missed = figures.iter().filter(|f| f.met == Some(false)).count();
+    let held = figures.iter().filter(|f| f.met.is_some()).count();
+    text + &format!("{} of {held} goals met; written to {}\n", held - missed, args.out.display())
+}

@@ -1,0 +1,229 @@
+//! The figures that are held against goals, and a table of all places.
+
+use super::Session;
+use super::contest::{Outcome, Side};
+use super::launch::Sample;
+use super::place::{Place, Workload};
+use crate::error::BenchError;
+use crate::stats::median;
+use crate::suite::{Better, Figure, Runs};
+
+type Value = fn(&Sample) -> f64;
+
+fn side(place: &Place, workload: &Workload, ranks: u32) -> Side {
+    Side { place: place.clone(), workload: workload.clone(), ranks }
+}
+
+/// One side against another.
+fn figure(
+    name: String,
+    (outcome, ours, theirs): (&Outcome, usize, usize),
+    value: Value,
+    against: &str,
+    goal: Option<f64>,
+) -> Figure {
+    let runs = Runs {
+        ours: outcome.values(ours, value),
+        floor: outcome.values(theirs, value),
+        stolen: outcome.stolen,
+    };
+    Figure::new(name, "MiB/s", against, (Better::Higher, goal), &runs)
+}
+
+const SHARED: [&str; 2] =
+    ["independent calls on one plain file", "collective calls on one plain file"];
+
+/// IOR's pattern: against a file per process, and against one plain file.
+pub fn ior(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let mpi = s.mpi.name();
+    let mut figures = Vec::new();
+    for (size, segments) in [("64k", 1024), ("4k", 4096)] {
+        let segments = if s.quick { 32 } else { segments };
+        let line = format!("--view --block {size} --transfer {size} --segments {segments}");
+        let work = Workload::new("ior", &line);
+        // One collective call for each block of 4 KiB would take minutes: all blocks in one.
+        let all = work.with(if size == "4k" { "--collective --strided" } else { "--collective" });
+        let p = &s.places;
+        let sides = [
+            side(&p.layer, &work, s.ranks),
+            side(&p.each, &work, s.ranks),
+            side(&p.disk, &work, s.ranks),
+            side(&p.disk, &all, s.ranks),
+        ];
+        let outcome = s.hold(&sides)?;
+        for (what, value) in [("write", Sample::write_rate as Value), ("read", Sample::read_rate)] {
+            let name = format!("{mpi} ior strided {what} {size}");
+            let each = "a file per process, MPI-IO";
+            figures.push(figure(name.clone(), (&outcome, 0, 1), value, each, Some(0.95)));
+            let best = outcome.best(&[2, 3], value);
+            let goal = (what == "write").then_some(2.0);
+            let name = format!("{name}, shared");
+            figures.push(figure(name, (&outcome, 0, best), value, SHARED[best - 2], goal));
+        }
+    }
+    Ok(figures)
+}
+
+/// HPIO's patterns: small regions, and whether the space between them matters.
+pub fn hpio(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let mpi = s.mpi.name();
+    let mut figures = Vec::new();
+    let p = &s.places;
+    let many = if s.quick { 4096 } else { 1 << 20 };
+    for (call, flags) in [("independent", ""), ("collective", "--collective")] {
+        let line = format!("--pattern nc-nc --count {many} --size 8 --spacing 8 {flags}");
+        let work = Workload::new("hpio", &line);
+        let sides = [side(&p.layer, &work, s.ranks), side(&p.disk, &work, s.ranks)];
+        let outcome = s.hold(&sides)?;
+        let against = "the MPI library with its defaults on one plain file";
+        for (what, value, goal) in
+            [("write", Sample::write_rate as Value, Some(10.0)), ("read", Sample::read_rate, None)]
+        {
+            let name = format!("{mpi} hpio nc-nc 8 B {call} {what}");
+            figures.push(figure(name, (&outcome, 0, 1), value, against, goal));
+        }
+    }
+    let count = if s.quick { 256 } else { 65536 };
+    for pattern in ["nc-nc", "c-nc", "nc-c"] {
+        let line = format!("--pattern {pattern} --count {count} --size 128 --spacing 128");
+        let work = Workload::new("hpio", &line);
+        let all = work.with("--collective");
+        let sides = [
+            side(&p.layer, &work, s.ranks),
+            side(&p.disk, &work, s.ranks),
+            side(&p.disk, &all, s.ranks),
+        ];
+        let outcome = s.hold(&sides)?;
+        for (what, value) in [("write", Sample::write_rate as Value), ("read", Sample::read_rate)] {
+            let best = outcome.best(&[1, 2], value);
+            let goal = (what == "write" && pattern != "nc-c").then_some(2.0);
+            let name = format!("{mpi} hpio {pattern} 128 B {what}");
+            figures.push(figure(name, (&outcome, 0, best), value, SHARED[best - 1], goal));
+        }
+    }
+    figures.push(flat(s, many)?);
+    Ok(figures)
+}
+
+/// The slowest against the fastest spacing.
+fn flat(s: &Session, count: u64) -> Result<Figure, BenchError> {
+    let spacings = [8, 64, 512, 4096];
+    let sides: Vec<Side> = spacings
+        .iter()
+        .map(|spacing| {
+            // Spaces in memory are held small: they are memory's cost, not the file's.
+            let line = format!("--pattern c-nc --count {count} --size 8 --spacing {spacing}");
+            side(&s.places.layer, &Workload::new("hpio", &line), s.ranks)
+        })
+        .collect();
+    let outcome = s.hold(&sides)?;
+    let all: Vec<usize> = (0..sides.len()).collect();
+    let rate = |i: &usize| median(&outcome.values(*i, Sample::write_rate));
+    let fast = outcome.best(&all, Sample::write_rate);
+    let slow = all.iter().copied().min_by(|a, b| rate(a).total_cmp(&rate(b))).unwrap_or(0);
+    let name = format!("{} hpio c-nc 8 B write, slowest spacing", s.mpi.name());
+    let against = "the fastest spacing, also with the layer";
+    let note = format!("spacing {} B against {} B", spacings[slow], spacings[fast]);
+    let figure = figure(name, (&outcome, slow, fast), Sample::write_rate, against, Some(0.8));
+    Ok(figure.note(note))
+}
+
+/// BT-IO: the time of its I/O, as a rate.
+pub fn btio(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let mpi = s.mpi.name();
+    let p = &s.places;
+    let mut figures = Vec::new();
+    let classes: &[(&str, u32)] = if s.quick { &[("S", 3)] } else { &[("A", 40), ("B", 10)] };
+    for (class, dumps) in classes {
+        let work = Workload::new("btio", &format!("--class {class} --dumps {dumps}"));
+        let sides = [side(&p.layer, &work, 4), side(&p.disk, &work, 4), side(&p.each, &work, 4)];
+        let outcome = s.hold(&sides)?;
+        let against = "collective I/O on one plain file";
+        for (what, value, goal) in
+            [("write", Sample::write_rate as Value, Some(3.0)), ("read", Sample::read_rate, None)]
+        {
+            let name = format!("{mpi} btio {class} full {what}");
+            figures.push(figure(name, (&outcome, 0, 1), value, against, goal));
+            let name = format!("{mpi} btio {class} full {what}, N-N");
+            figures.push(figure(name, (&outcome, 0, 2), value, "a file per process", None));
+        }
+    }
+    let class = if s.quick { "S" } else { "A" };
+    let work = Workload::new("btio", &format!("--class {class} --mode simple"));
+    let outcome = s.hold(&[side(&p.layer, &work, 4), side(&p.disk, &work, 4)])?;
+    let against = "the same calls on one plain file";
+    for (what, value) in [("write", Sample::write_rate as Value), ("read", Sample::read_rate)] {
+        let name = format!("{mpi} btio {class} simple {what}");
+        figures.push(figure(name, (&outcome, 0, 1), value, against, None));
+    }
+    Ok(figures)
+}
+
+/// Reads with another number of processes and another view than the writers'.
+pub fn reread(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let mpi = s.mpi.name();
+    let p = &s.places;
+    let mut figures = Vec::new();
+    let segments = if s.quick { 64 } else { 1024 };
+    for (written, size) in [("64k", 65536u64), ("1k", 1024)] {
+        let segments = if size == 1024 { segments * 8 } else { segments };
+        let bytes = u64::from(s.ranks) * segments * size;
+        let write = format!(
+            "--view --strided --write-only --block {size} --transfer {size} --segments {segments}"
+        );
+        let write = Workload::new("ior", &write);
+        for place in [&p.layer, &p.disk] {
+            place.clear()?;
+            let mut command = s.runner.command(s.mpi, place, s.ranks, write.program);
+            s.runner.run({
+                command.args(write.arguments(place));
+                command
+            })?;
+        }
+        for (how, ranks, flags) in [
+            ("by 2 in stretches", 2, ""),
+            ("by 3 in blocks of 48k", 3, "--block 48k"),
+            ("by 2 in stretches, collective", 2, "--collective"),
+        ] {
+            let work = Workload::new("reread", &format!("--size {bytes} {flags}"));
+            let outcome = s.hold(&[side(&p.layer, &work, ranks), side(&p.disk, &work, ranks)])?;
+            let name = format!("{mpi} reread of {written} blocks {how}");
+            let against = "the MPI library on a plain file";
+            let value = Sample::read_rate as Value;
+            figures.push(figure(name, (&outcome, 0, 1), value, against, Some(1.0)));
+        }
+        p.layer.clear()?;
+        p.disk.clear()?;
+    }
+    Ok(figures)
+}
+
+/// The same two workloads in every place, against one plain file on the local disk.
+pub fn places(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let mpi = s.mpi.name();
+    let segments = if s.quick { 32 } else { 512 };
+    let count = if s.quick { 256 } else { 65536 };
+    let works = [
+        ("ior 64k", format!("--view --block 64k --transfer 64k --segments {segments}")),
+        ("hpio nc-nc 128 B", format!("--pattern nc-nc --count {count} --size 128 --spacing 128")),
+    ];
+    let mut figures = Vec::new();
+    for (what, line) in works {
+        let program = if what.starts_with("ior") { "ior" } else { "hpio" };
+        let work = Workload::new(program, &line);
+        let mut sides = vec![side(&s.places.disk, &work, s.ranks)];
+        sides.extend(s.places.others.iter().map(|place| side(place, &work, s.ranks)));
+        sides.push(side(&s.places.each, &work, s.ranks));
+        let outcome = s.hold(&sides)?;
+        for (i, other) in sides.iter().enumerate().skip(1) {
+            for (way, value) in
+                [("write", Sample::write_rate as Value), ("read", Sample::read_rate)]
+            {
+                let name = format!("{mpi} places {what} {way}, {}", other.place.name);
+                let against = "one plain file on the local disk";
+                figures.push(figure(name, (&outcome, i, 0), value, against, None));
+            }
+        }
+    }
+    Ok(figures)
+}

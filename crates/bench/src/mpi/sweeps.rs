@@ -1,0 +1,126 @@
+//! Plots: what a figure does when one thing of the workload is changed.
+
+use super::Session;
+use super::contest::Side;
+use super::launch::Sample;
+use super::place::{Place, Workload};
+use super::svg::{Line, Plot};
+use crate::error::BenchError;
+use crate::tell;
+
+/// A plot, and the name of its file.
+pub type Named = (String, Plot);
+
+/// One of the lines: a place, what is added to the arguments, a name.
+type Way<'a> = (&'a str, &'a Place, &'a str);
+
+fn ways(s: &Session) -> [Way<'_>; 4] {
+    [
+        ("Tatami's layer", &s.places.layer, ""),
+        ("plain, independent", &s.places.disk, ""),
+        ("plain, collective", &s.places.disk, "--collective"),
+        ("file per process", &s.places.each, ""),
+    ]
+}
+
+/// Measures every step with every way.
+fn take(
+    s: &Session,
+    ways: &[Way<'_>],
+    steps: &[(String, Workload, u32)],
+    value: impl Fn(&Sample) -> f64 + Copy,
+) -> Result<Vec<Line>, BenchError> {
+    let mut lines: Vec<Line> =
+        ways.iter().map(|way| Line { name: way.0.into(), values: Vec::new() }).collect();
+    for (step, workload, ranks) in steps {
+        tell(&format!("  {step}:"));
+        let sides: Vec<Side> = ways
+            .iter()
+            .map(|(_, place, more)| Side {
+                place: (*place).clone(),
+                workload: workload.with(more),
+                ranks: *ranks,
+            })
+            .collect();
+        let outcome = s.hold(&sides)?;
+        for (i, line) in lines.iter_mut().enumerate() {
+            line.values.push(Some(outcome.median(i, value)));
+        }
+    }
+    Ok(lines)
+}
+
+fn plot(title: String, across: &str, up: &str, steps: &[(String, Workload, u32)]) -> Plot {
+    Plot {
+        title,
+        across: across.into(),
+        up: up.into(),
+        steps: steps.iter().map(|(name, ..)| name.clone()).collect(),
+        ratios: false,
+        lines: Vec::new(),
+    }
+}
+
+/// Bandwidth of strided writes over the number of processes.
+pub fn ranks(s: &Session) -> Result<Vec<Named>, BenchError> {
+    let segments = if s.quick { 16 } else { 256 };
+    let line = format!("--view --write-only --block 64k --transfer 64k --segments {segments}");
+    let steps: Vec<_> =
+        [1, 2, 4, 8].map(|ranks| (ranks.to_string(), Workload::new("ior", &line), ranks)).to_vec();
+    let name = s.mpi.name();
+    let title = format!("Strided writes of 64 KiB, {name}");
+    let lines = take(s, &ways(s), &steps, Sample::write_rate)?;
+    let plot = Plot { lines, ..plot(title, "processes", "MiB/s", &steps) };
+    Ok(vec![(format!("mpi-ranks-{name}"), plot)])
+}
+
+/// HPIO nc-nc over the size of a region, with the same bytes, and over the spacing.
+pub fn regions(s: &Session) -> Result<Vec<Named>, BenchError> {
+    let bytes: u64 = if s.quick { 64 << 10 } else { 1 << 20 };
+    let hpio = |size: u64, spacing: u64| {
+        let count = bytes / size;
+        let line = format!(
+            "--pattern nc-nc --write-only --count {count} --size {size} --spacing {spacing}"
+        );
+        Workload::new("hpio", &line)
+    };
+    let name = s.mpi.name();
+    let sizes: Vec<_> = [8u64, 64, 512, 4096, 32768]
+        .map(|size| (crate::size::print(size), hpio(size, 128), s.ranks))
+        .to_vec();
+    let title = format!("HPIO nc-nc writes, spacing 128 B, {name}");
+    let lines = take(s, &ways(s), &sizes, Sample::write_rate)?;
+    let over_size =
+        Plot { lines, ratios: true, ..plot(title, "region size, bytes", "MiB/s", &sizes) };
+    let spacings: Vec<_> = [8u64, 64, 512, 4096]
+        .map(|spacing| (crate::size::print(spacing), hpio(8, spacing), s.ranks))
+        .to_vec();
+    let title = format!("HPIO nc-nc writes, regions of 8 B, {name}");
+    let lines = take(s, &ways(s), &spacings, Sample::write_rate)?;
+    let over_spacing =
+        Plot { lines, ratios: true, ..plot(title, "region spacing, bytes", "MiB/s", &spacings) };
+    Ok(vec![
+        (format!("mpi-region-size-{name}"), over_size),
+        (format!("mpi-region-spacing-{name}"), over_spacing),
+    ])
+}
+
+/// Seconds of BT-IO's writes over the number of processes.
+pub fn btio(s: &Session) -> Result<Vec<Named>, BenchError> {
+    let (class, dumps) = if s.quick { ("S", 2) } else { ("A", 10) };
+    let line = format!("--class {class} --dumps {dumps} --write-only");
+    let work = Workload::new("btio", &line);
+    let steps: Vec<_> = [1, 4, 9].map(|ranks| (ranks.to_string(), work.clone(), ranks)).to_vec();
+    let name = s.mpi.name();
+    let ways = [
+        ("Tatami's layer, full", &s.places.layer, "--mode full"),
+        ("plain, full", &s.places.disk, "--mode full"),
+        ("plain, simple", &s.places.disk, "--mode simple"),
+        ("file per process", &s.places.each, ""),
+    ];
+    let lines = take(s, &ways, &steps, Sample::write_seconds)?;
+    let title = format!("BT-IO class {class}, {dumps} dumps, {name}");
+    let plot =
+        Plot { lines, ratios: true, ..plot(title, "processes", "seconds of writing", &steps) };
+    Ok(vec![(format!("mpi-btio-{name}"), plot)])
+}

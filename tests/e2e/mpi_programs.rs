@@ -1,0 +1,309 @@
+//! Real programs and libraries that write shared files by MPI-IO, unmodified: each runs
+//! natively on the local disk, and with the layer, into containers. Read again as one stream,
+//! every byte must be the same. HDF5's own tools compare what they understand besides.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tatami_tests::command::{program, run, sources, target_dir};
+use tatami_tests::files::{get, names};
+use tempfile::TempDir;
+
+const RANKS: u32 = 4;
+
+/// The marker of a container.
+const MARKER: &str = ".tatami-container";
+
+/// The library that is put before the MPI library.
+fn layer() -> PathBuf {
+    let path = match std::env::var_os("TATAMI_MPI_LAYER") {
+        Some(path) => PathBuf::from(path),
+        None => target_dir().join("mpi/libtatami_mpi.so"),
+    };
+    assert!(path.is_file(), "{} is not there: `make test` builds it first", path.display());
+    path
+}
+
+fn source(name: &str) -> PathBuf {
+    sources().join("e2e/mpi_programs").join(name)
+}
+
+fn example(name: &str) -> PathBuf {
+    sources().parent().expect("the workspace").join("examples").join(name)
+}
+
+/// Where Debian puts what differs between architectures.
+fn multiarch() -> String {
+    run(&mut program("gcc -print-multiarch")).out.trim().to_owned()
+}
+
+/// Two folders for the same job.
+struct Job {
+    mpi: &'static str,
+    base: TempDir,
+}
+
+impl Job {
+    fn new(mpi: &'static str) -> Job {
+        let job = Job { mpi, base: tempfile::tempdir().expect("a temporary folder") };
+        for folder in [job.native(), job.tiled()] {
+            fs::create_dir(folder).expect("mkdir");
+        }
+        job
+    }
+
+    fn native(&self) -> PathBuf {
+        self.base.path().join("native")
+    }
+
+    fn tiled(&self) -> PathBuf {
+        self.base.path().join("tiled")
+    }
+
+    /// Compiles a C program, beside the two folders.
+    fn compile(&self, from: &Path, line: &str) -> PathBuf {
+        let to = self.base.path().join(from.file_stem().expect("a C file"));
+        let mut command = program(&format!("mpicc.{} -O1 -o", self.mpi));
+        run(command.arg(&to).arg(from).args(line.split_whitespace()));
+        to
+    }
+
+    /// `mpirun` of `ranks` processes in one of the folders; with the layer in the other.
+    fn mpirun(&self, folder: &Path, ranks: u32) -> Command {
+        let mut command = program(&format!("mpirun.{} -n {ranks}", self.mpi));
+        command.current_dir(folder);
+        for (name, value) in [
+            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+            ("OMPI_MCA_mpi_yield_when_idle", "1"),
+            ("OMPI_MCA_plm_rsh_agent", ""),
+            ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+            ("OMP_NUM_THREADS", "1"),
+        ] {
+            command.env(name, value);
+        }
+        if folder == self.tiled() {
+            command.arg("env").arg(format!("LD_PRELOAD={}", layer().display()));
+            command.arg(format!("TATAMI_CONTAINER={}", folder.display()));
+        }
+        command
+    }
+
+    /// The same command in both folders.
+    fn both(&self, add: impl Fn(&mut Command)) {
+        for folder in [self.native(), self.tiled()] {
+            let mut command = self.mpirun(&folder, RANKS);
+            add(&mut command);
+            run(&mut command);
+        }
+    }
+
+    /// Names of the containers in the folder with the layer. Each becomes one plain file, as
+    /// one process reads it by MPI-IO.
+    fn flatten(&self) -> Vec<String> {
+        let tiled = self.tiled();
+        let mut all = names(&tiled);
+        all.retain(|name| tiled.join(name).join(MARKER).exists());
+        let copy = self.compile(&source("copy.c"), "");
+        let plain = self.base.path().join("plain");
+        for name in &all {
+            let container = tiled.join(name);
+            run(self.mpirun(&tiled, 1).arg(&copy).arg(&container).arg(&plain));
+            fs::remove_dir_all(&container).expect("a container is a directory");
+            fs::rename(&plain, &container).expect("its name is free");
+        }
+        all
+    }
+
+    /// Both folders hold these files with the same bytes.
+    fn same(&self, which: &[&str]) {
+        for name in which {
+            let (native, tiled) = (get(self.native().join(name)), get(self.tiled().join(name)));
+            let place = native.iter().zip(&tiled).position(|(a, b)| a != b);
+            assert!(
+                native == tiled,
+                "{name}: {} and {} bytes, first difference at {place:?}",
+                native.len(),
+                tiled.len()
+            );
+        }
+    }
+}
+
+fn says_all_is_right(command: &mut Command) {
+    let said = run(command);
+    assert!(said.out.contains("all values right"), "{}\n{}", said.out, said.err);
+}
+
+fn hdf5(mpi: &'static str) {
+    let job = Job::new(mpi);
+    let line = format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{}/hdf5/{mpi} -lhdf5", multiarch());
+    let shared = job.compile(&source("hdf5_shared.c"), &line);
+    job.both(|command| {
+        command.arg(&shared).args(["write", "shared.h5"]);
+    });
+    // Other processes, and another number of them.
+    for ranks in [RANKS, 3] {
+        let mut read = job.mpirun(&job.tiled(), ranks);
+        says_all_is_right(read.arg(&shared).args(["read", "shared.h5"]));
+    }
+    assert_eq!(job.flatten(), ["shared.h5"]);
+    job.same(&["shared.h5"]);
+    let (native, tiled) = (job.native().join("shared.h5"), job.tiled().join("shared.h5"));
+    run(program("h5diff").arg(&native).arg(&tiled));
+    let dump = |file: &Path| {
+        let folder = file.parent().expect("a folder");
+        run(program("h5dump shared.h5").current_dir(folder)).out
+    };
+    assert!(dump(&native) == dump(&tiled), "h5dump tells of two different files");
+    says_all_is_right(job.mpirun(&job.native(), 3).arg(&shared).arg("read").arg(&tiled));
+}
+
+#[test]
+fn hdf5_with_open_mpi_writes_the_same_file() {
+    hdf5("openmpi");
+}
+
+#[test]
+fn hdf5_with_mpich_writes_the_same_file() {
+    hdf5("mpich");
+}
+
+#[test]
+fn netcdf4_writes_the_same_file() {
+    let job = Job::new("openmpi");
+    let line = format!(
+        "-I/usr/lib/{}/netcdf/mpi/include -I/usr/include/hdf5/openmpi -lnetcdf_mpi",
+        multiarch()
+    );
+    let shared = job.compile(&source("netcdf4_shared.c"), &line);
+    job.both(|command| {
+        command.arg(&shared).args(["write", "shared.nc"]);
+    });
+    says_all_is_right(job.mpirun(&job.tiled(), RANKS).arg(&shared).args(["read", "shared.nc"]));
+    assert_eq!(job.flatten(), ["shared.nc"]);
+    job.same(&["shared.nc"]);
+    let dump = |folder: &Path| run(program("ncdump shared.nc").current_dir(folder)).out;
+    assert!(dump(&job.native()) == dump(&job.tiled()), "ncdump tells of two different files");
+}
+
+/// PnetCDF looks at a file that it opens with open(2), to which a container is a directory:
+/// so it only writes through the layer, and reads what was flattened.
+#[test]
+fn pnetcdf_writes_the_same_file() {
+    let job = Job::new("openmpi");
+    let shared = job.compile(&example("pnetcdf_shared.c"), "-lpnetcdf");
+    job.both(|command| {
+        command.arg(&shared).args(["shared.nc", "300", "write"]);
+    });
+    assert_eq!(job.flatten(), ["shared.nc"]);
+    job.same(&["shared.nc"]);
+    let tiled = job.tiled().join("shared.nc");
+    says_all_is_right(
+        job.mpirun(&job.native(), RANKS).arg(&shared).arg(&tiled).args(["300", "read"]),
+    );
+    run(program("ncvalidator -q").arg(&tiled));
+    run(program("ncmpidiff -q").arg(&tiled).arg(job.native().join("shared.nc")));
+}
+
+#[test]
+fn mpi4py_writes_the_same_file() {
+    let job = Job::new("openmpi");
+    for folder in [job.native(), job.tiled()] {
+        let mut command = job.mpirun(&folder, RANKS);
+        // Debian's own, for which its mpi4py is.
+        command.arg("/usr/bin/python3").arg(source("mpi4py_shared.py")).arg("shared.dat");
+        says_all_is_right(&mut command);
+    }
+    assert_eq!(job.flatten(), ["shared.dat"]);
+    job.same(&["shared.dat"]);
+}
+
+/// LAMMPS dumps all steps into one file, and writes restart files whose first part it writes
+/// with fwrite: these are ordinary files before MPI-IO comes to them, and stay so.
+#[test]
+fn lammps_writes_the_same_files() {
+    let job = Job::new("openmpi");
+    job.both(|command| {
+        command.arg("lmp").arg("-in").arg(example("in.melt"));
+        command
+            .args(["-log", "none", "-screen", "none", "-var", "edge", "6", "-var", "steps", "100"]);
+    });
+    let tiled = job.flatten();
+    for name in ["melt.atom.mpiio", "melt.dump.mpiio"] {
+        assert!(tiled.iter().any(|t| t == name), "{name} is no container: {tiled:?}");
+    }
+    let all = names(&job.native());
+    assert_eq!(names(&job.tiled()), all);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    assert_eq!(all.len(), 3, "{all:?}");
+    job.same(&all);
+}
+
+/// ABINIT computes two hydrogen atoms; its wave functions are written by MPI-IO.
+#[test]
+fn abinit_writes_the_same_wave_functions() {
+    let job = Job::new("openmpi");
+    for folder in [job.native(), job.tiled()] {
+        fs::copy(source("hydrogen.abi"), folder.join("hydrogen.abi")).expect("the input");
+        let mut command = job.mpirun(&folder, RANKS);
+        let said = run(command.args(["abinit", "hydrogen.abi"]));
+        assert!(said.out.contains("hydrogeno_WFK with iomode: IO_MODE_MPI"), "{}", said.out);
+    }
+    job.flatten();
+    job.same(&["hydrogeno_WFK", "hydrogeno_DEN"]);
+}
+
+/// The programs of `mpi-bench` verify what they read; what they write, plain read(2) verifies, too.
+fn workloads(mpi: &'static str) {
+    let job = Job::new(mpi);
+    let programs = job.base.path().join("programs");
+    let folder = sources().parent().expect("the workspace").join("mpi-bench");
+    let mut make = program("make --silent CFLAGS=-O1");
+    run(make
+        .arg("-C")
+        .arg(folder)
+        .arg(format!("OUT={}", programs.display()))
+        .arg(format!("MPIS={mpi}")));
+    // MPI promises nothing of holes, and MPICH's data sieving does not leave them empty.
+    let (tile, hole) = (24, 64);
+    let hpio = (1000 * 4 - 1) * hole + tile;
+    let holes = format!("--size {hpio} --data {tile} --period {hole} --any-holes");
+    for (line, check) in [
+        ("ior --block 64k --transfer 16k --segments 5", "--size 1310720"),
+        ("ior --block 6k --transfer 6k --segments 50 --view --strided --shift 1", "--size 1228800"),
+        ("ior --block 64k --transfer 16k --segments 5 --view --collective", "--size 1310720"),
+        ("hpio --pattern nc-nc --count 1000 --size 24 --spacing 40", &holes),
+        ("hpio --pattern nc-nc --count 1000 --size 24 --spacing 40 --collective", &holes),
+        ("hpio --pattern nc-c --count 1000 --size 24 --spacing 40", "--size 96000"),
+        ("btio --class S --dumps 3 --mode full", "--size 207360"),
+        ("btio --class S --dumps 3 --mode simple", "--size 207360"),
+        ("btio_f shared S 3", "--size 207360"),
+    ] {
+        let (name, args) = line.split_once(' ').expect("a program and its arguments");
+        job.both(|command| {
+            command.arg(programs.join(mpi).join(name)).args(args.split(' '));
+            if name != "btio_f" {
+                command.args(["--file", "shared"]);
+            }
+        });
+        assert_eq!(job.flatten(), ["shared"], "{line}");
+        for folder in [job.native(), job.tiled()] {
+            let mut command = Command::new(programs.join("check"));
+            command.args(["--file", "shared"]).args(check.split(' '));
+            run(command.current_dir(&folder));
+            fs::remove_file(folder.join("shared")).expect("it can go");
+        }
+    }
+}
+
+#[test]
+fn workloads_with_open_mpi_write_what_read_verifies() {
+    workloads("openmpi");
+}
+
+#[test]
+fn workloads_with_mpich_write_what_read_verifies() {
+    workloads("mpich");
+}
