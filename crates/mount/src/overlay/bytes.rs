@@ -12,7 +12,7 @@ use tatami_tiled::{Begin, Buffer, Environment, Flags, Hints, machine};
 /// An open file.
 pub(super) enum Handle {
     Plain(File),
-    Container(Opened),
+    Container(Box<Opened>),
 }
 
 /// A container that is open as a job of one process would have it.
@@ -72,7 +72,7 @@ impl Handle {
         if tatami_tiled::is_container(path) {
             // Partial pages of a mapping are read before they are written.
             let flags = if access == libc::O_RDONLY { Flags::RDONLY } else { Flags::RDWR };
-            return Opened::new(path, flags).map(Handle::Container);
+            return Opened::new(path, flags).map(Box::new).map(Handle::Container);
         }
         let file = OpenOptions::new()
             .read(access != libc::O_WRONLY)
