@@ -70,6 +70,7 @@ Exit code 0: healthy; 3: a node is down, or something else is wrong.")]
 Examples:
   tatami mount /mnt/tatami
   tatami mount --node node2 -o ro,nopassthrough /mnt/two
+  tatami mount --overlay /scratch /mnt/scratch    containers as ordinary files
 
 It returns when the volume is mounted; a process in the background serves it.")]
     Mount(Box<mount_cmd::MountArgs>),

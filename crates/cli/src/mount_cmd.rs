@@ -11,6 +11,7 @@ use crate::term;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_mount::overlay::Overlay;
 use tatami_mount::{Mount, MountOptions, Passthrough};
 use tatami_wire::NodeId;
 
@@ -27,6 +28,10 @@ pub struct MountArgs {
     /// attr_timeout_ms=N, entry_timeout_ms=N
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
+    /// Show this directory of any file system, with its containers as ordinary files,
+    /// instead of a volume
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["node", "options"])]
+    overlay: Option<PathBuf>,
     /// Stay in the foreground until it is unmounted
     #[arg(long, short = 'f')]
     foreground: bool,
@@ -55,6 +60,9 @@ pub struct UmountArgs {
 /// # Errors
 /// It cannot be mounted.
 pub fn mount(args: &MountArgs) -> Outcome {
+    if let Some(dir) = &args.overlay {
+        return overlay(args, dir);
+    }
     if args.foreground {
         return serve(args);
     }
@@ -66,6 +74,25 @@ pub fn mount(args: &MountArgs) -> Outcome {
     check_options(&args.options)?;
     start(&place, entry, &resolve(&args.mountpoint)?, &args.options)?.wait()?;
     Ok(())
+}
+
+/// Mounts an overlay: in the background unless told otherwise.
+fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
+    let path = resolve(&args.mountpoint)?;
+    let dir = dir.canonicalize().context(|| format!("cannot find {}", dir.display()))?;
+    if !args.foreground {
+        let mut arguments: Vec<OsString> =
+            ["mount", "--foreground", "--overlay"].map(Into::into).into();
+        arguments.extend([dir.into_os_string(), path.clone().into()]);
+        let name = format!("mount {}", path.display());
+        // It belongs to no volume, in which a log could be kept.
+        return ready::start(&name, &arguments, Path::new("/dev/null"))?.wait();
+    }
+    let mut ready = Ready::take(args.ready_fd)?;
+    let overlay = Overlay::start(&dir, &path);
+    let overlay = overlay.map_err(|e| ready.failed(explain(&path, e)))?;
+    ready.ready();
+    overlay.run().context(|| format!("mount {}", path.display()))
 }
 
 fn home<'a>(place: &Place, volume: &'a VolumeFile, args: &MountArgs) -> Outcome<&'a NodeEntry> {

@@ -33,6 +33,7 @@ mod names;
 pub mod null;
 mod open;
 mod options;
+pub mod overlay;
 mod passthrough;
 mod place;
 mod recalls;

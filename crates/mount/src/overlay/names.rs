@@ -1,0 +1,292 @@
+//! Names and attributes: those of the directory below, but for containers.
+
+use super::Answer;
+use super::bytes::{self, Handle};
+use parking_lot::RwLock;
+use rustix::fs::{AtFlags, CWD, Gid, Mode, RenameFlags, Timespec, Timestamps, Uid};
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use tatami_fuse::abi::ROOT_ID;
+use tatami_fuse::request::{SetAttr, SetTime};
+use tatami_fuse::{Attr, Time};
+
+/// The error number of what the system said.
+pub(super) fn errno(error: std::io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn system(errno: rustix::io::Errno) -> i32 {
+    errno.raw_os_error()
+}
+
+#[derive(Default)]
+struct Table {
+    paths: HashMap<u64, PathBuf>,
+    /// The last number that was given.
+    last: u64,
+    numbers: HashMap<PathBuf, u64>,
+}
+
+/// What the kernel knows by number, by path. A number stays that of a name
+/// while the name is there.
+pub(super) struct Names {
+    root: PathBuf,
+    table: RwLock<Table>,
+}
+
+type Owner = (u32, u32);
+
+fn time(sec: i64, nsec: i64) -> Time {
+    Time { sec, nsec: nsec as u32 }
+}
+
+impl Names {
+    pub fn new(root: PathBuf) -> Names {
+        let mut table = Table { last: ROOT_ID, ..Table::default() };
+        table.paths.insert(ROOT_ID, root.clone());
+        table.numbers.insert(root.clone(), ROOT_ID);
+        Names { root, table: RwLock::new(table) }
+    }
+
+    /// The path of a number.
+    pub fn path(&self, node: u64) -> Answer<PathBuf> {
+        self.table.read().paths.get(&node).cloned().ok_or(libc::ESTALE)
+    }
+
+    fn below(&self, parent: u64, name: &[u8]) -> Answer<PathBuf> {
+        Ok(self.path(parent)?.join(OsStr::from_bytes(name)))
+    }
+
+    fn number(&self, path: &Path) -> u64 {
+        if let Some(number) = self.table.read().numbers.get(path) {
+            return *number;
+        }
+        let mut table = self.table.write();
+        if let Some(number) = table.numbers.get(path) {
+            return *number;
+        }
+        table.last += 1;
+        let number = table.last;
+        table.paths.insert(number, path.to_path_buf());
+        table.numbers.insert(path.to_path_buf(), number);
+        number
+    }
+
+    fn forget(&self, path: &Path) {
+        let mut table = self.table.write();
+        let gone: Vec<PathBuf> =
+            table.numbers.keys().filter(|known| known.starts_with(path)).cloned().collect();
+        for path in gone {
+            // The number stays with what is open of it, and is not given again.
+            table.numbers.remove(&path);
+        }
+    }
+
+    fn moved(&self, from: &Path, to: &Path) {
+        let mut table = self.table.write();
+        let moved: Vec<(PathBuf, u64)> = table
+            .numbers
+            .iter()
+            .filter(|(path, _)| path.starts_with(from))
+            .map(|(path, number)| (path.clone(), *number))
+            .collect();
+        for (old, number) in moved {
+            let Ok(rest) = old.strip_prefix(from) else { continue };
+            let new = if rest.as_os_str().is_empty() { to.to_path_buf() } else { to.join(rest) };
+            table.numbers.remove(&old);
+            table.numbers.insert(new.clone(), number);
+            table.paths.insert(number, new);
+        }
+    }
+
+    pub fn lookup(&self, parent: u64, name: &[u8]) -> Answer<Attr> {
+        self.entry(&self.below(parent, name)?)
+    }
+
+    fn entry(&self, path: &Path) -> Answer<Attr> {
+        let attr = look(path, None)?;
+        Ok(Attr { ino: self.number(path), ..attr })
+    }
+
+    /// Attributes of a number, of an open file without a look at its name.
+    pub fn attr(&self, node: u64, open: Option<&Handle>) -> Answer<Attr> {
+        let attr = look(&self.path(node)?, open)?;
+        Ok(Attr { ino: node, ..attr })
+    }
+
+    pub fn set_attr(&self, node: u64, set: &SetAttr, open: Option<&Handle>) -> Answer<Attr> {
+        let path = self.path(node)?;
+        let container = tatami_tiled::is_container(&path);
+        if let Some(size) = set.size {
+            match open {
+                Some(handle) => handle.set_size(size)?,
+                None => bytes::set_size(&path, size)?,
+            }
+        }
+        if let Some(mode) = set.mode {
+            // Who may read or write a container must be able to enter it.
+            let enter = if container { mode >> 2 & 0o111 } else { 0 };
+            let mode = Mode::from_raw_mode(mode & 0o7777 | enter);
+            rustix::fs::chmod(&path, mode).map_err(system)?;
+        }
+        if set.uid.is_some() || set.gid.is_some() {
+            own(&path, (set.uid, set.gid))?;
+        }
+        if set.atime.is_some() || set.mtime.is_some() {
+            let spec = |time: Option<SetTime>| match time {
+                None => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT },
+                Some(SetTime::Now) => Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW },
+                Some(SetTime::At(at)) => Timespec { tv_sec: at.sec, tv_nsec: at.nsec.into() },
+            };
+            let times =
+                Timestamps { last_access: spec(set.atime), last_modification: spec(set.mtime) };
+            rustix::fs::utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW).map_err(system)?;
+        }
+        self.attr(node, open)
+    }
+
+    pub fn symlink(&self, parent: u64, name: &[u8], target: &[u8], owner: Owner) -> Answer<Attr> {
+        let path = self.below(parent, name)?;
+        std::os::unix::fs::symlink(OsStr::from_bytes(target), &path).map_err(errno)?;
+        self.made(&path, owner)
+    }
+
+    pub fn mknod(
+        &self,
+        parent: u64,
+        name: &[u8],
+        mode: u32,
+        rdev: u32,
+        owner: Owner,
+    ) -> Answer<Attr> {
+        let path = self.below(parent, name)?;
+        let kind = rustix::fs::FileType::from_raw_mode(mode);
+        let permissions = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mknodat(CWD, &path, kind, permissions, rdev.into()).map_err(system)?;
+        rustix::fs::chmod(&path, permissions).map_err(system)?;
+        self.made(&path, owner)
+    }
+
+    pub fn mkdir(&self, parent: u64, name: &[u8], mode: u32, owner: Owner) -> Answer<Attr> {
+        let path = self.below(parent, name)?;
+        let mode = Mode::from_raw_mode(mode & 0o7777);
+        rustix::fs::mkdir(&path, mode).map_err(system)?;
+        rustix::fs::chmod(&path, mode).map_err(system)?;
+        self.made(&path, owner)
+    }
+
+    /// What was made belongs to the caller.
+    fn made(&self, path: &Path, owner: Owner) -> Answer<Attr> {
+        if rustix::process::geteuid().is_root() && owner != (0, 0) {
+            own(path, (Some(owner.0), Some(owner.1)))?;
+        }
+        self.entry(path)
+    }
+
+    pub fn unlink(&self, parent: u64, name: &[u8]) -> Answer<()> {
+        let path = self.below(parent, name)?;
+        remove(&path)?;
+        self.forget(&path);
+        Ok(())
+    }
+
+    pub fn rmdir(&self, parent: u64, name: &[u8]) -> Answer<()> {
+        let path = self.below(parent, name)?;
+        if tatami_tiled::is_container(&path) {
+            return Err(libc::ENOTDIR);
+        }
+        std::fs::remove_dir(&path).map_err(errno)?;
+        self.forget(&path);
+        Ok(())
+    }
+
+    pub fn link(&self, node: u64, parent: u64, name: &[u8]) -> Answer<Attr> {
+        let from = self.path(node)?;
+        if tatami_tiled::is_container(&from) {
+            return Err(libc::EPERM);
+        }
+        let path = self.below(parent, name)?;
+        rustix::fs::linkat(CWD, &from, CWD, &path, AtFlags::empty()).map_err(system)?;
+        self.entry(&path)
+    }
+
+    pub fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Answer<()> {
+        let (from, to) = (self.below(from.0, from.1)?, self.below(to.0, to.1)?);
+        let flags = RenameFlags::from_bits(flags).ok_or(libc::EINVAL)?;
+        let containers = [&from, &to].map(|path| tatami_tiled::is_container(path));
+        if flags.is_empty() && containers.contains(&true) && to.symlink_metadata().is_ok() {
+            self.replace(&from, &to)?;
+        } else {
+            rustix::fs::renameat_with(CWD, &from, CWD, &to, flags).map_err(system)?;
+        }
+        if flags.contains(RenameFlags::EXCHANGE) {
+            let middle = self.root.join(".exchanged");
+            self.moved(&from, &middle);
+            self.moved(&to, &from);
+            self.moved(&middle, &to);
+        } else {
+            self.forget(&to);
+            self.moved(&from, &to);
+        }
+        Ok(())
+    }
+
+    /// A rename over something where one of both is a container: below, one is
+    /// a directory, so they change places first.
+    fn replace(&self, from: &Path, to: &Path) -> Answer<()> {
+        if to.symlink_metadata().map_err(errno)?.is_dir() && !tatami_tiled::is_container(to) {
+            return Err(libc::EISDIR);
+        }
+        if from.symlink_metadata().map_err(errno)?.is_dir() && !tatami_tiled::is_container(from) {
+            return Err(libc::ENOTDIR);
+        }
+        rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::EXCHANGE).map_err(system)?;
+        remove(from)
+    }
+}
+
+fn remove(path: &Path) -> Answer<()> {
+    if !tatami_tiled::is_container(path) || path.is_symlink() {
+        return std::fs::remove_file(path).map_err(errno);
+    }
+    tatami_tiled::stat::delete(path).map_err(|e| e.errno.raw_os_error())
+}
+
+fn own(path: &Path, owner: (Option<u32>, Option<u32>)) -> Answer<()> {
+    let (uid, gid) = (owner.0.map(Uid::from_raw), owner.1.map(Gid::from_raw));
+    rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(system)
+}
+
+/// Attributes, without a number.
+fn look(path: &Path, open: Option<&Handle>) -> Answer<Attr> {
+    let meta = match open.and_then(Handle::plain) {
+        Some(file) => file.metadata(),
+        None => path.symlink_metadata(),
+    };
+    let meta = meta.map_err(errno)?;
+    let mut attr = Attr {
+        size: meta.size(),
+        blocks: meta.blocks(),
+        atime: time(meta.atime(), meta.atime_nsec()),
+        mtime: time(meta.mtime(), meta.mtime_nsec()),
+        ctime: time(meta.ctime(), meta.ctime_nsec()),
+        mode: meta.mode(),
+        nlink: meta.nlink() as u32,
+        uid: meta.uid(),
+        gid: meta.gid(),
+        rdev: meta.rdev() as u32,
+        ..Attr::default()
+    };
+    if meta.is_dir() && tatami_tiled::is_container(path) {
+        let found = tatami_tiled::stat::stat(path).map_err(|e| e.errno.raw_os_error())?;
+        attr.size = open.and_then(Handle::container_size).unwrap_or(found.size);
+        attr.blocks = attr.size.div_ceil(512);
+        attr.mtime = time(found.modified.0, found.modified.1);
+        attr.mode = found.mode;
+        attr.nlink = 1;
+    }
+    Ok(attr)
+}
