@@ -119,6 +119,18 @@ fn random_calls_leave_what_simple_ones_leave() {
     }
 }
 
+/// Threads of each rank share a handle, and open and close their own.
+#[test]
+fn threads_may_call_at_any_time() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        let path = dir.path().join(mpi);
+        run(layered(mpi, 2, dir.path()).arg(compiled("threads", mpi)).arg(&path));
+        assert!(path.is_dir(), "the layer was not used");
+    }
+}
+
 /// The three bindings of Fortran; with and without the layer the same file.
 #[test]
 fn fortran_programs_run_unmodified() {
