@@ -235,8 +235,8 @@ fn lammps_writes_the_same_files() {
     for name in ["melt.atom.mpiio", "melt.dump.mpiio"] {
         assert!(tiled.iter().any(|t| t == name), "{name} is no container: {tiled:?}");
     }
-    let all = names(&job.native());
-    assert_eq!(names(&job.tiled()), all);
+    let all = names(job.native());
+    assert_eq!(names(job.tiled()), all);
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     assert_eq!(all.len(), 3, "{all:?}");
     job.same(&all);
