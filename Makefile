@@ -29,8 +29,9 @@ bench: packages ## measure Tatami and the plain disk side by side
 
 bench-mpi: ## measure shared files of MPI programs, with the layer and without
 	@scripts/packages.sh build mpi
-	cargo build --quiet --locked --release --bin tatami
-	$(MAKE) --no-print-directory -C mpi-bench
+	cargo build --quiet --locked --release -p tatami-cli -p tatami-capi
+	$(MAKE) --silent -C mpi IO=../target/release BUILD=../target/release/mpi
+	$(MAKE) --silent -C mpi-bench
 	target/release/tatami bench mpi
 
 lint: packages $(TOOLS)/cargo-deny ## format, clippy, licences and origin of dependencies

@@ -172,7 +172,8 @@ fn runner(args: &MpiArgs) -> Result<Runner, BenchError> {
     let programs = args.programs.clone();
     let programs = programs.or_else(|| beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
     let programs = programs.unwrap_or_else(|| "target/mpi-bench".into());
-    let names = ["../mpi/libtatami_mpi.so", "../lib/tatami/libtatami_mpi.so", "libtatami_mpi.so"];
+    let names =
+        ["mpi/libtatami_mpi.so", "../lib/tatami/libtatami_mpi.so", "../mpi/libtatami_mpi.so"];
     let layer = args.layer.clone().or_else(|| beside(&this, &names));
     if layer.is_none() && !args.without_layer {
         return Err(BenchError::Usage(
