@@ -102,11 +102,13 @@ pub(crate) fn publish<S: Store>(
         // Who cuts the tiles has cut the base before.
         tiled.base_size = tiled.base_size.min(cut.size);
     }
-    let mut told = BTreeMap::new();
+    let (mut told, mut shorter) = (BTreeMap::new(), false);
     for part in parts {
-        told.insert(part.piece, publish_part(txn, ino, &mut tiled, part)?);
+        let (before, end) = publish_part(txn, ino, &mut tiled, part)?;
+        shorter |= end < before;
+        told.insert(part.piece, end);
     }
-    if cuts.is_empty() {
+    if cuts.is_empty() && !shorter {
         tiled.end = told.into_values().fold(tiled.end, u64::max);
     } else {
         tiled.end = end_of_all(txn, ino, &tiled.cuts, told)?;
@@ -140,13 +142,13 @@ fn check_parts(parts: &[Part], cuts: &[Cut]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Replaces the tiles of one piece. Returns the end of what it has of the file.
+/// Replaces the tiles of one piece. Returns the ends of what it had and has of the file.
 fn publish_part<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
     tiled: &mut Tiled,
     part: &Part,
-) -> Outcome<u64> {
+) -> Outcome<(u64, u64)> {
     if part.tiles.len() > TILES_MAX {
         return Err(Errno::E2BIG.into());
     }
@@ -171,7 +173,9 @@ fn publish_part<S: Store>(
     let record =
         PieceRecord { node: old.node, writer, blocks: part.blocks, tiles: part.tiles.to_vec() };
     txn.put(key, record.encode());
-    end_of(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG.into())
+    let before = end_of_encoded(&old.tiles, &tiled.cuts)?;
+    let end = end_of(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG)?;
+    Ok((before, end))
 }
 
 /// The end of what tiles have of a file that was cut so.
