@@ -54,7 +54,8 @@ fn another_version_reads_ours_from_the_answer() {
     let mut stream = volume.raw_tcp(0);
     stream.write_all(b"TATAMI\r\n\x63\0\0\0 whatever version 99 says next").expect("sent");
     let answer = rest(&mut stream);
-    assert_eq!(&answer[..12], b"TATAMI\r\n\x01\0\0\0");
+    assert_eq!(&answer[..8], b"TATAMI\r\n");
+    assert_eq!(answer[8..12], tatami_wire::PROTOCOL_VERSION.to_le_bytes());
 }
 
 #[test]
