@@ -2,7 +2,7 @@
  * Random datatypes, views and calls, the same for one seed under every MPI-IO: what each call tells, and at last every
  * byte of the file, is written down, to be compared between two runs. Accesses of different ranks that conflict are
  * separated by sync, barrier and sync, as the standard asks; so there is one right outcome. The representation is
- * native: MPICH 4.0 corrupts its memory with external32 (flatten_test compares conversions).
+ * native: MPICH 4.0 corrupts its memory with external32 (semantics.c looks at conversions).
  *
  * Usage: random_calls PATH SEED PHASES OUT [simple]   writes OUT.RANK (what was told) and OUT.bytes (the file).
  * "simple" moves the bytes etype by etype, through a handle of its own without a view, to where MPI_Pack finds them in
