@@ -7,7 +7,7 @@ use crate::memory::Buffer;
 use crate::plain::read_full;
 use crate::world::World;
 use std::path::PathBuf;
-use tatami_layout::{Found, Piece, View};
+use tatami_layout::{FoundRun, Piece, View};
 
 /// A gap that is read along rather than asked around, bytes.
 const GAP: u64 = 8192;
@@ -53,17 +53,17 @@ impl Reader {
         let all = into.len().min(visible.saturating_sub(stream));
         let mut from = 0;
         while from < all {
-            let (found, len) = self.find(world, view, stream + from, all - from);
+            let (runs, len) = self.find(world, view, stream + from, all - from);
             if len == 0 {
                 break;
             }
             let size = len as usize;
             if let Some(bytes) = into.dense_mut(from, size) {
-                self.fill(world, &found, bytes)?;
+                self.fill(world, runs, bytes)?;
             } else {
                 let mut dense = std::mem::take(&mut self.dense);
                 dense.resize(size, 0);
-                let filled = self.fill(world, &found, &mut dense);
+                let filled = self.fill(world, runs, &mut dense);
                 into.scatter(from, &dense);
                 self.dense = dense;
                 filled?;
@@ -73,40 +73,89 @@ impl Reader {
         Ok(from)
     }
 
-    /// Where the next bytes are: as many as are read at a time, or more where
-    /// they lie in one run.
-    fn find(&self, world: &World, view: &View, stream: u64, len: u64) -> (Vec<Found>, u64) {
-        let mut found: Vec<Found> = Vec::new();
-        let mut done = 0;
-        while done < len && (done < self.batch || found.len() == 1) {
+    /// Where the next bytes are, and how many: as many as are read at a time, or
+    /// more where they lie one behind the other.
+    fn find(&self, world: &World, view: &View, stream: u64, len: u64) -> (Vec<FoundRun>, u64) {
+        let part = len.min(self.batch);
+        let mut runs = world.index().lookup_runs(view, stream, part);
+        let mut done: u64 = runs.iter().map(|run| run.block * run.count).sum();
+        while let [whole] = &mut runs[..]
+            && whole.count == 1
+            && done < len
+        {
             let part = (len - done).min(self.batch);
-            let more = world.index().lookup_view(view, stream + done, part);
-            if more.is_empty() {
-                break;
-            }
-            for new in more {
-                done += new.len;
-                match found.last_mut() {
-                    Some(last) if last.piece == new.piece && last.at + last.len == new.at => {
-                        last.len += new.len;
-                    }
-                    _ => found.push(new),
+            match world.index().lookup_runs(view, stream + done, part)[..] {
+                [next] if next.count == 1 && goes_on(whole, &next) => {
+                    whole.block += next.block;
+                    done += next.block;
                 }
+                _ => break,
             }
         }
-        (found, done)
+        (runs, done)
     }
 
-    fn fill(&mut self, world: &mut World, found: &[Found], bytes: &mut [u8]) -> Result<()> {
-        let mut wants = Vec::with_capacity(found.len());
-        let mut to = 0;
-        for found in found {
-            match found.piece {
-                Some(piece) => wants.push(Want { piece, at: found.at, len: found.len, to }),
-                None => bytes[to as usize..][..found.len as usize].fill(0),
+    fn fill(&mut self, world: &mut World, mut runs: Vec<FoundRun>, bytes: &mut [u8]) -> Result<()> {
+        runs.sort_unstable_by_key(|run| (run.piece, run.at));
+        let mut wants = Vec::new();
+        let mut rest = &runs[..];
+        while let Some(first) = rest.first() {
+            let Some(piece) = first.piece else {
+                for to in blocks(first).map(|(_, to)| to) {
+                    bytes[to..][..first.block as usize].fill(0);
+                }
+                rest = &rest[1..];
+                continue;
+            };
+            let (mut end, mut data, mut count) = (first.at, 0, 0);
+            for run in rest {
+                if run.piece != first.piece || run.at > end {
+                    break;
+                }
+                end = end.max(run.at + (run.count - 1) * run.at_stride + run.block);
+                data += run.count * run.block;
+                count += 1;
             }
-            to += found.len;
+            let (group, others) = rest.split_at(count);
+            // What is read in vain costs less than half of it would, and than asking block by block.
+            let is_dense = if self.gap > 0 { data >= (end - first.at) / 2 } else { false };
+            if is_dense && group.iter().any(|run| run.count > 1) {
+                self.spread(world, piece, group, end, bytes)?;
+            } else {
+                for run in group {
+                    let want = |(at, to)| Want { piece, at, len: run.block, to: to as u64 };
+                    wants.extend(blocks(run).map(want));
+                }
+            }
+            rest = others;
         }
+        self.fetch_all(world, &mut wants, bytes)
+    }
+
+    /// Reads a stretch of a piece that ends at `end` at once and hands out the blocks of `runs`.
+    fn spread(
+        &mut self,
+        world: &mut World,
+        piece: Piece,
+        runs: &[FoundRun],
+        end: u64,
+        bytes: &mut [u8],
+    ) -> Result<()> {
+        let file = world.file(piece)?;
+        let start = runs[0].at;
+        self.sieve.resize((end - start) as usize, 0);
+        read_full(&file, &mut self.sieve, start).context("read", &self.path)?;
+        for run in runs {
+            let len = run.block as usize;
+            for (at, to) in blocks(run) {
+                copy(&self.sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what lies near to each other together.
+    fn fetch_all(&mut self, world: &mut World, wants: &mut [Want], bytes: &mut [u8]) -> Result<()> {
         if !wants.is_sorted_by_key(|want| (want.piece, want.at)) {
             wants.sort_unstable_by_key(|want| (want.piece, want.at));
         }
@@ -149,6 +198,17 @@ impl Reader {
         }
         Ok(())
     }
+}
+
+/// Where the blocks of a run lie in the piece, and where they belong in the request.
+fn blocks(run: &FoundRun) -> impl Iterator<Item = (u64, usize)> + use<> {
+    let run = *run;
+    (0..run.count).map(move |i| (run.at + i * run.at_stride, (run.to + i * run.to_stride) as usize))
+}
+
+/// Does `next`, found for the bytes that follow, lie right behind `run`?
+fn goes_on(run: &FoundRun, next: &FoundRun) -> bool {
+    run.piece == next.piece && (run.piece.is_none() || run.at + run.block == next.at)
 }
 
 /// Copies a block; the sizes of numbers without a call.
