@@ -1,67 +1,87 @@
 //! The journal of a piece, as its bytes: what a writer that died had told of its tiles.
 //!
-//! Who writes one, and reads it while it is written, has it mapped; here it is read as a whole,
-//! from wherever it lies. docs/FORMAT.md draws it.
+//! Its header and records, for those who write one or read it while it is written, and a reader of a
+//! journal as a whole, from wherever it lies. docs/FORMAT.md draws it.
 
 use crate::piece::PieceTiles;
 use crate::tile::Tile;
 use crate::view::View;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIJ1");
-/// Words of the header.
-const HEADER: usize = 8;
 const VIEW: u64 = 1;
 const TILE: u64 = 2;
-const TILE_WORDS: usize = 8;
+/// Words of the header.
+pub const HEADER_WORDS: usize = 8;
+/// Words of the record of a tile. The last one is the tile's length, the only word of a
+/// journal that changes after it was written.
+pub const TILE_WORDS: usize = 8;
 
-/// What the journal tells, up to the first record that makes no sense; `None` for what is no
-/// journal. What is allocated is bounded by the length of `bytes`.
-pub fn decode(bytes: &[u8]) -> Option<PieceTiles> {
-    let words: Vec<u64> =
-        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let (header, mut rest) = words.split_at_checked(HEADER)?;
-    if header[0] != MAGIC || header[HEADER - 1] != u64::from(sum(&header[..HEADER - 1])) {
-        return None;
-    }
-    let mut told = Told::default();
-    while let Some(len) = told.record(rest) {
-        rest = &rest[len..];
-    }
-    let mut piece = PieceTiles::new(u32::try_from(header[2]).ok()?);
-    let numbers: Vec<Option<u32>> = told.views.iter().map(|v| piece.add_view(v).ok()).collect();
-    for tile in told.tiles {
-        if let Some(Some(view)) = numbers.get(tile.view as usize) {
-            // A tile that is out of range is one that nobody wrote.
-            let _ = piece.push(Tile { view: *view, ..tile });
-        }
-    }
-    Some(piece)
+/// The header of the journal of rank `rank` of open `open`.
+pub fn header(open: u64, rank: u32) -> [u64; HEADER_WORDS] {
+    let mut words = [MAGIC, open, u64::from(rank), 0, 0, 0, 0, 0];
+    words[HEADER_WORDS - 1] = u64::from(sum(&words[..HEADER_WORDS - 1]));
+    words
 }
 
-#[derive(Default)]
-struct Told {
+/// The record of the next view.
+pub fn view_record(view: &View) -> Vec<u64> {
+    let mut bytes = Vec::new();
+    view.encode(&mut bytes);
+    let mut record = vec![0, bytes.len() as u64];
+    bytes.resize(bytes.len().next_multiple_of(8), 0);
+    record.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
+    record[0] = front(VIEW, record.len(), &record[1..]);
+    record
+}
+
+/// The record of the tile with number `slot`, new or in the place of the one that had it.
+pub fn tile_record(slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
+    let names = (slot as u64) << 32 | u64::from(tile.view);
+    let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, tile.len];
+    record[0] = front(TILE, TILE_WORDS, &record[1..TILE_WORDS - 1]);
+    record
+}
+
+/// The length of a record in words, by its first word. Not to be believed before
+/// [`Told::take`] has seen the record.
+pub fn record_len(first: u64) -> usize {
+    ((first >> 8) & 0xff_ffff) as usize
+}
+
+/// Kind, length in words, checksum of the fixed part.
+fn front(kind: u64, words: usize, fixed: &[u64]) -> u64 {
+    kind | (words as u64) << 8 | u64::from(sum(fixed)) << 32
+}
+
+fn sum(words: &[u64]) -> u32 {
+    words.iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
+}
+
+/// What the records so far have told.
+#[derive(Clone, Debug, Default)]
+pub struct Told {
     views: Vec<View>,
     tiles: Vec<Tile>,
 }
 
 impl Told {
-    /// Takes the record at the beginning of `words`. Returns its length, in words.
-    fn record(&mut self, words: &[u64]) -> Option<usize> {
-        let first = *words.first()?;
-        let len = usize::try_from((first >> 8) & 0xff_ffff).ok()?;
-        let body = words.get(1..len)?;
-        let fixed = if first & 0xff == TILE { body.get(..TILE_WORDS - 2)? } else { body };
-        if u64::from(sum(fixed)) != first >> 32 {
-            return None;
-        }
+    /// Takes a whole record. `None` where it makes no sense: the journal ends before it. Tells
+    /// whether it was that of the last tile, the only one that still grows.
+    pub fn take(&mut self, record: &[u64]) -> Option<bool> {
+        let (&first, body) = record.split_first()?;
         match first & 0xff {
-            VIEW => {
+            VIEW if first == front(VIEW, record.len(), body) => {
                 let bytes: Vec<u8> = body.get(1..)?.iter().flat_map(|w| w.to_le_bytes()).collect();
                 let mut encoded = bytes.get(..usize::try_from(body[0]).ok()?)?;
                 self.views.push(View::decode(&mut encoded).ok()?);
+                Some(false)
             }
             TILE => {
-                let &[names, stamp, start, block, stride, at, len] = body else { return None };
+                let &[ref fixed @ .., len] = <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
+                if first != front(TILE, TILE_WORDS, fixed) {
+                    return None;
+                }
+                let [names, stamp, start, block, stride, at] = *fixed;
                 let (slot, view) = ((names >> 32) as usize, names as u32);
                 let tile = Tile { stamp, view, start, block, stride, len, at };
                 let known = self.tiles.len();
@@ -70,37 +90,59 @@ impl Told {
                     None if slot == known => self.tiles.push(tile),
                     None => return None,
                 }
+                Some(slot + 1 == self.tiles.len())
             }
-            _ => return None,
+            _ => None,
         }
-        Some(len)
+    }
+
+    /// The last tile is `len` bytes long by now. One that was longer stays so.
+    pub fn grow_last(&mut self, len: u64) {
+        if let Some(tile) = self.tiles.last_mut() {
+            tile.len = tile.len.max(len);
+        }
+    }
+
+    /// All that was told, of the piece of rank `rank`. Tiles that cannot be are left out.
+    pub fn piece(&self, rank: u32) -> PieceTiles {
+        let mut piece = PieceTiles::new(rank);
+        let numbers: Vec<Option<u32>> = self.views.iter().map(|v| piece.add_view(v).ok()).collect();
+        for tile in &self.tiles {
+            if let Some(Some(view)) = numbers.get(tile.view as usize) {
+                // A tile that is out of range is one that nobody wrote.
+                let _ = piece.push(Tile { view: *view, ..*tile });
+            }
+        }
+        piece
     }
 }
 
-fn sum(words: &[u64]) -> u32 {
-    words.iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
+/// What a journal that is read as a whole tells, up to the first record that makes no sense; `None` for
+/// what is no journal. What is allocated is bounded by the length of `bytes`.
+pub fn decode(bytes: &[u8]) -> Option<PieceTiles> {
+    let words: Vec<u64> =
+        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
+    let (found, mut rest) = words.split_at_checked(HEADER_WORDS)?;
+    let rank = u32::try_from(found[2]).ok()?;
+    if found != header(found[1], rank) {
+        return None;
+    }
+    let mut told = Told::default();
+    while let Some(record) = rest.first().and_then(|first| rest.get(..record_len(*first)))
+        && told.take(record).is_some()
+    {
+        rest = &rest[record.len()..];
+    }
+    Some(told.piece(rank))
 }
 
 /// The bytes of a journal that tells of these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
-    let mut words = vec![MAGIC, 1, u64::from(piece.rank()), 0, 0, 0, 0];
-    words.push(u64::from(sum(&words)));
-    for view in piece.views() {
-        let mut bytes = Vec::new();
-        view.encode(&mut bytes);
-        let mut body = vec![bytes.len() as u64];
-        bytes.resize(bytes.len().next_multiple_of(8), 0);
-        body.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
-        words.push(VIEW | (body.len() as u64 + 1) << 8 | u64::from(sum(&body)) << 32);
-        words.extend(body);
-    }
+    let mut words = header(1, piece.rank()).to_vec();
+    piece.views().iter().for_each(|view| words.extend(view_record(view)));
     for (slot, tile) in piece.tiles().iter().enumerate() {
-        let names = (slot as u64) << 32 | u64::from(tile.view);
-        let fixed = [names, tile.stamp, tile.start, tile.block, tile.stride, tile.at];
-        words.push(TILE | (TILE_WORDS as u64) << 8 | u64::from(sum(&fixed)) << 32);
-        words.extend(fixed);
-        words.push(tile.len);
+        words.extend(tile_record(slot, tile));
     }
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

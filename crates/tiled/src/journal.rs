@@ -10,39 +10,15 @@
 use crate::shared::Words;
 use rustix::io::Errno;
 use std::fs::File;
+use tatami_layout::journal::{self, HEADER_WORDS, TILE_WORDS, Told};
 use tatami_layout::{Appended, PieceTiles, Tile, View};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIJ1");
-const HEADER: u64 = 64;
-const VIEW: u64 = 1;
-const TILE: u64 = 2;
-const TILE_WORDS: usize = 8;
+const HEADER: u64 = HEADER_WORDS as u64 * 8;
 /// Records of a view at most this long, in words, are read.
 const LONGEST: u64 = 1 << 24;
 /// A journal grows by doubling between these many bytes.
 const STEP_MIN: u64 = 4096;
 const STEP_MAX: u64 = 4 << 20;
-
-fn header(open: u64, rank: u32) -> [u64; 8] {
-    let mut words = [MAGIC, open, u64::from(rank), 0, 0, 0, 0, 0];
-    words[7] = u64::from(sum(&words[..7]));
-    words
-}
-
-fn sum(words: &[u64]) -> u32 {
-    words.iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
-}
-
-/// The first word of a record: kind, length in words, checksum of the fixed part.
-fn front(kind: u64, words: usize, fixed: &[u64]) -> u64 {
-    kind | (words as u64) << 8 | u64::from(sum(fixed)) << 32
-}
-
-/// What a tile's record keeps for ever; the word that may grow is its length.
-fn fixed(slot: usize, tile: &Tile) -> [u64; 6] {
-    let names = (slot as u64) << 32 | u64::from(tile.view);
-    [names, tile.stamp, tile.start, tile.block, tile.stride, tile.at]
-}
 
 /// Where the length stands in a tile's record.
 const LENGTH: u64 = (TILE_WORDS as u64 - 1) * 8;
@@ -65,7 +41,7 @@ impl Writer {
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Writer, Errno> {
         crate::shared::reserve(&file, STEP_MIN)?;
         let words = Words::new(file, mapped, true)?;
-        words.store_record(0, &header(open, rank))?;
+        words.store_record(0, &journal::header(open, rank))?;
         Ok(Writer { words, used: HEADER, room: STEP_MIN, views: 0, slots: Vec::new() })
     }
 
@@ -103,9 +79,7 @@ impl Writer {
     /// Those of the disk, where the journal is not mapped.
     pub fn tell(&mut self, change: Appended, piece: &PieceTiles) -> Result<(), Errno> {
         while let Some(view) = piece.views().get(self.views) {
-            let mut bytes = Vec::new();
-            view.encode(&mut bytes);
-            self.add_view(&bytes)?;
+            self.add(&journal::view_record(view))?;
             self.views += 1;
         }
         let first = match change {
@@ -126,26 +100,9 @@ impl Writer {
         Ok(())
     }
 
-    fn add_view(&mut self, bytes: &[u8]) -> Result<(), Errno> {
-        let mut body = vec![bytes.len() as u64];
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            body.push(u64::from_le_bytes(word));
-        }
-        let mut record = vec![front(VIEW, body.len() + 1, &body)];
-        record.append(&mut body);
-        self.add(&record)
-    }
-
     fn add_tile(&mut self, slot: usize, tile: &Tile) -> Result<(), Errno> {
-        let fixed = fixed(slot, tile);
-        let mut record = [0; TILE_WORDS];
-        record[0] = front(TILE, TILE_WORDS, &fixed);
-        record[1..7].copy_from_slice(&fixed);
-        record[7] = tile.len;
         let at = self.used;
-        self.add(&record)?;
+        self.add(&journal::tile_record(slot, tile))?;
         match self.slots.get_mut(slot) {
             Some(offset) => *offset = at,
             None => self.slots.push(at),
@@ -180,8 +137,7 @@ pub struct Reader {
     words: Words,
     rank: u32,
     at: u64,
-    views: Vec<View>,
-    tiles: Vec<Tile>,
+    told: Told,
     /// Where the length of the last tile stands: the only one that still grows.
     last: Option<u64>,
 }
@@ -193,27 +149,17 @@ impl Reader {
     /// Those of the disk.
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Option<Reader>, Errno> {
         let words = Words::new(file, mapped, false)?;
-        let mut found = [0; 8];
+        let mut found = [0; HEADER_WORDS];
         words.load_all(0, &mut found)?;
-        if found != header(open, rank) {
+        if found != journal::header(open, rank) {
             return Ok(None);
         }
-        let (views, tiles) = (Vec::new(), Vec::new());
-        Ok(Some(Reader { words, rank, at: HEADER, views, tiles, last: None }))
+        Ok(Some(Reader { words, rank, at: HEADER, told: Told::default(), last: None }))
     }
 
     /// What the journal told when it was last looked at. Tiles that cannot be are left out.
     pub fn piece(&self) -> PieceTiles {
-        let mut piece = PieceTiles::new(self.rank);
-        let numbers: Vec<Option<u32>> =
-            self.views.iter().map(|view| piece.add_view(view).ok()).collect();
-        for tile in &self.tiles {
-            if let Some(Some(view)) = numbers.get(tile.view as usize) {
-                // A tile that is out of range is one that nobody wrote.
-                let _ = piece.push(Tile { view: *view, ..*tile });
-            }
-        }
-        piece
+        self.told.piece(self.rank)
     }
 
     /// Looks again. A record that makes no sense ends the journal.
@@ -221,8 +167,8 @@ impl Reader {
     /// # Errors
     /// Those of the disk.
     pub fn update(&mut self) -> Result<(), Errno> {
-        if let (Some(at), Some(tile)) = (self.last, self.tiles.last_mut()) {
-            tile.len = tile.len.max(self.words.load(at)?);
+        if let Some(at) = self.last {
+            self.told.grow_last(self.words.load(at)?);
         }
         while self.record()? {}
         Ok(())
@@ -232,7 +178,7 @@ impl Reader {
     fn record(&mut self) -> Result<bool, Errno> {
         self.words.see(self.at + 8)?;
         let first = self.words.load(self.at)?;
-        let len = (first >> 8) & 0xff_ffff;
+        let len = journal::record_len(first) as u64;
         if !(2..=LONGEST).contains(&len) {
             return Ok(false);
         }
@@ -240,51 +186,13 @@ impl Reader {
         if len > TILE_WORDS as u64 && self.words.readable()? < self.at + len * 8 {
             return Ok(false);
         }
-        let mut body = vec![0; len as usize - 1];
-        self.words.load_all(self.at + 8, &mut body)?;
-        let taken = match first & 0xff {
-            VIEW => self.take_view(first, &body),
-            TILE => self.take_tile(first, &body),
-            _ => false,
-        };
-        if taken {
-            self.at += len * 8;
-        }
-        Ok(taken)
-    }
-
-    fn take_view(&mut self, first: u64, body: &[u64]) -> bool {
-        if first != front(VIEW, body.len() + 1, body) {
-            return false;
-        }
-        let bytes: Vec<u8> = body[1..].iter().flat_map(|w| w.to_le_bytes()).collect();
-        let encoded = usize::try_from(body[0]).ok().and_then(|len| bytes.get(..len));
-        match encoded.map(|mut bytes| View::decode(&mut bytes)) {
-            Some(Ok(view)) => self.views.push(view),
-            _ => return false,
-        }
-        true
-    }
-
-    fn take_tile(&mut self, first: u64, body: &[u64]) -> bool {
-        let Ok(body) = <[u64; TILE_WORDS - 1]>::try_from(body) else { return false };
-        let [fixed @ .., len] = body;
-        if first != front(TILE, TILE_WORDS, &fixed) {
-            return false;
-        }
-        let [names, stamp, start, block, stride, at] = fixed;
-        let (slot, view) = ((names >> 32) as usize, names as u32);
-        let tile = Tile { stamp, view, start, block, stride, len, at };
-        if slot > self.tiles.len() {
-            return false;
-        }
-        match self.tiles.get_mut(slot) {
-            Some(old) => *old = tile,
-            None => self.tiles.push(tile),
-        }
-        if slot + 1 == self.tiles.len() {
+        let mut record = vec![first; len as usize];
+        self.words.load_all(self.at + 8, &mut record[1..])?;
+        let Some(is_last_tile) = self.told.take(&record) else { return Ok(false) };
+        if is_last_tile {
             self.last = Some(self.at + LENGTH);
         }
-        true
+        self.at += len * 8;
+        Ok(true)
     }
 }
