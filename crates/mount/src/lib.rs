@@ -37,6 +37,7 @@ pub mod overlay;
 mod passthrough;
 mod place;
 mod recalls;
+mod serving;
 mod signals;
 mod size;
 mod spares;
@@ -45,6 +46,7 @@ mod walks;
 mod xattr;
 
 pub use error::MountError;
-pub use mount::{Ended, Mount};
+pub use mount::Mount;
 pub use options::{MountOptions, Passthrough};
+pub use serving::Ended;
 pub use tatami_fuse::{UnmountError, remount, unmount};

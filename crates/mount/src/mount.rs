@@ -5,7 +5,7 @@ use crate::error::MountError;
 use crate::filesystem::FileSystem;
 use crate::options::{MountOptions, Passthrough};
 use crate::recalls::Recalls;
-use crate::signals::Event;
+use crate::serving::{self, Ended};
 use crate::{passthrough, place};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,24 +17,9 @@ use tatami_fuse::{Channel, Session, Threads, UnmountError, Validity, Wanted};
 use tatami_wire::admin::MountInfo;
 use tatami_wire::{Cred, Ino};
 
-/// How long programs that still use files have when the mount is told to end.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// How far the kernel may read ahead, in units of 1024 bytes: two requests of
 /// full length, so that one travels while the other is consumed.
 const READ_AHEAD_KIB: u32 = 2048;
-
-/// Why a mount has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
-    /// Somebody has unmounted it.
-    Unmounted,
-    /// SIGTERM or SIGINT; nothing was open any more.
-    Told,
-    /// SIGTERM or SIGINT, while files were open. What was written to them has
-    /// been told to the volume; programs that use them on get `ENOTCONN`.
-    ToldWhileBusy,
-}
 
 /// A mounted volume. Dropped, it is unmounted.
 pub struct Mount {
@@ -143,28 +128,9 @@ impl Mount {
     /// # Errors
     /// When the system is short of descriptors.
     pub fn run(self) -> std::io::Result<Ended> {
-        let event = Event::of_signals()?;
-        let (session, waiter) = (self.session.clone(), event.clone());
-        // Not waited for: it ends with the session, or with the process.
-        std::thread::Builder::new().name("unmounted".into()).spawn(move || {
-            session.wait(None);
-            waiter.raise();
-        })?;
-        event.wait();
-        let session = &self.session;
-        if session.wait(Some(Duration::ZERO)) {
-            self.finish();
-            return Ok(Ended::Unmounted);
-        }
-        if let Err(error) = session.channel().unmount(false) {
-            tracing::warn!(%error, "unmounting as soon as nobody uses it");
-            if let Err(error) = session.channel().unmount(true) {
-                tracing::error!(%error, "left mounted");
-            }
-        }
-        let all_closed = self.session.wait(Some(GRACE));
+        let ended = serving::until_end(&self.session)?;
         self.finish();
-        Ok(if all_closed { Ended::Told } else { Ended::ToldWhileBusy })
+        Ok(ended)
     }
 }
 

@@ -9,7 +9,7 @@ mod names;
 
 use crate::error::MountError;
 use crate::place;
-use crate::signals::Event;
+use crate::serving;
 use bytes::Handle;
 use names::{Names, errno};
 use parking_lot::RwLock;
@@ -19,7 +19,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{
     Channel, Handler, Op, Opened, Reply, Request, Session, StatFs, Threads, Validity,
@@ -29,9 +28,6 @@ use tatami_fuse::{
 const THREADS: Threads = Threads { base: 2, max: 16 };
 /// Most bytes of one read or write request.
 const MAX_WRITE: u32 = 1 << 20;
-/// How long programs that still use files have when the mount is told to end.
-const GRACE: Duration = Duration::from_secs(2);
-
 /// An overlay, mounted. Dropped, it is unmounted.
 pub struct Overlay {
     session: Arc<Session>,
@@ -70,22 +66,7 @@ impl Overlay {
     /// # Errors
     /// When the system is short of descriptors or threads.
     pub fn run(self) -> std::io::Result<()> {
-        let event = Event::of_signals()?;
-        let (session, waiter) = (self.session.clone(), event.clone());
-        // Not waited for: it ends with the session, or with the process.
-        std::thread::Builder::new().name("unmounted".into()).spawn(move || {
-            session.wait(None);
-            waiter.raise();
-        })?;
-        event.wait();
-        if !self.session.wait(Some(Duration::ZERO)) {
-            if let Err(error) = self.session.channel().unmount(false) {
-                tracing::warn!(%error, "unmounting as soon as nobody uses it");
-                let _ = self.session.channel().unmount(true);
-            }
-            self.session.wait(Some(GRACE));
-        }
-        Ok(())
+        serving::until_end(&self.session).map(drop)
     }
 }
 
