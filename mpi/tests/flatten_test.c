@@ -77,7 +77,8 @@ int main(int argc, char **argv)
     int good = type_of(type, &first) == MPI_SUCCESS && type_of(type, &second) == MPI_SUCCESS && first == second;
     good = good && (same_bounds(type, first->shape) & same_bytes(type, first->shape));
     if (!good) {
-      printf("seed %llu is wrong\n", (unsigned long long)(seed + (uint64_t)i));
+      printf("seed %llu is wrong:\n", (unsigned long long)(seed + (uint64_t)i));
+      print_type(type, 2);
       wrong++;
     }
     type_drop(&type);

@@ -24,4 +24,7 @@ MPI_Datatype random_file_type(struct rng *rng, int depth, MPI_Datatype etype, in
 MPI_Datatype random_basic_type(struct rng *rng);
 void type_drop(MPI_Datatype *datatype); /* frees it unless it is predefined */
 
+/* Prints how a datatype is made: combiner and arguments, its children indented below it. */
+void print_type(MPI_Datatype datatype, int indent);
+
 #endif
