@@ -1,24 +1,36 @@
 //! The shared file pointer of an open: one number that all its ranks share.
 //!
 //! Where all ranks run on one machine it is a word of a mapped file, changed by
-//! one atomic addition; elsewhere a file that is locked (flock) meanwhile.
+//! one atomic addition; elsewhere a file that is locked (flock) meanwhile. Of a volume's file that ranks of several
+//! nodes have open it is an extended attribute of the file, changed under a lock that is another one.
 
 use crate::error::{Context, Result};
 use crate::machine;
 use crate::shared::Words;
-use crate::token::Token;
-use rustix::fs::FallocateFlags;
+use crate::token::{Kind, Token};
+use crate::wholelock::WholeLock;
+use rustix::fs::{FallocateFlags, XattrFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 const LEN: u64 = 4096;
 
+#[derive(Debug)]
+enum Way {
+    Words(Words),
+    Attribute { name: String, lock: WholeLock },
+}
+
 /// The pointer, once somebody has used it.
 #[derive(Debug)]
 pub struct Pointer {
-    words: Words,
+    way: Way,
     path: PathBuf,
+}
+
+fn attribute(token: &Token) -> String {
+    format!("user.tatami.p{:016x}", token.open)
 }
 
 /// Where no file can be made beside the data.
@@ -38,7 +50,17 @@ impl Pointer {
     /// Those of the disk.
     pub fn open(path: &Path, token: &Token) -> Result<Pointer> {
         let here = token.machine == machine::id();
-        let (file, path) = match make(path) {
+        if token.kind == Kind::Volume && !here {
+            let lock = WholeLock::across(path, format!("user.tatami.l{:016x}", token.open));
+            let way = Way::Attribute { name: attribute(token), lock };
+            return Ok(Pointer { way, path: path.to_path_buf() });
+        }
+        // Beside a volume's file there is nothing that all its ranks could map.
+        let made = match token.kind {
+            Kind::Volume => Err(Errno::NODEV.into()),
+            Kind::Plain | Kind::Container => make(path),
+        };
+        let (file, path) = match made {
             Err(_) if here => {
                 let path = in_memory(token);
                 (make(&path).context("open the shared pointer", &path)?, path)
@@ -52,7 +74,28 @@ impl Pointer {
             file.set_len(LEN).context("make the shared pointer", &path)?;
         }
         let words = Words::new(file, mapped, true).context("open the shared pointer", &path)?;
-        Ok(Pointer { words, path })
+        Ok(Pointer { way: Way::Words(words), path })
+    }
+
+    /// Replaces it by what `change` makes of it; what it was.
+    fn update(&self, change: impl Fn(u64) -> u64) -> std::result::Result<u64, Errno> {
+        let (name, lock) = match &self.way {
+            Way::Words(words) => return words.update(0, change),
+            Way::Attribute { name, lock } => (name.as_str(), lock),
+        };
+        lock.lock().map_err(|e| e.errno)?;
+        let mut value = [0; 8];
+        let changed = match rustix::fs::getxattr(&self.path, name, &mut value[..]) {
+            Ok(8) | Err(Errno::NODATA) => {
+                let old = u64::from_le_bytes(value);
+                let new = change(old).to_le_bytes();
+                rustix::fs::setxattr(&self.path, name, &new, XattrFlags::empty()).map(|()| old)
+            }
+            Ok(_) => Err(Errno::IO),
+            Err(errno) => Err(errno),
+        };
+        let unlocked = lock.unlock().map_err(|e| e.errno);
+        changed.and_then(|old| unlocked.map(|()| old))
     }
 
     /// Adds to it; returns what it was.
@@ -61,7 +104,7 @@ impl Pointer {
     /// `EOVERFLOW`; those of the disk.
     pub fn add(&self, delta: i64) -> Result<i64> {
         let add = |old: u64| (old as i64).checked_add(delta).map_or(old, |new| new as u64);
-        let old = self.words.update(0, add).context("move the shared pointer of", &self.path)?;
+        let old = self.update(add).context("move the shared pointer of", &self.path)?;
         match (old as i64).checked_add(delta) {
             Some(_) => Ok(old as i64),
             None => Err(Errno::OVERFLOW).context("move the shared pointer of", &self.path),
@@ -73,13 +116,21 @@ impl Pointer {
     /// # Errors
     /// Those of the disk.
     pub fn set(&self, value: i64) -> Result<()> {
-        let set = self.words.update(0, |_| value as u64);
+        let set = self.update(|_| value as u64);
         set.context("set the shared pointer of", &self.path).map(|_| ())
     }
 }
 
 /// Removes what an open's pointer left behind.
 pub fn remove(path: &Path, token: &Token) {
+    if token.kind == Kind::Volume {
+        if token.machine == machine::id() {
+            let _ = std::fs::remove_file(in_memory(token));
+        } else {
+            let _ = rustix::fs::removexattr(path, attribute(token).as_str());
+        }
+        return;
+    }
     // Mostly there is none.
     if std::fs::remove_file(path).is_err() && token.machine == machine::id() {
         let _ = std::fs::remove_file(in_memory(token));

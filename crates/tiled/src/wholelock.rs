@@ -1,17 +1,30 @@
 //! The lock of atomic mode: one for the whole file, across processes and
-//! machines by flock(2), and among the threads of a handle.
+//! machines, and among the threads of a handle.
+//!
+//! flock(2) where it reaches all of them. It does not reach from one mount of a volume to another:
+//! there an extended attribute of the file is the lock, which only one of them can make.
 
 use crate::error::{Context, Result};
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::FlockOperation;
+use rustix::fs::{FlockOperation, XattrFlags};
 use rustix::io::Errno;
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Waits between two attempts to make the attribute: the first, and the longest.
+const WAIT: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+
+#[derive(Debug)]
+enum Way {
+    Flock(File),
+    Attribute(String),
+}
 
 /// A lock on a file of its own handle.
 #[derive(Debug)]
 pub struct WholeLock {
-    file: File,
+    way: Way,
     path: PathBuf,
     held: Mutex<bool>,
     freed: Condvar,
@@ -20,13 +33,21 @@ pub struct WholeLock {
 impl WholeLock {
     /// Locks are taken on `file`, which must not be shared with another lock.
     pub fn new(file: File, path: PathBuf) -> WholeLock {
-        WholeLock { file, path, held: Mutex::new(false), freed: Condvar::new() }
+        let way = Way::Flock(file);
+        WholeLock { way, path, held: Mutex::new(false), freed: Condvar::new() }
+    }
+
+    /// Who has made this extended attribute of the file at `path` has the lock. If it dies with it,
+    /// the attribute stays, so the name must be that of one open.
+    pub fn across(path: &Path, name: String) -> WholeLock {
+        let (way, path) = (Way::Attribute(name), path.to_path_buf());
+        WholeLock { way, path, held: Mutex::new(false), freed: Condvar::new() }
     }
 
     /// Waits until nobody else has it.
     ///
     /// # Errors
-    /// Those of flock(2).
+    /// Those of flock(2), or setxattr(2).
     pub fn lock(&self) -> Result<()> {
         let mut held = self.held.lock();
         while *held {
@@ -34,16 +55,31 @@ impl WholeLock {
         }
         *held = true;
         drop(held);
-        let locked = loop {
-            match rustix::fs::flock(&self.file, FlockOperation::LockExclusive) {
-                Err(Errno::INTR) => {}
-                other => break other,
-            }
+        let locked = match &self.way {
+            Way::Flock(file) => loop {
+                match rustix::fs::flock(file, FlockOperation::LockExclusive) {
+                    Err(Errno::INTR) => {}
+                    other => break other,
+                }
+            },
+            Way::Attribute(name) => self.make(name),
         };
         if locked.is_err() {
             self.free();
         }
         locked.context("lock", &self.path)
+    }
+
+    #[allow(clippy::disallowed_methods)] // nobody tells when the attribute goes
+    fn make(&self, name: &str) -> std::result::Result<(), Errno> {
+        let mut wait = WAIT.0;
+        loop {
+            match rustix::fs::setxattr(&self.path, name, b"1", XattrFlags::CREATE) {
+                Err(Errno::EXIST) => std::thread::sleep(wait),
+                other => return other,
+            }
+            wait = (wait * 2).min(WAIT.1);
+        }
     }
 
     /// Lets the next one have it.
@@ -54,7 +90,10 @@ impl WholeLock {
         if !*self.held.lock() {
             return Err(Errno::PERM).context("unlock", &self.path);
         }
-        let unlocked = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        let unlocked = match &self.way {
+            Way::Flock(file) => rustix::fs::flock(file, FlockOperation::Unlock),
+            Way::Attribute(name) => rustix::fs::removexattr(&self.path, name.as_str()),
+        };
         self.free();
         unlocked.context("unlock", &self.path)
     }
