@@ -6,11 +6,21 @@ use crate::hints::Hints;
 use crate::memory::Buffer;
 use crate::plain::read_full;
 use crate::world::World;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::IoSliceMut;
 use std::path::PathBuf;
-use tatami_layout::{FoundRun, Piece, View};
+use std::sync::Arc;
+use tatami_layout::{Found, FoundRun, Piece, View};
 
 /// A gap that is read along rather than asked around, bytes.
 const GAP: u64 = 8192;
+
+/// Blocks from here on are read straight to where they belong, many by one call; smaller ones cost the
+/// system more than copying them once more does.
+const DIRECT: u64 = 4096;
+/// Parts of such a call at most, as of IOV_MAX.
+const PARTS: usize = 1024;
 
 /// The reader of one handle, with its buffers.
 #[derive(Debug)]
@@ -20,6 +30,31 @@ pub struct Reader {
     gap: u64,
     dense: Vec<u8>,
     sieve: Vec<u8>,
+    whole: Option<Whole>,
+}
+
+/// A long run of a stream in one piece: who reads through the view that wrote looks it up once.
+#[derive(Debug)]
+struct Whole {
+    /// Of which index ([`World::built`]).
+    built: u64,
+    view: View,
+    stream: u64,
+    len: u64,
+    at: u64,
+    file: Arc<File>,
+}
+
+impl Whole {
+    /// Where the piece has these stream bytes.
+    fn at(&self, world: &World, view: &View, stream: u64, len: u64) -> Option<u64> {
+        let from = stream.checked_sub(self.stream)?;
+        let has = self.built == world.built()
+            && from <= self.len
+            && len <= self.len - from
+            && self.view == *view;
+        has.then(|| self.at + from)
+    }
 }
 
 /// A stretch of a piece and where its bytes go.
@@ -35,7 +70,8 @@ impl Reader {
     /// A reader of the file at `path`.
     pub fn new(path: PathBuf, hints: &Hints) -> Reader {
         let gap = if hints.sieve { GAP } else { 0 };
-        Reader { path, batch: hints.read_buffer as u64, gap, dense: Vec::new(), sieve: Vec::new() }
+        let (batch, dense, sieve) = (hints.read_buffer as u64, Vec::new(), Vec::new());
+        Reader { path, batch, gap, dense, sieve, whole: None }
     }
 
     /// Reads what `into` can hold and the file has; bytes read.
@@ -49,6 +85,11 @@ impl Reader {
         stream: u64,
         into: &mut Buffer<'_>,
     ) -> Result<u64> {
+        if self.read_whole(world, view, stream, into)?
+            || self.read_run(world, view, stream, into)?
+        {
+            return Ok(into.len());
+        }
         let visible = view.stream_before(world.index().size()).0;
         let all = into.len().min(visible.saturating_sub(stream));
         let mut from = 0;
@@ -62,15 +103,72 @@ impl Reader {
                 self.fill(world, runs, bytes)?;
             } else {
                 let mut dense = std::mem::take(&mut self.dense);
-                dense.resize(size, 0);
-                let filled = self.fill(world, runs, &mut dense);
-                into.scatter(from, &dense);
+                let filled = self.fill(world, runs, room(&mut dense, size));
+                into.scatter(from, &dense[..size]);
                 self.dense = dense;
                 filled?;
             }
             from += len;
         }
         Ok(from)
+    }
+
+    /// Reads all that `into` can hold, if it is dense and lies in one run of one piece.
+    fn read_whole(
+        &mut self,
+        world: &mut World,
+        view: &View,
+        stream: u64,
+        into: &mut Buffer<'_>,
+    ) -> Result<bool> {
+        let len = into.len();
+        let known = |whole: &Option<Whole>, world: &World| {
+            whole.as_ref().and_then(|whole| whole.at(world, view, stream, len))
+        };
+        let mut at = known(&self.whole, world);
+        if at.is_none()
+            && let Some(found) = world.index().lookup_whole(view, stream)
+            && found.len >= len
+            && let Some(piece) = found.piece
+        {
+            let (built, view, file) = (world.built(), view.clone(), world.file(piece)?);
+            let Found { len, at: place, .. } = found;
+            self.whole = Some(Whole { built, view, stream, len, at: place, file });
+            at = known(&self.whole, world);
+        }
+        let (Some(at), Some(whole)) = (at, &self.whole) else { return Ok(false) };
+        let Some(bytes) = usize::try_from(len).ok().and_then(|len| into.dense_mut(0, len)) else {
+            return Ok(false);
+        };
+        read_full(&whole.file, bytes, at).context("read", &self.path)?;
+        Ok(true)
+    }
+
+    /// Reads all that `into` can hold, if it is dense and lies in one run of the file and of one piece.
+    fn read_run(
+        &mut self,
+        world: &mut World,
+        view: &View,
+        stream: u64,
+        into: &mut Buffer<'_>,
+    ) -> Result<bool> {
+        let len = into.len();
+        if !view.is_default() || len > self.batch {
+            return Ok(false);
+        }
+        let from = view.offset_of(stream);
+        let found = world.index().lookup_run(from, from.saturating_add(len));
+        let (Some(found), Some(bytes)) = (found, into.dense_mut(0, len as usize)) else {
+            return Ok(false);
+        };
+        match found.piece {
+            Some(piece) => {
+                let file = world.file(piece)?;
+                read_full(&file, bytes, found.at).context("read", &self.path)?;
+            }
+            None => bytes.fill(0),
+        }
+        Ok(true)
     }
 
     /// Where the next bytes are, and how many: as many as are read at a time, or
@@ -119,7 +217,8 @@ impl Reader {
             let (group, others) = rest.split_at(count);
             // What is read in vain costs less than half of it would, and than asking block by block.
             let is_dense = if self.gap > 0 { data >= (end - first.at) / 2 } else { false };
-            if is_dense && group.iter().any(|run| run.count > 1) {
+            let apart = |run: &FoundRun| run.block >= DIRECT || run.count == 1;
+            if is_dense && !group.iter().all(apart) && group.iter().any(|run| run.count > 1) {
                 self.spread(world, piece, group, end, bytes)?;
             } else {
                 for run in group {
@@ -143,12 +242,12 @@ impl Reader {
     ) -> Result<()> {
         let file = world.file(piece)?;
         let start = runs[0].at;
-        self.sieve.resize((end - start) as usize, 0);
-        read_full(&file, &mut self.sieve, start).context("read", &self.path)?;
+        let sieve = room(&mut self.sieve, (end - start) as usize);
+        read_full(&file, sieve, start).context("read", &self.path)?;
         for run in runs {
             let len = run.block as usize;
             for (at, to) in blocks(run) {
-                copy(&self.sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
+                copy(&sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
             }
         }
         Ok(())
@@ -161,6 +260,12 @@ impl Reader {
         }
         let mut rest = &wants[..];
         while let Some(first) = rest.first() {
+            let direct = straight(rest);
+            if direct > 1 {
+                self.fetch_straight(world, &rest[..direct], bytes)?;
+                rest = &rest[direct..];
+                continue;
+            }
             let (mut end, mut count) = (first.at + first.len, 1);
             for next in &rest[1..] {
                 let near = next.piece == first.piece && next.at <= end.saturating_add(self.gap);
@@ -172,6 +277,38 @@ impl Reader {
             }
             self.fetch(world, &rest[..count], end, bytes)?;
             rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    /// Reads one run of a piece straight to where its parts belong.
+    fn fetch_straight(&self, world: &mut World, wants: &[Want], bytes: &mut [u8]) -> Result<()> {
+        let file = world.file(wants[0].piece)?;
+        let mut parts = Vec::with_capacity(wants.len());
+        let (mut rest, mut before) = (&mut *bytes, 0);
+        for want in wants {
+            let (part, others) =
+                rest[(want.to - before) as usize..].split_at_mut(want.len as usize);
+            parts.push(IoSliceMut::new(part));
+            (rest, before) = (others, want.to + want.len);
+        }
+        let all: u64 = wants.iter().map(|want| want.len).sum();
+        let mut done = loop {
+            match rustix::io::preadv(&*file, &mut parts, wants[0].at) {
+                Ok(n) => break n as u64,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("read", &self.path),
+            }
+        };
+        if done == all {
+            return Ok(());
+        }
+        // The system may stop in the middle.
+        for want in wants {
+            let had = done.min(want.len);
+            done -= had;
+            let part = &mut bytes[(want.to + had) as usize..][..(want.len - had) as usize];
+            read_full(&file, part, want.at + had).context("read", &self.path)?;
         }
         Ok(())
     }
@@ -190,14 +327,40 @@ impl Reader {
             let part = &mut bytes[first.to as usize..][..first.len as usize];
             return read_full(&file, part, first.at).context("read", &self.path);
         }
-        self.sieve.resize((end - first.at) as usize, 0);
-        read_full(&file, &mut self.sieve, first.at).context("read", &self.path)?;
+        let sieve = room(&mut self.sieve, (end - first.at) as usize);
+        read_full(&file, sieve, first.at).context("read", &self.path)?;
         for want in wants {
-            let from = &self.sieve[(want.at - first.at) as usize..][..want.len as usize];
+            let from = &sieve[(want.at - first.at) as usize..][..want.len as usize];
             copy(from, &mut bytes[want.to as usize..][..want.len as usize]);
         }
         Ok(())
     }
+}
+
+/// How many of the first of `wants` lie one behind the other in a piece, in the order in which they
+/// are wanted, and are large enough to be read by one call without a buffer.
+fn straight(wants: &[Want]) -> usize {
+    let goes_on = |pair: &[Want]| {
+        let (one, next) = (pair[0], pair[1]);
+        next.piece == one.piece
+            && next.at == one.at + one.len
+            && next.to >= one.to + one.len
+            && next.len >= DIRECT
+    };
+    match wants.first() {
+        Some(first) if first.len >= DIRECT => {
+            1 + wants.windows(2).take(PARTS - 1).take_while(|pair| goes_on(pair)).count()
+        }
+        _ => 0,
+    }
+}
+
+/// The first `len` bytes of a buffer, which grows where it must.
+fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
 }
 
 /// Where the blocks of a run lie in the piece, and where they belong in the request.
