@@ -64,6 +64,7 @@ static int position(struct file *file, const struct access *access, int64_t etyp
     *offset = atomic_fetch_add(&file->position, etypes);
     return MPI_SUCCESS;
   default:
+    atomic_store(&file->shared_used, true);
     return class_of(tio_shared_add(file->io, etypes, offset));
   }
 }

@@ -62,6 +62,7 @@ struct file {
 
   atomic_int_least64_t position; /* the individual file pointer, in etypes */
   bool atomic;
+  atomic_bool shared_used; /* the shared pointer may have been moved by this rank since the last set_view */
   struct split split;
 };
 
@@ -76,7 +77,13 @@ int shadow_open(MPI_File *shadow);
 int class_of(int64_t result);        /* of what a tio_ function returned */
 int fail(struct file *file, int error); /* calls the file's error handler unless the error is 0; returns the error */
 int fail_no_file(int error);        /* the same with that of MPI_FILE_NULL */
-int agree(struct file *file, int error); /* collective: the largest of all ranks' */
+
+/* ---- together.c: collective calls, none of which spins for long; the error is MPI_ERR_OTHER ---- */
+int finish(int started, MPI_Request *request); /* waits for what was started with this result */
+int broadcast(MPI_Comm comm, void *bytes, size_t length, int root);
+int maxima(struct file *file, const int64_t *own, int64_t *all, int count); /* of each number, the largest */
+int collect(struct file *file, const void *own, size_t length, void *all);  /* `length` of each, to rank 0 */
+int agree(struct file *file, int error); /* the largest of all ranks' */
 
 /* ---- info.c: hints ---- */
 const char **hints_of(MPI_Info info); /* for tio_; NULL without memory */
@@ -84,8 +91,9 @@ void hints_free(const char **hints);
 void hints_merge(MPI_Info into, MPI_Info from);
 
 /* ---- sync.c: what begins a view epoch ---- */
-/* Collective. Brings all ranks' tiles to the index; returns the agreed error. */
-int publish(struct file *file, bool durable, bool closing, int error);
+/* Collective. Brings all ranks' tiles to the index; returns the agreed error. What for: */
+enum publication { SYNC, CLOSE, CHANGE };
+int publish(struct file *file, enum publication what, int error);
 /* Collective. A new epoch after everything that went before on any rank; includes agreement on `error`. */
 int new_epoch(struct file *file, int error);
 

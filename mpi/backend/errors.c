@@ -1,4 +1,4 @@
-/* Error classes: from errno, to the file's error handler, agreed upon by all ranks. */
+/* Error classes: from errno, to the file's error handler. */
 #include "backend.h"
 
 #include <errno.h>
@@ -83,12 +83,4 @@ int fail_no_file(int error)
   }
   PMPI_Errhandler_free(&handler);
   return error;
-}
-
-int agree(struct file *file, int error)
-{
-  int worst = error;
-  if (file->ranks > 1 && PMPI_Allreduce(&error, &worst, 1, MPI_INT, MPI_MAX, file->comm) != MPI_SUCCESS)
-    return MPI_ERR_OTHER;
-  return worst;
 }

@@ -49,45 +49,62 @@ static int claimed(MPI_Comm comm, const char *path, int amode, MPI_Info info, in
     *answer = tio_claims(path, flags_of(amode), hints);
     hints_free(hints);
   }
-  if (ranks > 1 && PMPI_Bcast(answer, 1, MPI_INT, 0, comm) != MPI_SUCCESS)
+  if (ranks > 1 && broadcast(comm, answer, sizeof *answer, 0) != MPI_SUCCESS)
     return MPI_ERR_COMM;
   return MPI_SUCCESS;
 }
 
-static uint32_t *gather_nodes(struct file *file)
+/* What each rank tells rank 0. */
+struct arrival {
+  int error;
+  uint32_t node;
+};
+
+/* Rank 0 makes or finds the file for those that have arrived. */
+static void invite(struct file *file, const char *const *hints, const struct arrival *arrivals,
+                   struct invitation *invitation)
 {
-  uint32_t node = 0;
-  uint32_t *nodes = file->rank == 0 ? calloc((size_t)file->ranks, sizeof *nodes) : NULL;
-  if (tio_node(file->path, &node) < 0)
-    node = 0;
-  PMPI_Gather(&node, 1, MPI_UINT32_T, nodes, 1, MPI_UINT32_T, 0, file->comm);
-  return nodes;
+  uint32_t *nodes = calloc((size_t)file->ranks, sizeof *nodes);
+  invitation->amode = file->amode;
+  invitation->error = nodes == NULL ? MPI_ERR_NO_MEM : MPI_SUCCESS;
+  for (int rank = 0; rank < file->ranks; rank++) {
+    if (arrivals[rank].error > invitation->error)
+      invitation->error = arrivals[rank].error;
+    if (nodes != NULL)
+      nodes[rank] = arrivals[rank].node;
+  }
+  if (invitation->error == MPI_SUCCESS)
+    invitation->error = class_of(tio_begin(file->path, file->flags, 0666, hints, (uint32_t)file->ranks, nodes,
+                                           invitation->token, &invitation->token_len));
+  free(nodes);
 }
 
 /* Rank 0 makes or finds the file; then all ranks open it. */
 static int open_together(struct file *file, const char *const *hints, int error)
 {
   struct invitation invitation = {.token_len = TIO_TOKEN_MAX};
-  int worst = agree(file, error);
-  if (worst != MPI_SUCCESS)
-    return worst;
-  uint32_t *nodes = gather_nodes(file);
-  if (file->rank == 0) {
-    int result = tio_begin(file->path, file->flags, 0666, hints, (uint32_t)file->ranks, nodes, invitation.token,
-                           &invitation.token_len);
-    invitation.error = class_of(result);
-    invitation.amode = file->amode;
-  }
-  free(nodes);
-  PMPI_Bcast(&invitation, (int)sizeof invitation, MPI_BYTE, 0, file->comm);
-  if (invitation.error != MPI_SUCCESS)
-    return invitation.error;
+  struct arrival own = {.error = error};
+  struct arrival *all = file->rank == 0 ? calloc((size_t)file->ranks, sizeof *all) : NULL;
+  if (file->rank == 0 && all == NULL)
+    PMPI_Abort(file->comm, MPI_ERR_NO_MEM);
+  if (tio_node(file->path, &own.node) < 0)
+    own.node = 0;
+  int told = collect(file, &own, sizeof own, all);
+  if (file->rank == 0)
+    invite(file, hints, all, &invitation);
+  free(all);
+  if (told == MPI_SUCCESS)
+    told = broadcast(file->comm, &invitation, sizeof invitation, 0);
+  if (told != MPI_SUCCESS || invitation.error != MPI_SUCCESS)
+    return told != MPI_SUCCESS ? told : invitation.error;
   if (invitation.amode != file->amode)
     error = MPI_ERR_NOT_SAME;
   else
     error = class_of(tio_open(file->path, file->flags, hints, (uint32_t)file->rank, invitation.token,
                               invitation.token_len, &file->io));
-  worst = agree(file, error);
+  if (error == MPI_SUCCESS)
+    error = file_register(file);
+  int worst = agree(file, error);
   if (worst != MPI_SUCCESS && file->io != NULL) {
     tio_close(file->io);
     file->io = NULL;
@@ -101,6 +118,7 @@ static int start_at_end(struct file *file)
   uint64_t end = 0;
   int error = class_of(tio_stream_at_end(file->io, &end));
   atomic_store(&file->position, (int64_t)end);
+  atomic_store(&file->shared_used, true);
   if (error == MPI_SUCCESS && file->rank == 0)
     error = class_of(tio_shared_set(file->io, (int64_t)end));
   return agree(file, error);
@@ -157,7 +175,8 @@ static int open_ours(MPI_Comm comm, const char *path, int amode, MPI_Info info, 
 {
   struct file *file = file_new(path, amode);
   /* Without memory for this much, the other ranks are left waiting: there is no way to tell them. */
-  if (file == NULL || PMPI_Comm_dup(comm, &file->comm) != MPI_SUCCESS)
+  MPI_Request request = MPI_REQUEST_NULL;
+  if (file == NULL || finish(PMPI_Comm_idup(comm, &file->comm, &request), &request) != MPI_SUCCESS)
     PMPI_Abort(comm, MPI_ERR_NO_MEM);
   PMPI_Comm_set_errhandler(file->comm, MPI_ERRORS_RETURN);
   PMPI_Comm_rank(file->comm, &file->rank);
@@ -168,8 +187,6 @@ static int open_ours(MPI_Comm comm, const char *path, int amode, MPI_Info info, 
   hints_free(hints);
   if (error == MPI_SUCCESS && (amode & MPI_MODE_APPEND))
     error = start_at_end(file);
-  if (error == MPI_SUCCESS)
-    error = agree(file, file_register(file));
   if (error != MPI_SUCCESS) {
     file_forget(file);
     file_free(file);
@@ -196,7 +213,7 @@ int our_File_close(MPI_File *handle)
   struct file *file = handle != NULL ? file_of(*handle) : NULL;
   if (file == NULL)
     return REAL(File_close)(handle);
-  int error = publish(file, false, true, file->split.end != 0 ? MPI_ERR_OTHER : MPI_SUCCESS);
+  int error = publish(file, CLOSE, file->split.end != 0 ? MPI_ERR_OTHER : MPI_SUCCESS);
   int closed = class_of(tio_close(file->io));
   file->io = NULL;
   if (error == MPI_SUCCESS)

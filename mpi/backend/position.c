@@ -84,7 +84,8 @@ int our_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
       error = seek_target(file, offset, whence, current, &target);
   }
   int64_t own[FIELDS] = {error, offset, -offset, whence, -(int64_t)whence}, all[FIELDS];
-  if (PMPI_Allreduce(own, all, FIELDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+  atomic_store(&file->shared_used, true);
+  if (maxima(file, own, all, FIELDS) != MPI_SUCCESS)
     return fail(file, MPI_ERR_OTHER);
   if (all[FAILED] != MPI_SUCCESS)
     return fail(file, (int)all[FAILED]);

@@ -14,7 +14,7 @@ struct proposal {
 };
 
 /* What all ranks put into one reduction: the largest of each. */
-enum { ERROR, REP, REP_NEGATED, ETYPE, ETYPE_NEGATED, STAMP, SHARED_POINTER, FIELDS };
+enum { ERROR, REP, REP_NEGATED, ETYPE, ETYPE_NEGATED, STAMP, SHARED_USED, FIELDS };
 
 static int representation_of(const char *name, enum representation *rep)
 {
@@ -95,7 +95,7 @@ static int propose(const struct file *file, struct proposal *p, MPI_Offset displ
   return error;
 }
 
-/* Collective. The stamp of the new epoch, and, for MPI_DISPLACEMENT_CURRENT, the shared pointer before it is reset. */
+/* Collective. The stamp of the new epoch, and whether anybody has used the shared pointer. */
 static int decide(struct file *file, const struct proposal *p, int error, int64_t all[FIELDS])
 {
   int64_t own[FIELDS] = {[ERROR] = error};
@@ -105,22 +105,32 @@ static int decide(struct file *file, const struct proposal *p, int error, int64_
     own[ETYPE] = p->etype_size;
     own[ETYPE_NEGATED] = -p->etype_size;
   }
-  own[SHARED_POINTER] = INT64_MIN;
-  own[STAMP] = INT64_MIN;
-  if (file->rank == 0) {
-    int shared = class_of(tio_shared_add(file->io, 0, &own[SHARED_POINTER]));
-    own[STAMP] = (int64_t)tio_stamp(file->io);
-    if (own[ERROR] == MPI_SUCCESS)
-      own[ERROR] = shared;
-  }
-  memcpy(all, own, sizeof own);
-  if (file->ranks > 1 && PMPI_Allreduce(own, all, FIELDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+  own[SHARED_USED] = atomic_load(&file->shared_used);
+  own[STAMP] = file->rank == 0 ? (int64_t)tio_stamp(file->io) : INT64_MIN;
+  if (maxima(file, own, all, FIELDS) != MPI_SUCCESS)
     return MPI_ERR_OTHER;
   if (all[ERROR] != MPI_SUCCESS)
     return (int)all[ERROR];
   if (all[REP] != -all[REP_NEGATED] || all[ETYPE] != -all[ETYPE_NEGATED])
     return MPI_ERR_NOT_SAME;
   return MPI_SUCCESS;
+}
+
+/* Collective, after all ranks have come and so have done with the old view: sets the shared pointer back, before anybody
+ * goes on. Where it was. */
+static int reset_pointer(struct file *file, int64_t *before)
+{
+  int64_t told[2] = {0, 0};
+  if (file->rank == 0) {
+    told[0] = class_of(tio_shared_add(file->io, 0, &told[1]));
+    if (told[0] == MPI_SUCCESS)
+      told[0] = class_of(tio_shared_set(file->io, 0));
+  }
+  if (file->ranks > 1 && broadcast(file->comm, told, sizeof told, 0) != MPI_SUCCESS)
+    return MPI_ERR_OTHER;
+  *before = told[1];
+  atomic_store(&file->shared_used, false);
+  return (int)told[0];
 }
 
 /* MPI_DISPLACEMENT_CURRENT: the byte of this rank's present view to which the shared pointer points. */
@@ -150,7 +160,7 @@ static int adopt(struct file *file, struct proposal *p, int64_t stamp)
   atomic_store(&file->position, 0);
   p->etype = etype; /* to be dropped with the proposal */
   p->filetype = filetype;
-  return file->rank == 0 ? class_of(tio_shared_set(file->io, 0)) : MPI_SUCCESS;
+  return MPI_SUCCESS;
 }
 
 int our_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
@@ -158,18 +168,18 @@ int our_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
 {
   struct file *file = file_of(handle);
   struct proposal p = {.etype = MPI_DATATYPE_NULL, .filetype = MPI_DATATYPE_NULL};
-  int64_t all[FIELDS];
+  int64_t all[FIELDS], shared = 0;
   if (file == NULL)
     return REAL(File_set_view)(handle, displacement, etype, filetype, datarep, info);
   int error = propose(file, &p, displacement, etype, filetype, datarep);
   error = decide(file, &p, error, all);
-  if (error == MPI_SUCCESS) {
-    error = resolve_displacement(file, &p, all[SHARED_POINTER]);
-    if (error == MPI_SUCCESS)
-      error = adopt(file, &p, all[STAMP]);
-    /* Nobody uses the shared pointer before it has been reset. */
-    error = agree(file, error);
-  }
+  /* A pointer that nobody has used is where it should be. */
+  if (error == MPI_SUCCESS && all[SHARED_USED])
+    error = reset_pointer(file, &shared);
+  if (error == MPI_SUCCESS)
+    error = resolve_displacement(file, &p, shared);
+  if (error == MPI_SUCCESS)
+    error = adopt(file, &p, all[STAMP]);
   if (error == MPI_SUCCESS && info != MPI_INFO_NULL)
     hints_merge(file->hints, info);
   withdraw(&p);

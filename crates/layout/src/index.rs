@@ -63,6 +63,18 @@ struct Known {
     item: u32,
 }
 
+/// Tiles that may have a byte of a small request, at most: more are looked up with a list.
+const FEW: usize = 16;
+
+/// What a tile has of a range of the file.
+enum Share {
+    Nothing,
+    /// All of it as one run, which begins there in the piece.
+    All(u64),
+    /// Anything else.
+    Part,
+}
+
 /// Which piece has which byte of a file.
 #[derive(Clone, Debug)]
 pub struct Index {
@@ -238,6 +250,49 @@ impl Index {
         out
     }
 
+    /// The longest run of the stream from `stream` on that one piece surely has, written through the
+    /// same view. `None` where that is not known at once.
+    pub fn lookup_whole(&self, view: &View, stream: u64) -> Option<Found> {
+        let len = self.readable(view, stream, u64::MAX);
+        if view.overlaps() { None } else { self.same_view(view, stream, len) }
+    }
+
+    /// Where the bytes `from .. to` of the file are, if they are a single run of one piece, or of a hole: as
+    /// most small requests are, which need no list. `None` for anything else, and in doubt.
+    pub fn lookup_run(&self, from: u64, to: u64) -> Option<Found> {
+        if from >= to || to > self.size {
+            return None;
+        }
+        let (mut few, mut count) = ([0; FEW], 0);
+        let range = Range { from, to };
+        self.tree.visit(range, range, &mut |item| {
+            if count > FEW || few[..count.min(FEW)].contains(&item) {
+                return;
+            }
+            if let Some(place) = few.get_mut(count) {
+                *place = item;
+            }
+            count += 1;
+        });
+        let few = few.get_mut(..count)?;
+        few.sort_unstable();
+        let len = to - from;
+        for item in few.iter().map(|i| &self.items[*i as usize]) {
+            match item.share(from, to) {
+                Share::Nothing => {}
+                Share::Part => return None,
+                Share::All(at) => {
+                    return Some(Found { file_offset: from, len, piece: Some(item.piece), at });
+                }
+            }
+        }
+        match (to <= self.base, from >= self.base) {
+            (true, _) => Some(Found { file_offset: from, len, piece: Some(BASE), at: from }),
+            (_, true) => Some(Found { file_offset: from, len, piece: None, at: 0 }),
+            _ => None,
+        }
+    }
+
     /// How many of so many stream bytes lie before the end of the file, as long as the view
     /// does not overlap itself.
     pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
@@ -400,6 +455,23 @@ impl Item {
             .flat_map(run)
             .chain(blocks)
             .chain(self.tile.runs(middle, end).flat_map(run))
+    }
+
+    fn share(&self, from: u64, to: u64) -> Share {
+        let (lo, hi) = (from.max(self.lo), to.min(self.hi));
+        if lo >= hi {
+            return Share::Nothing;
+        }
+        let (stream, visible, run) = self.view.run_at(lo);
+        let (first, inside) = self.tile.before(stream);
+        if visible && inside {
+            let all = (lo, hi) == (from, to) && run.min(self.tile.run_from(first)) >= to - from;
+            return if all { Share::All(self.tile.at + first) } else { Share::Part };
+        }
+        match self.tile.before(self.view.stream_before(hi).0).0 == first {
+            true => Share::Nothing,
+            false => Share::Part,
+        }
     }
 
     /// Where the byte at `offset` lies in the piece, and how many from there on, below

@@ -4,6 +4,7 @@
 //! journal as a whole, from wherever it lies. docs/FORMAT.md draws it.
 
 use crate::piece::PieceTiles;
+use crate::reach::Reach;
 use crate::tile::Tile;
 use crate::view::View;
 
@@ -62,6 +63,7 @@ fn sum(words: &[u64]) -> u32 {
 pub struct Told {
     views: Vec<View>,
     tiles: Vec<Tile>,
+    reach: Reach,
 }
 
 impl Told {
@@ -90,6 +92,7 @@ impl Told {
                     None if slot == known => self.tiles.push(tile),
                     None => return None,
                 }
+                self.widen(slot);
                 Some(slot + 1 == self.tiles.len())
             }
             _ => None,
@@ -98,9 +101,36 @@ impl Told {
 
     /// The last tile is `len` bytes long by now. One that was longer stays so.
     pub fn grow_last(&mut self, len: u64) {
-        if let Some(tile) = self.tiles.last_mut() {
-            tile.len = tile.len.max(len);
+        if let Some(tile) = self.tiles.last_mut()
+            && tile.len < len
+        {
+            tile.len = len;
+            self.widen(self.tiles.len() - 1);
         }
+    }
+
+    /// The tile of a number and its view, if it can be one.
+    fn tile(&self, slot: usize) -> Option<(&View, &Tile)> {
+        let tile = self.tiles.get(slot)?;
+        let view = self.views.get(tile.view as usize)?;
+        tile.check(Some(view)).is_ok().then_some((view, tile))
+    }
+
+    fn widen(&mut self, slot: usize) {
+        if let Some((view, tile)) = self.tile(slot) {
+            let hull = (view.offset_of(tile.start), view.offset_of(tile.end() - 1) + 1);
+            let stamp = tile.stamp;
+            self.reach.widen(slot, hull, stamp);
+        }
+    }
+
+    /// Does a tile with a stamp of `since` or later have any of the bytes `from .. to` of the file? In
+    /// O(log) of the number of tiles, as long as they are about in the order of the file.
+    pub fn wrote(&self, from: u64, to: u64, since: u64) -> bool {
+        self.reach.any((from, to), since, |slot| {
+            let found = self.tile(slot).filter(|(_, tile)| tile.stamp >= since);
+            found.is_some_and(|(view, tile)| tile.meets(view, from, to))
+        })
     }
 
     /// All that was told, of the piece of rank `rank`. Tiles that cannot be are left out.
@@ -171,6 +201,30 @@ mod tests {
         bytes.extend([0; 4096]);
         assert_eq!(decode(&bytes), Some(piece()));
         assert_eq!(decode(&[]), None);
+    }
+
+    #[test]
+    fn what_was_written_since_is_known_to_the_byte() {
+        let mut told = Told::default();
+        let piece = piece();
+        for view in piece.views() {
+            told.take(&view_record(view)).expect("a view");
+        }
+        for (slot, tile) in piece.tiles().iter().enumerate() {
+            told.take(&tile_record(slot, tile)).expect("a tile");
+        }
+        // Ten blocks of 8 bytes from 24 on, 32 apart, with stamp 7; bytes 5 to 15 with stamp 8.
+        for at in 0..400 {
+            let block = at >= 24 && (at - 24) % 32 < 8 && (at - 24) / 32 < 10;
+            let run = (5..15).contains(&at);
+            assert_eq!(told.wrote(at, at + 1, 7), block || run, "byte {at}");
+            assert_eq!(told.wrote(at, at + 1, 8), run, "byte {at}");
+            assert!(!told.wrote(at, at + 1, 9));
+        }
+        assert!(!told.wrote(32, 56, 0));
+        assert!(told.wrote(32, 57, 0));
+        told.grow_last(20);
+        assert!(told.wrote(20, 21, 8));
     }
 
     proptest! {

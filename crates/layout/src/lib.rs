@@ -16,6 +16,7 @@ mod index;
 pub mod journal;
 mod own;
 mod piece;
+mod reach;
 mod runs;
 mod scatter;
 mod shape;

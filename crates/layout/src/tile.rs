@@ -78,6 +78,12 @@ impl Tile {
         (before.min(self.len), rest < self.block && before < self.len)
     }
 
+    /// Whether it has any of the bytes `from .. to` of the file, seen through its view.
+    pub(crate) fn meets(&self, view: &View, from: u64, to: u64) -> bool {
+        let before = |offset: u64| self.before(view.stream_before(offset).0).0;
+        before(from) < before(to)
+    }
+
     /// How many of its bytes from byte `k` on are one run of the stream.
     pub(crate) fn run_from(&self, k: u64) -> u64 {
         let left = self.len.saturating_sub(k);

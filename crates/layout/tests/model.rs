@@ -417,6 +417,17 @@ fn check(
     let end = (probe.0 + probe.1).min(size);
     let part = index.lookup(probe.0, probe.1);
     prop_assert_eq!(owners(&part), want[probe.0.min(end) as usize..end as usize].to_vec());
+    for from in 0..size {
+        for len in [1, 2, 1 + probe.1 % 16] {
+            let to = from + len;
+            let found = index.lookup_run(from, to);
+            prop_assert!(found.is_none() || to <= size);
+            if let Some(found) = found {
+                prop_assert_eq!((found.file_offset, found.len), (from, len));
+                prop_assert_eq!(owners(&[found]), want[from as usize..to as usize].to_vec());
+            }
+        }
+    }
     for view in views {
         for (stream, len) in [probe, (0, size)] {
             let found = index.lookup_view(view, stream, len);

@@ -239,6 +239,12 @@ impl Reader {
         self.told.piece(self.rank)
     }
 
+    /// Does a tile with a stamp of `since` or later have any of the bytes `from .. to` of the file, as far as
+    /// the journal told when it was last looked at?
+    pub fn wrote(&self, from: u64, to: u64, since: u64) -> bool {
+        self.told.wrote(from, to, since)
+    }
+
     /// Looks again. A record that makes no sense ends the journal.
     ///
     /// # Errors

@@ -60,6 +60,9 @@ impl<'a> Buffer<'a> {
 
     /// Where `len` bytes of data from `from` on lie as one run, if they do.
     fn dense_at(&self, from: u64, len: usize) -> Option<*mut u8> {
+        if self.shape.is_contiguous() {
+            return Some(self.at.wrapping_offset(from as isize));
+        }
         let mut runs = self.shape.runs(from, len as u64);
         let run = runs.next()?;
         (run.count == 1 && run.block == len as u64)

@@ -113,14 +113,15 @@ impl OwnPiece {
 
     /// Could some of the stream bytes be in the piece already? No false "no".
     pub fn may_have(&self, view: &View, stream: u64, len: u64) -> bool {
-        let lo = view.offset_of(stream);
-        let hi = view.offset_of(stream + len - 1).saturating_add(1);
+        let reach =
+            |view: &View, from: u64, to: u64| (view.offset_of(from), view.offset_of(to - 1));
         self.tiles.views().iter().zip(&self.written).any(|(known, written)| {
             if known == view {
                 return written.meets(stream, stream + len);
             }
             written.hull().is_some_and(|(from, to)| {
-                known.offset_of(from) < hi && lo <= known.offset_of(to - 1)
+                let (known, asked) = (reach(known, from, to), reach(view, stream, stream + len));
+                known.0 <= asked.1 && asked.0 <= known.1
             })
         })
     }
@@ -141,10 +142,11 @@ impl OwnPiece {
         data: &Buffer<'_>,
         from: u64,
     ) -> Result<()> {
-        self.make(home)?;
         let number = self.tiles.add_view(view);
         let number = number.map_err(|e| self.refuse(Errno::INVAL, e))?;
-        self.written.resize_with(self.tiles.views().len(), Ranges::default);
+        if self.written.len() < self.tiles.views().len() {
+            self.written.resize_with(self.tiles.views().len(), Ranges::default);
+        }
         let mut done = 0;
         while done < len {
             let files = self.make(home)?;

@@ -4,7 +4,14 @@ use std::collections::BTreeMap;
 
 /// A set of byte positions as disjoint runs that do not touch.
 #[derive(Clone, Debug, Default)]
-pub struct Ranges(BTreeMap<u64, u64>);
+pub struct Ranges {
+    /// The run to which was added last, if it is not empty: what comes mostly goes on there.
+    last: (u64, u64),
+    /// Where the next run behind it begins; no other begins between.
+    room: u64,
+    /// All other runs.
+    others: BTreeMap<u64, u64>,
+}
 
 impl Ranges {
     /// Adds `from .. to`.
@@ -12,31 +19,52 @@ impl Ranges {
         if from >= to {
             return;
         }
-        if let Some((start, end)) = self.0.range_mut(..=from).next_back()
-            && *end >= from
-        {
-            if *end >= to {
-                return;
-            }
-            // The usual case: what comes goes on where the last one ended.
-            from = *start;
+        let (start, end) = self.last;
+        let fits = start < end && from >= end && to < self.room;
+        if fits && from == end {
+            self.last.1 = to;
+            return;
         }
-        while let Some((start, end)) = self.0.range(from..=to).next_back().map(|(s, e)| (*s, *e)) {
-            self.0.remove(&start);
-            to = to.max(end);
-            from = from.min(start);
+        if start < end {
+            self.others.insert(start, end);
         }
-        self.0.insert(from, to);
+        if fits {
+            self.last = (from, to);
+            return;
+        }
+        while let Some((start, end)) = self.before(to).filter(|(_, end)| *end >= from) {
+            self.others.remove(&start);
+            (from, to) = (from.min(start), to.max(end));
+        }
+        self.last = (from, to);
+        self.room = self.others.range(to..).next().map_or(u64::MAX, |(start, _)| *start);
+    }
+
+    /// The last of the other runs that begins at `at` or before.
+    fn before(&self, at: u64) -> Option<(u64, u64)> {
+        self.others.range(..=at).next_back().map(|(start, end)| (*start, *end))
     }
 
     /// Is any of `from .. to` in it?
     pub fn meets(&self, from: u64, to: u64) -> bool {
-        from < to && self.0.range(..to).next_back().is_some_and(|(_, end)| *end > from)
+        let (start, end) = self.last;
+        if from >= to || start >= end || (from >= end && to <= self.room) {
+            return false;
+        }
+        (from < end && start < to) || self.before(to - 1).is_some_and(|(_, end)| end > from)
     }
 
     /// From the first byte to the end of the last; nothing of an empty set.
     pub fn hull(&self) -> Option<(u64, u64)> {
-        Some((*self.0.first_key_value()?.0, *self.0.last_key_value()?.1))
+        let (start, end) = self.last;
+        let first = self.others.first_key_value().map_or(start, |(first, _)| start.min(*first));
+        let last = self.others.last_key_value().map_or(end, |(_, last)| end.max(*last));
+        (start < end).then_some((first, last))
+    }
+
+    #[cfg(test)]
+    fn runs(&self) -> usize {
+        self.others.len() + usize::from(self.last.0 < self.last.1)
     }
 }
 
@@ -49,9 +77,16 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(3);
         for _ in 0..300 {
             let (mut ranges, mut model) = (Ranges::default(), [false; 200]);
+            let mut at = 0;
             for _ in 0..random.usize(0..30) {
-                let from = random.usize(0..180);
+                // Often where the last one ended, or a little further on.
+                let from = match random.u8(0..4) {
+                    0 => at.min(180),
+                    1 => (at + random.usize(0..9)).min(180),
+                    _ => random.usize(0..180),
+                };
                 let to = from + random.usize(0..20);
+                at = to;
                 ranges.add(from as u64, to as u64);
                 model[from..to].fill(true);
             }
@@ -64,7 +99,7 @@ mod tests {
             let last = model.iter().rposition(|set| *set).map(|at| at as u64 + 1);
             assert_eq!(ranges.hull(), first.zip(last));
             let runs = model.chunk_by(|a, b| a == b).filter(|run| run[0]).count();
-            assert_eq!(ranges.0.len(), runs);
+            assert_eq!(ranges.runs(), runs);
         }
     }
 }

@@ -4,21 +4,48 @@
 use crate::error::Result;
 use crate::hints::Hints;
 use crate::memory::Buffer;
-use tatami_layout::{FoundRun, Index, Piece, View};
+use std::io::IoSliceMut;
+use tatami_layout::{Found, FoundRun, Index, Piece, View};
 
 /// A gap that is read along rather than asked around, bytes.
 const GAP: u64 = 8192;
+
+/// Blocks from here on are read straight to where they belong, many by one call; smaller ones cost the
+/// system more than copying them once more does.
+const DIRECT: u64 = 4096;
+/// Parts of such a call at most, as of IOV_MAX.
+const PARTS: usize = 1024;
 
 /// What is read: pieces, and an index that tells what they hold.
 pub trait Source {
     /// Which piece has which byte.
     fn index(&self) -> &Index;
 
+    /// Goes up with every change of the index.
+    fn built(&self) -> u64;
+
     /// Fills `bytes` with those of a piece from `at` on.
     ///
     /// # Errors
     /// Those of the disk.
     fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
+
+    /// Fills `parts`, one after the other, with the bytes of a piece from `at` on.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn read_parts(
+        &mut self,
+        piece: Piece,
+        parts: &mut [IoSliceMut<'_>],
+        mut at: u64,
+    ) -> Result<()> {
+        for part in parts {
+            self.read(piece, part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
 }
 
 /// The reader of one handle, with its buffers.
@@ -28,6 +55,31 @@ pub struct Reader {
     gap: u64,
     dense: Vec<u8>,
     sieve: Vec<u8>,
+    whole: Option<Whole>,
+}
+
+/// A long run of a stream in one piece: who reads through the view that wrote looks it up once.
+#[derive(Debug)]
+struct Whole {
+    /// Of which index ([`Source::built`]).
+    built: u64,
+    view: View,
+    stream: u64,
+    len: u64,
+    piece: Piece,
+    at: u64,
+}
+
+impl Whole {
+    /// Where the piece has these stream bytes.
+    fn at(&self, world: &impl Source, view: &View, stream: u64, len: u64) -> Option<u64> {
+        let from = stream.checked_sub(self.stream)?;
+        let has = self.built == world.built()
+            && from <= self.len
+            && len <= self.len - from
+            && self.view == *view;
+        has.then(|| self.at + from)
+    }
 }
 
 /// A stretch of a piece and where its bytes go.
@@ -43,7 +95,8 @@ impl Reader {
     /// A reader with nothing in its buffers.
     pub fn new(hints: &Hints) -> Reader {
         let gap = if hints.sieve { GAP } else { 0 };
-        Reader { batch: hints.read_buffer as u64, gap, dense: Vec::new(), sieve: Vec::new() }
+        let (batch, dense, sieve) = (hints.read_buffer as u64, Vec::new(), Vec::new());
+        Reader { batch, gap, dense, sieve, whole: None }
     }
 
     /// Reads what `into` can hold and the file has; bytes read.
@@ -57,6 +110,11 @@ impl Reader {
         stream: u64,
         into: &mut Buffer<'_>,
     ) -> Result<u64> {
+        if self.read_whole(world, view, stream, into)?
+            || self.read_run(world, view, stream, into)?
+        {
+            return Ok(into.len());
+        }
         let visible = view.stream_before(world.index().size()).0;
         let all = into.len().min(visible.saturating_sub(stream));
         let mut from = 0;
@@ -70,15 +128,66 @@ impl Reader {
                 self.fill(world, runs, bytes)?;
             } else {
                 let mut dense = std::mem::take(&mut self.dense);
-                dense.resize(size, 0);
-                let filled = self.fill(world, runs, &mut dense);
-                into.scatter(from, &dense);
+                let filled = self.fill(world, runs, room(&mut dense, size));
+                into.scatter(from, &dense[..size]);
                 self.dense = dense;
                 filled?;
             }
             from += len;
         }
         Ok(from)
+    }
+
+    /// Reads all that `into` can hold, if it is dense and lies in one run of one piece.
+    fn read_whole(
+        &mut self,
+        world: &mut impl Source,
+        view: &View,
+        stream: u64,
+        into: &mut Buffer<'_>,
+    ) -> Result<bool> {
+        let len = into.len();
+        let mut at = self.whole.as_ref().and_then(|whole| whole.at(world, view, stream, len));
+        if at.is_none()
+            && let Some(found) = world.index().lookup_whole(view, stream)
+            && found.len >= len
+            && let Some(piece) = found.piece
+        {
+            let (built, view) = (world.built(), view.clone());
+            let Found { len, at: place, .. } = found;
+            self.whole = Some(Whole { built, view, stream, len, piece, at: place });
+            at = Some(place);
+        }
+        let (Some(at), Some(whole)) = (at, &self.whole) else { return Ok(false) };
+        let Some(bytes) = usize::try_from(len).ok().and_then(|len| into.dense_mut(0, len)) else {
+            return Ok(false);
+        };
+        world.read(whole.piece, bytes, at)?;
+        Ok(true)
+    }
+
+    /// Reads all that `into` can hold, if it is dense and lies in one run of the file and of one piece.
+    fn read_run(
+        &mut self,
+        world: &mut impl Source,
+        view: &View,
+        stream: u64,
+        into: &mut Buffer<'_>,
+    ) -> Result<bool> {
+        let len = into.len();
+        if !view.is_default() || len > self.batch {
+            return Ok(false);
+        }
+        let from = view.offset_of(stream);
+        let found = world.index().lookup_run(from, from.saturating_add(len));
+        let (Some(found), Some(bytes)) = (found, into.dense_mut(0, len as usize)) else {
+            return Ok(false);
+        };
+        match found.piece {
+            Some(piece) => world.read(piece, bytes, found.at)?,
+            None => bytes.fill(0),
+        }
+        Ok(true)
     }
 
     /// Where the next bytes are, and how many: as many as are read at a time, or
@@ -127,7 +236,8 @@ impl Reader {
             let (group, others) = rest.split_at(count);
             // What is read in vain costs less than half of it would, and than asking block by block.
             let is_dense = if self.gap > 0 { data >= (end - first.at) / 2 } else { false };
-            if is_dense && group.iter().any(|run| run.count > 1) {
+            let apart = |run: &FoundRun| run.block >= DIRECT || run.count == 1;
+            if is_dense && !group.iter().all(apart) && group.iter().any(|run| run.count > 1) {
                 self.spread(world, piece, group, end, bytes)?;
             } else {
                 for run in group {
@@ -150,12 +260,12 @@ impl Reader {
         bytes: &mut [u8],
     ) -> Result<()> {
         let start = runs[0].at;
-        self.sieve.resize((end - start) as usize, 0);
-        world.read(piece, &mut self.sieve, start)?;
+        let sieve = room(&mut self.sieve, (end - start) as usize);
+        world.read(piece, sieve, start)?;
         for run in runs {
             let len = run.block as usize;
             for (at, to) in blocks(run) {
-                copy(&self.sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
+                copy(&sieve[(at - start) as usize..][..len], &mut bytes[to..][..len]);
             }
         }
         Ok(())
@@ -168,6 +278,12 @@ impl Reader {
         }
         let mut rest = &wants[..];
         while let Some(first) = rest.first() {
+            let direct = straight(rest);
+            if direct > 1 {
+                Reader::fetch_straight(world, &rest[..direct], bytes)?;
+                rest = &rest[direct..];
+                continue;
+            }
             let (mut end, mut count) = (first.at + first.len, 1);
             for next in &rest[1..] {
                 let near = next.piece == first.piece && next.at <= end.saturating_add(self.gap);
@@ -183,6 +299,19 @@ impl Reader {
         Ok(())
     }
 
+    /// Reads one run of a piece straight to where its parts belong.
+    fn fetch_straight(world: &mut impl Source, wants: &[Want], bytes: &mut [u8]) -> Result<()> {
+        let mut parts = Vec::with_capacity(wants.len());
+        let (mut rest, mut before) = (&mut *bytes, 0);
+        for want in wants {
+            let (part, others) =
+                rest[(want.to - before) as usize..].split_at_mut(want.len as usize);
+            parts.push(IoSliceMut::new(part));
+            (rest, before) = (others, want.to + want.len);
+        }
+        world.read_parts(wants[0].piece, &mut parts, wants[0].at)
+    }
+
     /// Reads one run of a piece and hands its parts out.
     fn fetch(
         &mut self,
@@ -196,14 +325,40 @@ impl Reader {
             let part = &mut bytes[first.to as usize..][..first.len as usize];
             return world.read(first.piece, part, first.at);
         }
-        self.sieve.resize((end - first.at) as usize, 0);
-        world.read(first.piece, &mut self.sieve, first.at)?;
+        let sieve = room(&mut self.sieve, (end - first.at) as usize);
+        world.read(first.piece, sieve, first.at)?;
         for want in wants {
-            let from = &self.sieve[(want.at - first.at) as usize..][..want.len as usize];
+            let from = &sieve[(want.at - first.at) as usize..][..want.len as usize];
             copy(from, &mut bytes[want.to as usize..][..want.len as usize]);
         }
         Ok(())
     }
+}
+
+/// How many of the first of `wants` lie one behind the other in a piece, in the order in which they
+/// are wanted, and are large enough to be read by one call without a buffer.
+fn straight(wants: &[Want]) -> usize {
+    let goes_on = |pair: &[Want]| {
+        let (one, next) = (pair[0], pair[1]);
+        next.piece == one.piece
+            && next.at == one.at + one.len
+            && next.to >= one.to + one.len
+            && next.len >= DIRECT
+    };
+    match wants.first() {
+        Some(first) if first.len >= DIRECT => {
+            1 + wants.windows(2).take(PARTS - 1).take_while(|pair| goes_on(pair)).count()
+        }
+        _ => 0,
+    }
+}
+
+/// The first `len` bytes of a buffer, which grows where it must.
+fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
 }
 
 /// Where the blocks of a run lie in the piece, and where they belong in the request.

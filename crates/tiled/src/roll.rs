@@ -131,18 +131,22 @@ impl Roll {
         Ok(())
     }
 
-    /// Has another rank than `rank` written bytes under the byte view in `from .. to`?
+    /// How often the rank's journal has changed.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
-    pub fn others_wrote(&self, rank: Option<u32>, from: u64, to: u64) -> Result<bool, Errno> {
-        for other in (0..self.of.ranks).filter(|other| Some(*other) != rank) {
-            let (lo, hi) = self.hull(other)?;
-            if lo < to && from < hi {
-                return Ok(true);
-            }
-        }
-        Ok(false)
+    pub fn changes_of(&self, rank: u32) -> Result<u64, Errno> {
+        self.words.load(at(rank))
+    }
+
+    /// Could the rank have written bytes under the byte view in `from .. to`? Between its first and its
+    /// last, it could.
+    ///
+    /// # Errors
+    /// Those of the disk, where the roll is not mapped.
+    pub fn reaches(&self, rank: u32, from: u64, to: u64) -> Result<bool, Errno> {
+        let (lo, hi) = self.hull(rank)?;
+        Ok(lo < to && from < hi)
     }
 
     fn hull(&self, rank: u32) -> Result<(u64, u64), Errno> {

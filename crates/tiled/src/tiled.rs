@@ -79,6 +79,12 @@ impl Home for InContainer<'_> {
     }
 }
 
+impl Writer {
+    fn name(&self) -> Name {
+        Name { open: self.roll.of.open, rank: self.rank }
+    }
+}
+
 /// Rolls of opens that this process has begun and not opened yet: they keep
 /// the lock that says that the open lives.
 static BEGUN: Mutex<Vec<Roll>> = Mutex::new(Vec::new());
@@ -205,41 +211,26 @@ impl Tiled {
             return Ok(self.epoch);
         }
         let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
-        let path = self.path.clone();
-        let generation = self.container.common().generation().context("write", &path)?;
-        let atomic = self.atomic;
+        let path = &self.path;
+        let generation = self.container.common().generation().context("write", path)?;
         self.world.see_opens(generation)?;
-        let may_go_on = match self.writer()?.run {
-            Some((_, at)) if at == generation && !atomic => !self.others_wrote(range)?,
-            _ => false,
+        let writer = self.writer.as_mut();
+        let writer = writer.ok_or_else(|| Error::new("write", path, Errno::BADF))?;
+        let known = writer.run.filter(|(_, at)| *at == generation && !self.atomic);
+        // A write with the stamp of the run's first one must not lose against one that was made before it,
+        // and of which this rank may know, by a message for example. One that nobody could know of is
+        // made at the same time, and MPI leaves open which of the two wins.
+        let run = match known {
+            Some(run) if !self.world.is_overtaken(writer.name(), range, run.0)? => run,
+            _ => (self.container.common().stamp(), generation),
         };
-        let fresh = || self.container.common().stamp();
-        let run = self.writer.as_ref().and_then(|writer| writer.run).filter(|_| may_go_on);
-        let run = run.unwrap_or_else(|| (fresh(), generation));
-        let writer = self.writer()?;
         writer.run = Some(run);
         let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
         if writer.hull != Some(hull) {
-            writer.roll.set_hull(writer.rank, hull).context("write", &path)?;
+            writer.roll.set_hull(writer.rank, hull).context("write", path)?;
             writer.hull = Some(hull);
         }
         Ok(run.0)
-    }
-
-    /// Has anybody else written there under the byte view since the open?
-    fn others_wrote(&mut self, range: (u64, u64)) -> Result<bool> {
-        let path = &self.path;
-        let Some(writer) = &self.writer else { return Ok(false) };
-        let own = (writer.roll.of.open, writer.rank);
-        if writer.roll.others_wrote(Some(own.1), range.0, range.1).context("write", path)? {
-            return Ok(true);
-        }
-        for roll in self.world.opens().filter(|roll| roll.of.open != own.0) {
-            if roll.others_wrote(None, range.0, range.1).context("write", path)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
     }
 
     /// Which parts of a write go over bytes of this rank's piece that are the
@@ -248,9 +239,6 @@ impl Tiled {
         let epoch = self.epoch;
         let by_epoch = !view.is_default() && !self.atomic;
         let piece = &self.writer()?.piece;
-        if !piece.may_have(view, stream, len) {
-            return Ok(vec![(stream, len, None)]);
-        }
         let own = piece.tiles().covered(view, stream, len);
         if own.iter().all(|part| part.at.is_none_or(|(_, stamp)| by_epoch && stamp == epoch)) {
             let plain = own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at)));
@@ -269,6 +257,23 @@ impl Tiled {
         }
         push_part(&mut parts, (at, stream + len - at, None));
         Ok(parts)
+    }
+
+    /// Writes bytes that are new, which are the data from `from` on.
+    fn append(
+        &mut self,
+        view: &View,
+        stream: u64,
+        len: u64,
+        data: &Buffer<'_>,
+        from: u64,
+    ) -> Result<()> {
+        let stamp = self.write_stamp(view, stream, len)?;
+        let Some(writer) = &mut self.writer else {
+            return Err(Error::new("write", &self.path, Errno::BADF));
+        };
+        let home = InContainer { container: &self.container, roll: &writer.roll };
+        writer.piece.append(&home, view, stamp, stream, len, data, from)
     }
 
     fn live(&self) -> Option<&Roll> {
@@ -291,17 +296,14 @@ impl Engine for Tiled {
         if view.offset_of(stream + data.len() - 1) == u64::MAX {
             return Err(Error::new("write", &self.path, Errno::FBIG));
         }
+        if !self.writer()?.piece.may_have(view, stream, data.len()) {
+            return self.append(view, stream, data.len(), data, 0);
+        }
         for (at, len, place) in self.plan(view, stream, data.len())? {
             let from = at - stream;
             match place {
                 Some(place) => self.writer()?.piece.rewrite(place, data, from, len)?,
-                None => {
-                    let stamp = self.write_stamp(view, at, len)?;
-                    let container = self.container.clone();
-                    let Writer { roll, piece, .. } = self.writer()?;
-                    let home = InContainer { container: &container, roll };
-                    piece.append(&home, view, stamp, at, len, data, from)?;
-                }
+                None => self.append(view, at, len, data, from)?,
             }
         }
         Ok(())

@@ -16,11 +16,14 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::sync::Arc;
 use tatami_layout::{BASE, Index, Piece, PieceTiles};
 
 /// How often a look is repeated because the index was replaced meanwhile.
 const TRIES: usize = 100;
+/// Journals of an open that are watched at most.
+const WATCHED_MAX: usize = 256;
 /// Pieces kept open for reading.
 const FILES_MAX: usize = 256;
 
@@ -33,6 +36,16 @@ struct Other {
     /// The changes of each rank now.
     counts: Vec<u64>,
     journals: BTreeMap<u32, journal::Reader>,
+    /// Journals of ranks that write where this one does.
+    watched: BTreeMap<u32, Watched>,
+}
+
+/// A journal that is asked who wrote where.
+#[derive(Debug)]
+struct Watched {
+    journal: journal::Reader,
+    /// The changes that it has told.
+    changes: u64,
 }
 
 /// What this rank itself has written, which nobody needs to tell it.
@@ -60,6 +73,8 @@ pub struct World {
     base: u64,
     names: Vec<Name>,
     index: Index,
+    /// How often the index was built.
+    built: u64,
     files: BTreeMap<Piece, Arc<File>>,
 }
 
@@ -78,6 +93,7 @@ impl World {
             base: 0,
             names: Vec::new(),
             index: Index::new(Vec::new(), Vec::new(), 0),
+            built: 0,
             files: BTreeMap::new(),
         }
     }
@@ -85,6 +101,11 @@ impl World {
     /// Which piece has which byte, as of the last look.
     pub fn index(&self) -> &Index {
         &self.index
+    }
+
+    /// Another number for each [`World::index`] that was another.
+    pub fn built(&self) -> u64 {
+        self.built
     }
 
     /// The index file, as of the last look.
@@ -177,7 +198,8 @@ impl World {
             if let Some(roll) = self.container.roll(open)? {
                 let ranks = roll.of.ranks as usize;
                 let (seen, counts) = (vec![0; ranks], vec![0; ranks]);
-                self.others.push(Other { roll, seen, counts, journals: BTreeMap::new() });
+                let (journals, watched) = (BTreeMap::new(), BTreeMap::new());
+                self.others.push(Other { roll, seen, counts, journals, watched });
             }
         }
         Ok(())
@@ -194,6 +216,34 @@ impl World {
         self.find_opens()?;
         self.opens_seen = Some(generation);
         Ok(())
+    }
+
+    /// Has another rank than `own` written any of the bytes `from .. to` under the byte view, with a stamp of
+    /// `since` or later, and told of it before this call? In doubt, it has.
+    ///
+    /// Ranks whose writes lie on one side of the range are told by their hulls in the roll. Where ranks
+    /// write in turn all hulls meet, and the journals are asked: mapped memory, so that this costs no
+    /// system call. What was written with an older stamp, and all that was published before `since`, is
+    /// older than what is written with the stamp `since` in any case.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn is_overtaken(&mut self, own: Name, range: (u64, u64), since: u64) -> Result<bool> {
+        let container = self.container.clone();
+        let mut own_open = false;
+        for other in &mut self.others {
+            let of = other.roll.of;
+            own_open |= of.open == own.open;
+            for rank in (0..of.ranks).filter(|rank| Name { open: of.open, rank: *rank } != own) {
+                let reaches = other.roll.reaches(rank, range.0, range.1);
+                if reaches.context("write", container.path())?
+                    && other.wrote(&container, rank, range, since)?
+                {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(!own_open)
     }
 
     /// Takes what the journals have that the index has not. Nothing: a journal
@@ -269,6 +319,7 @@ impl World {
         self.names = names;
         self.index = Index::new(pieces, self.published.cuts.clone(), self.base);
         self.own = own.map(|own| (own.name, own.changes));
+        self.built += 1;
     }
 
     /// The file of a piece, for reading.
@@ -299,9 +350,75 @@ impl Source for World {
         &self.index
     }
 
+    fn built(&self) -> u64 {
+        self.built
+    }
+
     fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
         let file = self.file(piece)?;
         read_full(&file, bytes, at).context("read", self.container.path())
+    }
+
+    fn read_parts(
+        &mut self,
+        piece: Piece,
+        mut parts: &mut [IoSliceMut<'_>],
+        mut at: u64,
+    ) -> Result<()> {
+        let file = self.file(piece)?;
+        let read = loop {
+            match rustix::io::preadv(&*file, parts, at) {
+                Ok(n) => break n,
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno).context("read", self.container.path()),
+            }
+        };
+        at += read as u64;
+        // The system may stop in the middle.
+        IoSliceMut::advance_slices(&mut parts, read);
+        for part in parts {
+            self.read(piece, part, at)?;
+            at += part.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+impl Other {
+    /// As [`World::is_overtaken`], for one rank.
+    fn wrote(
+        &mut self,
+        container: &Container,
+        rank: u32,
+        (from, to): (u64, u64),
+        since: u64,
+    ) -> Result<bool> {
+        // Elsewhere asking costs more than another tile.
+        if !self.roll.is_mapped() {
+            return Ok(true);
+        }
+        // The writer counts a change after it is in the journal, and sends messages after that.
+        let changes = self.roll.changes_of(rank).context("write", container.path())?;
+        if changes == 0 {
+            return Ok(false);
+        }
+        let full = self.watched.len() >= WATCHED_MAX;
+        let watched = match self.watched.entry(rank) {
+            std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
+            std::collections::btree_map::Entry::Vacant(_) if full => return Ok(true),
+            std::collections::btree_map::Entry::Vacant(new) => {
+                let name = Name { open: self.roll.of.open, rank };
+                match open_journal(container, name, self.roll.is_here())? {
+                    Some(journal) => new.insert(Watched { journal, changes: 0 }),
+                    None => return Ok(true),
+                }
+            }
+        };
+        if watched.changes != changes {
+            watched.journal.update().context("write", container.path())?;
+            watched.changes = changes;
+        }
+        Ok(watched.journal.wrote(from, to, since))
     }
 }
 

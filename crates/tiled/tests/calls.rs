@@ -38,13 +38,13 @@ fn view(rank: u32) -> View {
 #[test]
 fn child_that_is_watched() {
     let Ok(asked) = std::env::var("TATAMI_TILED_CALLS") else { return };
-    let mut words = asked.splitn(3, ' ');
+    let mut words = asked.splitn(3, ',');
     let (what, n) = (words.next().unwrap(), words.next().unwrap().parse::<u64>().unwrap());
     let files = open(Path::new(words.next().unwrap()));
     let byte = Shape::bytes(1).unwrap();
     let pairs = Shape::resized(0, 16, &Shape::bytes(8).unwrap()).unwrap();
     let mut memory = vec![7u8; LEN * 2];
-    if what != "bytes" {
+    if what != "bytes" && what != "in turn" {
         files.iter().zip(0..).for_each(|(file, rank)| file.set_view(view(rank)));
     }
     for i in 0..n {
@@ -52,6 +52,8 @@ fn child_that_is_watched() {
             let stream = match what {
                 // Explicit offsets, each rank in a region of its own.
                 "bytes" => (rank << 32) + i * LEN as u64,
+                // All ranks in turn, so that each reaches as far as the others.
+                "in turn" => (i * u64::from(RANKS) + rank) * LEN as u64,
                 _ => i * LEN as u64,
             };
             if what == "scattered" {
@@ -88,7 +90,7 @@ fn watch(what: &str, n: u64) -> BTreeMap<String, u64> {
         .arg(&log)
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", "child_that_is_watched", "--test-threads", "1"])
-        .env("TATAMI_TILED_CALLS", format!("{what} {n} {}", dir.path().join("f").display()))
+        .env("TATAMI_TILED_CALLS", format!("{what},{n},{}", dir.path().join("f").display()))
         .output();
     let watched = watched.expect("`make test` installs strace");
     assert!(watched.status.success(), "{watched:?}");
@@ -135,6 +137,11 @@ fn a_write_of_scattered_memory_is_one_call() {
 #[test]
 fn a_write_at_an_explicit_offset_is_one_call() {
     check("bytes", &[("pwrite64", 400)]);
+}
+
+#[test]
+fn a_write_between_those_of_others_is_one_call() {
+    check("in turn", &[("pwrite64", 400)]);
 }
 
 #[test]

@@ -73,6 +73,8 @@ pub(super) struct World {
     base: Option<File>,
     own: Option<(u32, u64)>,
     index: Index,
+    /// How often the index was built.
+    built: u64,
     files: BTreeMap<Piece, DataFile>,
 }
 
@@ -97,6 +99,7 @@ impl World {
             base: None,
             own: None,
             index: Index::new(Vec::new(), Vec::new(), 0),
+            built: 0,
             files: BTreeMap::new(),
         }
     }
@@ -344,6 +347,7 @@ impl World {
             add(own.piece, own.tiles.clone());
         }
         // Cuts have been carried out on what the mount shows.
+        self.built += 1;
         self.index = Index::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
         self.own = own.map(|own| (own.piece, own.changes));
     }
@@ -352,6 +356,10 @@ impl World {
 impl Source for World {
     fn index(&self) -> &Index {
         &self.index
+    }
+
+    fn built(&self) -> u64 {
+        self.built
     }
 
     fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
