@@ -1,0 +1,184 @@
+//! Clients: each slot has one operation under way, and repeats it until it is answered.
+
+use crate::history::Process;
+use crate::network::Time;
+use crate::spec::{Answer, Call, Name};
+use fastrand::Rng;
+use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
+use tatami_wire::{Attr, ClientId, Ino, Kind, Layout, NodeId, READDIR_MAX};
+
+/// How long a client waits before it asks again.
+pub(crate) const PATIENCE: Time = 8_000;
+/// Names in a directory: few, so that clients meet.
+const NAMES: Name = 4;
+
+/// What a client sends.
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub process: Process,
+    pub client: ClientId,
+    pub slot: u32,
+    pub seq: u64,
+    /// Over which of the process's connections, one after the other.
+    pub connection: u64,
+    pub op: MetaOp,
+}
+
+/// What the daemon sends back.
+#[derive(Clone, Debug)]
+pub(crate) struct Reply {
+    pub process: Process,
+    pub seq: u64,
+    pub connection: u64,
+    pub result: MetaResult,
+}
+
+/// One slot of a client: somebody who asks one thing after the other.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub process: Process,
+    pub client: ClientId,
+    pub number: u32,
+    /// Of the operation under way, or the last one.
+    pub seq: u64,
+    /// Goes up with every request that is sent again. What comes over an earlier connection is not
+    /// heard: the answer to a request that failed is not kept when the daemon dies, so that the same
+    /// request may be answered otherwise by the next one.
+    pub connection: u64,
+    pub pending: Option<Call>,
+    /// Operations still to be done.
+    pub left: u32,
+}
+
+impl Slot {
+    /// The request under way, to be sent for the first time or again.
+    pub fn request(&self) -> Option<Request> {
+        let op = operation(self.pending.as_ref()?);
+        let Slot { process, client, number, seq, connection, .. } = *self;
+        Some(Request { process, client, slot: number, seq, connection, op })
+    }
+}
+
+fn bytes(name: Name) -> Bytes {
+    Bytes::from(format!("n{name}").into_bytes())
+}
+
+fn operation(call: &Call) -> MetaOp {
+    match call {
+        Call::Create { dir, name, is_dir } => MetaOp::Create {
+            parent: *dir,
+            name: bytes(*name),
+            node: match is_dir {
+                true => NewNode::Dir,
+                false => NewNode::File(Layout::Whole { node: NodeId(0) }),
+            },
+            mode: 0o755,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        },
+        Call::Lookup { dir, name } => MetaOp::Lookup { parent: *dir, name: bytes(*name) },
+        Call::GetAttr { ino } => MetaOp::GetAttr { ino: *ino },
+        Call::Unlink { dir, name } => {
+            MetaOp::Unlink { parent: *dir, name: bytes(*name), keep: false }
+        }
+        Call::Rmdir { dir, name } => {
+            MetaOp::Rmdir { parent: *dir, name: bytes(*name), keep: false }
+        }
+        Call::Rename { from, to, mode } => MetaOp::Rename {
+            parent: from.0,
+            name: bytes(from.1),
+            new_parent: to.0,
+            new_name: bytes(to.1),
+            mode: *mode,
+            keep: false,
+        },
+        Call::Link { ino, dir, name } => {
+            MetaOp::Link { ino: *ino, parent: *dir, name: bytes(*name) }
+        }
+        Call::List { dir } => {
+            MetaOp::ReadDir { dir: *dir, after: 0, limit: READDIR_MAX, plus: false }
+        }
+    }
+}
+
+/// The shard's answer in the words of the specification; nothing for one that makes no sense.
+pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
+    let node = |attr: &Attr| Answer::Node {
+        ino: attr.ino,
+        links: attr.nlink,
+        is_dir: attr.kind == Kind::Dir,
+    };
+    Some(match result {
+        Err(errno) => Answer::Failed(*errno),
+        Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => node(attr),
+        Ok(MetaReply::Removed { ino, last }) => Answer::Removed { ino: *ino, last: *last },
+        Ok(MetaReply::Entries { entries, end: true, .. }) => {
+            let known = entries.iter().map(|entry| {
+                let number = entry.name.strip_prefix(b"n")?;
+                Some((std::str::from_utf8(number).ok()?.parse().ok()?, entry.ino))
+            });
+            Answer::Names(known.collect::<Option<_>>()?)
+        }
+        Ok(_) => return None,
+    })
+}
+
+/// Inodes of which somebody has heard. Clients tell each other, past the network.
+#[derive(Debug)]
+pub(crate) struct Known {
+    dirs: Vec<Ino>,
+    files: Vec<Ino>,
+}
+
+impl Known {
+    pub fn new() -> Known {
+        Known { dirs: vec![Ino::ROOT], files: Vec::new() }
+    }
+
+    /// Notes what an answer tells.
+    pub fn learn(&mut self, answer: &Answer) {
+        if let Answer::Node { ino, is_dir, .. } = answer {
+            let list = if *is_dir { &mut self.dirs } else { &mut self.files };
+            if !list.contains(ino) {
+                list.push(*ino);
+            }
+        }
+    }
+
+    /// Half of the time one of the newest, which are more likely to be there still.
+    fn choose(rng: &mut Rng, list: &[Ino]) -> Ino {
+        let from = if rng.bool() { list.len().saturating_sub(4) } else { 0 };
+        list.get(rng.usize(from..list.len().max(from + 1))).copied().unwrap_or(Ino::ROOT)
+    }
+
+    fn dir(&self, rng: &mut Rng) -> Ino {
+        if rng.u32(..3) == 0 { Ino::ROOT } else { Known::choose(rng, &self.dirs) }
+    }
+
+    /// Something to do.
+    pub fn call(&self, rng: &mut Rng) -> Call {
+        let (dir, name) = (self.dir(rng), rng.u8(..NAMES));
+        match rng.u32(..100) {
+            0..14 => Call::Create { dir, name, is_dir: false },
+            14..34 => Call::Create { dir, name, is_dir: true },
+            34..40 => Call::Unlink { dir, name },
+            40..46 => Call::Rmdir { dir, name },
+            46..72 => {
+                let to = (self.dir(rng), rng.u8(..NAMES));
+                let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
+                Call::Rename { from: (dir, name), to, mode: modes[rng.usize(..modes.len())] }
+            }
+            72..80 => {
+                let all = if rng.u32(..8) == 0 { &self.dirs } else { &self.files };
+                Call::Link { ino: Known::choose(rng, all), dir, name }
+            }
+            80..88 => Call::Lookup { dir, name },
+            88..93 => {
+                let all = if rng.bool() { &self.dirs } else { &self.files };
+                Call::GetAttr { ino: Known::choose(rng, all) }
+            }
+            _ => Call::List { dir },
+        }
+    }
+}

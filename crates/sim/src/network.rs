@@ -1,0 +1,102 @@
+//! Messages under way, and everything else that happens at a moment of its own.
+
+use fastrand::Rng;
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Virtual time, in microseconds since the run began.
+pub(crate) type Time = u64;
+
+/// How a network treats messages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Manners {
+    /// Longest delay of a message.
+    pub delay: Time,
+    /// Of a hundred messages so many are lost …
+    pub lost: u32,
+    /// … and so many arrive twice.
+    pub repeated: u32,
+}
+
+impl Manners {
+    /// What it is like while there are faults.
+    pub const BAD: Manners = Manners { delay: 5_000, lost: 10, repeated: 15 };
+    /// What it is like afterwards.
+    pub const GOOD: Manners = Manners { delay: 100, lost: 0, repeated: 0 };
+}
+
+/// Events in the order of their time; those of one moment in the order in which they were planned.
+#[derive(Debug)]
+pub(crate) struct Agenda<E> {
+    now: Time,
+    planned: u64,
+    heap: BinaryHeap<Reverse<(Time, u64)>>,
+    events: std::collections::BTreeMap<u64, E>,
+}
+
+impl<E> Agenda<E> {
+    pub fn new() -> Agenda<E> {
+        Agenda { now: 0, planned: 0, heap: BinaryHeap::new(), events: Default::default() }
+    }
+
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// Plans an event.
+    pub fn after(&mut self, delay: Time, event: E) {
+        self.planned += 1;
+        self.heap.push(Reverse((self.now + delay, self.planned)));
+        self.events.insert(self.planned, event);
+    }
+
+    /// The next event; time goes on to its moment.
+    pub fn next(&mut self) -> Option<E> {
+        let Reverse((time, number)) = self.heap.pop()?;
+        self.now = time;
+        self.events.remove(&number)
+    }
+}
+
+impl<E: Clone> Agenda<E> {
+    /// Sends a message: it arrives once, twice, or never.
+    pub fn send(&mut self, rng: &mut Rng, manners: Manners, message: E) {
+        if rng.u32(..100) < manners.lost {
+            return;
+        }
+        if rng.u32(..100) < manners.repeated {
+            self.after(1 + rng.u64(..manners.delay), message.clone());
+        }
+        self.after(1 + rng.u64(..manners.delay), message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_come_in_the_order_of_their_time_and_ties_in_that_of_planning() {
+        let mut agenda = Agenda::new();
+        for (delay, event) in [(5, 'c'), (1, 'a'), (5, 'd'), (2, 'b')] {
+            agenda.after(delay, event);
+        }
+        let order: String = std::iter::from_fn(|| agenda.next()).collect();
+        assert_eq!((order.as_str(), agenda.now()), ("abcd", 5));
+    }
+
+    #[test]
+    fn messages_are_lost_and_repeated_as_told() {
+        let mut rng = Rng::with_seed(1);
+        let mut count = |lost, repeated| {
+            let mut agenda = Agenda::new();
+            for i in 0..1000 {
+                agenda.send(&mut rng, Manners { delay: 10, lost, repeated }, i);
+            }
+            std::iter::from_fn(|| agenda.next()).count()
+        };
+        assert_eq!(count(0, 0), 1000);
+        assert_eq!(count(100, 50), 0);
+        assert_eq!(count(0, 100), 2000);
+    }
+}

@@ -1,0 +1,39 @@
+//! The namespace under simulated faults: the same seeds each time, and more of them the larger the scale.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use tatami_sim::{Options, run};
+use tatami_tests::seed::scaled;
+
+/// Runs the worlds with the numbers below `count`, on all processors.
+fn pass(count: u64, world: impl Fn(u64) -> Options + Sync) {
+    let next = AtomicU64::new(0);
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= count {
+                return;
+            }
+            if let Err(what) = run(world(seed)) {
+                panic!("{what}");
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+}
+
+#[test]
+fn small_worlds_keep_what_a_namespace_promises() {
+    pass(scaled(4000), Options::new);
+}
+
+/// The same for longer, with as many at work at the same time as the checker can follow.
+#[test]
+fn long_lives_keep_what_a_namespace_promises() {
+    let world =
+        |seed| Options { clients: 4, slots: 1, operations: 30, ..Options::new(1 << 32 | seed) };
+    pass(scaled(500), world);
+}
