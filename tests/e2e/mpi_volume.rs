@@ -175,13 +175,7 @@ fn missing(file: &Path, log: &Path, ranks: u64) -> Result<(), String> {
 }
 
 /// Runs `endless` with a log in `dir`; returns when all ranks have written some blocks.
-fn endless(
-    cluster: &Cluster,
-    mpi: &str,
-    ranks: u64,
-    log: &Path,
-    arguments: [&str; 4],
-) -> Child {
+fn endless(cluster: &Cluster, mpi: &str, ranks: u64, log: &Path, arguments: [&str; 4]) -> Child {
     for rank in 0..ranks {
         let _ = fs::remove_file(log.with_extension(rank.to_string()));
     }

@@ -10,9 +10,12 @@ use tatami_layout::{Found, FoundRun, Index, Piece, View};
 /// A gap that is read along rather than asked around, bytes.
 const GAP: u64 = 8192;
 
-/// Blocks from here on are read straight to where they belong, many by one call; smaller ones cost the
-/// system more than copying them once more does.
-const DIRECT: u64 = 4096;
+/// Blocks from here on are read straight to where they belong, many by one call. That takes about half the
+/// CPU time of reading them into a buffer and copying them from there, for 256 bytes as for 2 KiB; smaller ones would
+/// need too many calls.
+const DIRECT: u64 = 256;
+/// Bytes that are read at a time for scattered memory.
+const SCATTER: u64 = 256 << 10;
 /// Parts of such a call at most, as of IOV_MAX.
 const PARTS: usize = 1024;
 
@@ -126,6 +129,11 @@ impl Reader {
             let size = len as usize;
             if let Some(bytes) = into.dense_mut(from, size) {
                 self.fill(world, runs, bytes)?;
+            } else if let [run] = runs[..]
+                && run.count == 1
+                && let Some(piece) = run.piece
+            {
+                self.scatter(world, (piece, run.at, len), from, into)?;
             } else {
                 let mut dense = std::mem::take(&mut self.dense);
                 let filled = self.fill(world, runs, room(&mut dense, size));
@@ -192,7 +200,13 @@ impl Reader {
 
     /// Where the next bytes are, and how many: as many as are read at a time, or
     /// more where they lie one behind the other.
-    fn find(&self, world: &impl Source, view: &View, stream: u64, len: u64) -> (Vec<FoundRun>, u64) {
+    fn find(
+        &self,
+        world: &impl Source,
+        view: &View,
+        stream: u64,
+        len: u64,
+    ) -> (Vec<FoundRun>, u64) {
         let part = len.min(self.batch);
         let mut runs = world.index().lookup_runs(view, stream, part);
         let mut done: u64 = runs.iter().map(|run| run.block * run.count).sum();
@@ -212,7 +226,31 @@ impl Reader {
         (runs, done)
     }
 
-    fn fill(&mut self, world: &mut impl Source, mut runs: Vec<FoundRun>, bytes: &mut [u8]) -> Result<()> {
+    /// Reads a run of a piece into scattered memory, by parts that stay in the processor's cache.
+    fn scatter(
+        &mut self,
+        world: &mut impl Source,
+        (piece, at, len): (Piece, u64, u64),
+        from: u64,
+        into: &mut Buffer<'_>,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < len {
+            let part = (len - done).min(SCATTER);
+            let dense = room(&mut self.dense, part as usize);
+            world.read(piece, dense, at + done)?;
+            into.scatter(from + done, dense);
+            done += part;
+        }
+        Ok(())
+    }
+
+    fn fill(
+        &mut self,
+        world: &mut impl Source,
+        mut runs: Vec<FoundRun>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
         runs.sort_unstable_by_key(|run| (run.piece, run.at));
         let mut wants = Vec::new();
         let mut rest = &runs[..];
@@ -272,7 +310,12 @@ impl Reader {
     }
 
     /// Reads what lies near to each other together.
-    fn fetch_all(&mut self, world: &mut impl Source, wants: &mut [Want], bytes: &mut [u8]) -> Result<()> {
+    fn fetch_all(
+        &mut self,
+        world: &mut impl Source,
+        wants: &mut [Want],
+        bytes: &mut [u8],
+    ) -> Result<()> {
         if !wants.is_sorted_by_key(|want| (want.piece, want.at)) {
             wants.sort_unstable_by_key(|want| (want.piece, want.at));
         }

@@ -30,6 +30,36 @@ fn figure(
     Figure::new(name, "MiB/s", against, (Better::Higher, goal), &runs)
 }
 
+/// What a run takes beside its bytes, and how fast its calls alone are; without goals.
+fn apart(
+    name: &str,
+    outcome: &Outcome,
+    (ours, theirs): (usize, usize),
+    against: &str,
+) -> Vec<Figure> {
+    let values: [(&str, &str, Value); 5] = [
+        ("open for writing", "ms", |s| s.seconds.open * 1e3),
+        ("close after writing", "ms", |s| s.seconds.close * 1e3),
+        ("open for reading", "ms", |s| s.seconds.reopen * 1e3),
+        ("writing calls alone, CPU", "s/GiB", |s| per_gib(s.cpu.write, s)),
+        ("reading calls alone, CPU", "s/GiB", |s| per_gib(s.cpu.read, s)),
+    ];
+    let figure = |(what, unit, value): (&str, &str, Value)| {
+        let runs = Runs {
+            ours: outcome.values(ours, value),
+            floor: outcome.values(theirs, value),
+            stolen: outcome.stolen,
+        };
+        Figure::new(format!("{name}, {what}"), unit, against, (Better::Lower, None), &runs)
+    };
+    values.into_iter().map(figure).collect()
+}
+
+fn per_gib(seconds: f64, sample: &Sample) -> f64 {
+    seconds * f64::from(1 << 30) / sample.bytes as f64
+}
+
+const EACH: &str = "a file per process, MPI-IO";
 const SHARED: [&str; 2] =
     ["independent calls on one plain file", "collective calls on one plain file"];
 
@@ -53,15 +83,31 @@ pub fn ior(s: &Session) -> Result<Vec<Figure>, BenchError> {
         let outcome = s.hold(&sides)?;
         for (what, value) in [("write", Sample::write_rate as Value), ("read", Sample::read_rate)] {
             let name = format!("{mpi} ior strided {what} {size}");
-            let each = "a file per process, MPI-IO";
-            figures.push(figure(name.clone(), (&outcome, 0, 1), value, each, Some(0.95)));
+            figures.push(figure(name.clone(), (&outcome, 0, 1), value, EACH, Some(0.95)));
             let best = outcome.best(&[2, 3], value);
             let goal = (what == "write").then_some(2.0);
             let name = format!("{name}, shared");
             figures.push(figure(name, (&outcome, 0, best), value, SHARED[best - 2], goal));
         }
+        figures.extend(apart(&format!("{mpi} ior strided {size}"), &outcome, (0, 1), EACH));
     }
+    figures.extend(large(s)?);
     Ok(figures)
+}
+
+/// So many bytes that opening and closing count for little.
+fn large(s: &Session) -> Result<Vec<Figure>, BenchError> {
+    let segments = if s.quick { 32 } else { 8192 };
+    let line = format!("--view --block 64k --transfer 64k --segments {segments}");
+    let work = Workload::new("ior", &line);
+    let places = [&s.places.layer, &s.places.each];
+    let outcome = s.hold(&places.map(|place| side(place, &work, s.ranks)))?;
+    let values = [("write", Sample::write_rate as Value), ("read", Sample::read_rate)];
+    let figure = |(what, value): (&str, Value)| {
+        let name = format!("{} ior strided {what} 64k, 2 GiB", s.mpi.name());
+        figure(name, (&outcome, 0, 1), value, EACH, None)
+    };
+    Ok(values.into_iter().map(figure).collect())
 }
 
 /// HPIO's patterns: small regions, and whether the space between them matters.

@@ -114,7 +114,13 @@ impl Native {
     ///
     /// # Errors
     /// As for open(2); `ESTALE` where the path is another file by now, or the open is over.
-    pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: &Token) -> Result<Native> {
+    pub fn open(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Native> {
         let session = Session::of(path)?;
         let ino = Ino(token.id);
         let held = match flags.writes() {
@@ -376,7 +382,13 @@ impl Known {
 }
 
 impl Writer {
-    fn new(held: Held, volume: &Volume, world: &mut World, rank: u32, token: &Token) -> Result<Writer> {
+    fn new(
+        held: Held,
+        volume: &Volume,
+        world: &mut World,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Writer> {
         let path = &volume.path;
         let (roll, slot, slots) = world.take_seats(token)?;
         let file = volume.local(Piece::bytes_of(roll), true)?;

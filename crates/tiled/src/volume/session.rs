@@ -68,9 +68,9 @@ impl Session {
         })?;
         let process = std::process::id();
         let mut sessions = SESSIONS.lock();
-        let known = sessions.iter().find(|(of, dir, node, _)| {
-            *of == process && *dir == home.dir && *node == home.node
-        });
+        let known = sessions
+            .iter()
+            .find(|(of, dir, node, _)| *of == process && *dir == home.dir && *node == home.node);
         if let Some((.., session)) = known {
             return Ok(session.clone());
         }
