@@ -1,12 +1,15 @@
 //! The shared file pointer of an open: one number that all its ranks share.
 //!
 //! Where all ranks run on one machine it is a word of a mapped file, changed by
-//! one atomic addition; elsewhere a file that is locked (flock) meanwhile.
+//! one atomic addition; elsewhere a file that is locked (flock) meanwhile, or
+//! whose turn is taken where a lock may be known to one machine alone.
 
 use crate::error::{Context, Result};
 use crate::machine;
+use crate::reach;
 use crate::shared::Words;
 use crate::token::Token;
+use crate::turn::Turns;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
@@ -19,6 +22,7 @@ const LEN: u64 = 4096;
 pub struct Pointer {
     words: Words,
     path: PathBuf,
+    turns: Option<Turns>,
 }
 
 /// Where no file can be made beside the data.
@@ -46,13 +50,26 @@ impl Pointer {
             other => (other.context("open the shared pointer", path)?, path.to_path_buf()),
         };
         let reserved = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN);
-        let mapped = here && reserved.is_ok();
+        let reach = reach::of(&file);
+        let mapped = here && reach.maps && reserved.is_ok();
         if reserved.is_err() {
             // Sets the length alone, so that what another rank has stored stays.
             file.set_len(LEN).context("make the shared pointer", &path)?;
         }
         let words = Words::new(file, mapped, true).context("open the shared pointer", &path)?;
-        Ok(Pointer { words, path })
+        let turns = match reach.remote && !words.is_mapped() {
+            true => Some(Turns::of(&path).context("open the shared pointer", &path)?),
+            false => None,
+        };
+        Ok(Pointer { words, path, turns })
+    }
+
+    fn update(&self, change: impl Fn(u64) -> u64) -> std::result::Result<u64, Errno> {
+        let Some(turns) = &self.turns else { return self.words.update(0, change) };
+        let _turn = turns.take()?;
+        let old = self.words.load(0)?;
+        self.words.store(0, change(old))?;
+        Ok(old)
     }
 
     /// Adds to it; returns what it was.
@@ -61,7 +78,7 @@ impl Pointer {
     /// `EOVERFLOW`; those of the disk.
     pub fn add(&self, delta: i64) -> Result<i64> {
         let add = |old: u64| (old as i64).checked_add(delta).map_or(old, |new| new as u64);
-        let old = self.words.update(0, add).context("move the shared pointer of", &self.path)?;
+        let old = self.update(add).context("move the shared pointer of", &self.path)?;
         match (old as i64).checked_add(delta) {
             Some(_) => Ok(old as i64),
             None => Err(Errno::OVERFLOW).context("move the shared pointer of", &self.path),
@@ -73,7 +90,7 @@ impl Pointer {
     /// # Errors
     /// Those of the disk.
     pub fn set(&self, value: i64) -> Result<()> {
-        let set = self.words.update(0, |_| value as u64);
+        let set = self.update(|_| value as u64);
         set.context("set the shared pointer of", &self.path).map(|_| ())
     }
 }
