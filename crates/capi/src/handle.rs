@@ -75,9 +75,10 @@ pub unsafe extern "C" fn tio_claims(
 pub unsafe extern "C" fn tio_node(path: *const c_char, node: *mut u32) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        unsafe { text::path(path) }?;
+        let path = place::without_prefix(unsafe { text::path(path) }?).0;
+        let number = tatami_tiled::volume::node_of(path).unwrap_or_else(machine::id);
         // SAFETY: the caller's.
-        unsafe { put(node, machine::id()) }
+        unsafe { put(node, number) }
     })
 }
 
@@ -96,10 +97,10 @@ pub unsafe extern "C" fn tio_begin(
     status(|| {
         // SAFETY: the caller's.
         let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
-        let machine = match nodes.is_null() {
-            true => machine::id(),
+        let nodes: &[u32] = match nodes.is_null() {
+            true => &[],
             // SAFETY: the caller's: a number for each rank.
-            false => same(unsafe { std::slice::from_raw_parts(nodes, ranks as usize) }),
+            false => unsafe { std::slice::from_raw_parts(nodes, ranks as usize) },
         };
         let begin = Begin {
             path,
@@ -108,7 +109,8 @@ pub unsafe extern "C" fn tio_begin(
             hints: &hints,
             environment: &Environment::read(),
             ranks,
-            machine,
+            machine: same(path, nodes),
+            nodes,
         };
         // SAFETY: the caller's.
         let room = unsafe { token_len.as_ref() }.copied().unwrap_or(0);
@@ -123,10 +125,15 @@ pub unsafe extern "C" fn tio_begin(
     })
 }
 
-/// This machine, if all ranks are on it.
-fn same(nodes: &[u32]) -> u32 {
+/// This machine, if all ranks are on it. Ranks with one mount of a volume are.
+fn same(path: &Path, nodes: &[u32]) -> u32 {
     let here = machine::id();
-    if nodes.iter().all(|node| *node == here) { here } else { 0 }
+    let Some(first) = nodes.first().copied() else { return here };
+    let is_here = || {
+        let own = tatami_tiled::volume::node_of(place::without_prefix(path).0);
+        first == own.unwrap_or(here)
+    };
+    if nodes.iter().all(|node| *node == first) && is_here() { here } else { 0 }
 }
 
 /// See the header.

@@ -18,7 +18,6 @@ mod listing;
 mod log;
 mod manual;
 mod mount_cmd;
-mod mountinfo;
 mod mounts;
 mod mpi_cmd;
 mod node_cmd;
@@ -36,6 +35,7 @@ use args::{Cli, Command};
 use clap::Parser;
 use error::{Exit, Outcome};
 use std::process::ExitCode;
+use tatami_cluster::mountinfo;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

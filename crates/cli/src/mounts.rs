@@ -12,9 +12,10 @@ use crate::process::{Record, Running};
 use crate::users;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tatami_cluster::mounted::places;
 use tatami_mount::UnmountError;
 
 /// Longest wait for a mount process to end once nothing is mounted: it hands
@@ -34,24 +35,6 @@ pub struct MountRecord {
     pub node: u16,
     /// The process that serves it.
     pub process: Record,
-}
-
-/// Where records lie by path: the superuser's, and those of this user.
-fn places() -> Vec<PathBuf> {
-    let uid = rustix::process::geteuid();
-    let own = PathBuf::from(format!("/tmp/tatami-{}", uid.as_raw()));
-    let mut places = vec![PathBuf::from("/run/tatami"), own];
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
-    if let Some(dir) = runtime.filter(|d| d.is_absolute() && !uid.is_root()) {
-        places.insert(1, dir.join("tatami"));
-    }
-    // In a directory that others write to, anybody can make one of that name.
-    places.retain(|place| {
-        place.symlink_metadata().map_or(true, |m| {
-            m.is_dir() && (m.uid() == uid.as_raw() || m.uid() == 0) && m.mode() & 0o022 == 0
-        })
-    });
-    places
 }
 
 /// Where the records of a volume lie.

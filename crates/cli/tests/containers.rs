@@ -36,6 +36,7 @@ fn job(path: &Path, dies: bool) {
         environment: &environment,
         ranks: RANKS,
         machine,
+        nodes: &[],
     })
     .unwrap();
     let byte = Shape::bytes(1).unwrap();

@@ -143,12 +143,28 @@ impl Client {
     /// Those of the shard; `EIO` for tiles that do not read, `EBUSY` where they change
     /// all the time.
     pub fn tiles(&self, ino: Ino) -> Result<Tiles, Errno> {
+        self.raw_tiles(ino).and_then(Tiles::of)
+    }
+
+    /// The same as the shard keeps it: pieces with encoded tiles, and cuts.
+    ///
+    /// # Errors
+    /// Those of the shard; `EBUSY` where they change all the time.
+    pub fn raw_tiles(&self, ino: Ino) -> Result<Page, Errno> {
         for _ in 0..ATTEMPTS {
             if let Some(page) = self.all_pages(ino)? {
-                return Tiles::of(page);
+                return Ok(page);
             }
         }
         Err(Errno::EBUSY)
+    }
+
+    /// Goes up with every change of a file's pieces, tiles and cuts.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub fn tiles_version(&self, ino: Ino) -> Result<u64, Errno> {
+        Ok(self.tiles_page(ino, 0, 1)?.version)
     }
 
     /// Makes pieces of a file that is, or could be, open for writing by `cred`: on each of the

@@ -8,6 +8,8 @@
 pub mod atomic;
 mod data_dir;
 mod key_file;
+pub mod mounted;
+pub mod mountinfo;
 mod volume;
 
 pub use data_dir::{DATA_FORMAT, DataDir, DataDirError};

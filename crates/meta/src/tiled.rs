@@ -119,8 +119,17 @@ pub(crate) fn publish<S: Store>(
     if let Some(base) = base {
         (tiled.base_size, tiled.base_blocks) = (base.size, base.blocks);
     }
+    // Without pieces it is its base, unless it was made longer than that.
+    let whole = tiled.pieces == 0 && tiled.size() == tiled.base_size;
+    if whole {
+        tiled.cuts.clear();
+        tiled.end = 0;
+    }
     put(txn, ino, &tiled);
     let inode = txn.edit(ino)?;
+    if whole {
+        inode.layout = Layout::Whole { node: old.layout.node() };
+    }
     (inode.size, inode.blocks) = (tiled.size(), tiled.storage());
     inode.ctime = inode.ctime.moved_to(now);
     inode.mtime = base.map_or(inode.ctime, |base| base.mtime);
@@ -164,16 +173,24 @@ fn publish_part<S: Store>(
         return Err(Errno::EINVAL.into());
     }
     tiled.stamp = tiled.stamp.max(latest);
-    tiled.blocks = tiled.blocks.saturating_sub(old.blocks).saturating_add(part.blocks);
+    tiled.blocks = tiled.blocks.saturating_sub(old.blocks);
+    let before = end_of_encoded(&old.tiles, &tiled.cuts)?;
     let writer = old.writer.filter(|_| !part.close);
     if writer.is_none() {
         tiled.open = tiled.open.saturating_sub(1);
         drop_object(txn, old.node, ino, Piece::journal_of(part.piece));
+        // Nobody wrote to it.
+        if tiles.tiles().is_empty() {
+            drop_object(txn, old.node, ino, Piece::bytes_of(part.piece));
+            txn.delete(key);
+            tiled.pieces = tiled.pieces.saturating_sub(1);
+            return Ok((before, 0));
+        }
     }
+    tiled.blocks = tiled.blocks.saturating_add(part.blocks);
     let record =
         PieceRecord { node: old.node, writer, blocks: part.blocks, tiles: part.tiles.to_vec() };
     txn.put(key, record.encode());
-    let before = end_of_encoded(&old.tiles, &tiled.cuts)?;
     let end = end_of(tiles, &tiled.cuts).map_err(|_| Errno::EFBIG)?;
     Ok((before, end))
 }

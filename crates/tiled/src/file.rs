@@ -12,6 +12,7 @@ use crate::pointer::{self, Pointer};
 use crate::roll::Open;
 use crate::tiled::{self, Tiled};
 use crate::token::{Kind, Token};
+use crate::volume::{self, Native};
 use crate::wholelock::WholeLock;
 use crate::{machine, marker};
 use parking_lot::Mutex;
@@ -37,6 +38,9 @@ pub struct Begin<'a> {
     pub ranks: u32,
     /// The machine of all of them, 0 if there are several.
     pub machine: u32,
+    /// For each, the number of its node of the volume on a mount of which the path
+    /// lies, from 1. Empty where all are on this one.
+    pub nodes: &'a [u32],
 }
 
 /// Begins an open: makes the file where that is asked for, checks that it can
@@ -57,6 +61,8 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         ranks: open.ranks,
         machine: open.machine,
         id,
+        first: 0,
+        nodes: 0,
     };
     let container = |real: &Path, exists: bool| {
         let of = Open { open: number, ranks: open.ranks, machine: open.machine };
@@ -74,6 +80,7 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
                     plain::begin(&real, open.flags, open.mode)?;
                     Ok(token(Kind::Plain, 0, machine::now()))
                 }
+                Claim::Volume(real) => volume::begin(open, &real, number),
                 Claim::Container(real) => container(&real, true),
                 Claim::NewContainer(real) => container(&real, false),
             };
@@ -142,6 +149,7 @@ impl File {
         let engine: Box<dyn Engine> = match token.kind {
             Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
             Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
+            Kind::Volume => Box::new(Native::open(&real, flags, hints, rank, &token)?),
         };
         Ok(File {
             path: real,
@@ -320,8 +328,13 @@ impl File {
         if let Some(lock) = self.lock.get() {
             return Ok(lock);
         }
+        if self.token.kind == Kind::Volume && self.token.nodes > 1 {
+            let lock =
+                WholeLock::across(&self.path, format!("user.tatami.a{:016x}", self.token.open));
+            return Ok(self.lock.get_or_init(|| lock));
+        }
         let path = match self.token.kind {
-            Kind::Plain => self.path.clone(),
+            Kind::Plain | Kind::Volume => self.path.clone(),
             Kind::Container => self.path.join(marker::ATOMIC),
         };
         let file = std::fs::OpenOptions::new()
@@ -363,12 +376,13 @@ impl File {
     fn pointer_path(&self) -> PathBuf {
         match self.token.kind {
             Kind::Plain => self.token.pointer_beside(&self.path),
+            Kind::Volume => self.path.clone(),
             Kind::Container => self.path.join(marker::pointer(self.token.open)),
         }
     }
 
     /// The hints in force, as lines `key=value`.
     pub fn hint_lines(&self) -> String {
-        self.hints.lines(self.token.kind == Kind::Container)
+        self.hints.lines(self.token.kind)
     }
 }

@@ -1,5 +1,6 @@
 //! Hints of an open and the environment, read once.
 
+use crate::token::Kind;
 use std::path::PathBuf;
 
 /// What a caller may ask for. Unknown keys and values without a meaning are
@@ -8,6 +9,8 @@ use std::path::PathBuf;
 pub struct Hints {
     /// `tatami_container`: should a new file be a container?
     pub container: Option<bool>,
+    /// `tatami_tiled`: should a file on a mount of a volume get pieces of its own?
+    pub tiled: Option<bool>,
     /// `tatami_plain`: should an ordinary file be taken, too?
     pub plain: Option<bool>,
     /// `ind_rd_buffer_size`: bytes read at a time where a request is scattered, 4 KiB to 1 GiB.
@@ -20,7 +23,7 @@ const READ_BUFFER: usize = 4 << 20;
 
 impl Default for Hints {
     fn default() -> Hints {
-        Hints { container: None, plain: None, read_buffer: READ_BUFFER, sieve: true }
+        Hints { container: None, tiled: None, plain: None, read_buffer: READ_BUFFER, sieve: true }
     }
 }
 
@@ -32,6 +35,7 @@ impl Hints {
             let value = value.trim();
             match key {
                 "tatami_container" => hints.container = truth(value).or(hints.container),
+                "tatami_tiled" => hints.tiled = truth(value).or(hints.tiled),
                 "tatami_plain" => hints.plain = truth(value).or(hints.plain),
                 "ind_rd_buffer_size" => {
                     if let Ok(bytes) = value.parse::<usize>() {
@@ -46,10 +50,12 @@ impl Hints {
     }
 
     /// The hints in force, as lines `key=value`.
-    pub fn lines(&self, container: bool) -> String {
+    pub fn lines(&self, kind: Kind) -> String {
         format!(
-            "tatami_container={container}\ntatami_plain={}\nind_rd_buffer_size={}\nromio_ds_read={}\n",
-            !container,
+            "tatami_container={}\ntatami_tiled={}\ntatami_plain={}\nind_rd_buffer_size={}\nromio_ds_read={}\n",
+            kind == Kind::Container,
+            kind == Kind::Volume,
+            kind == Kind::Plain,
             self.read_buffer,
             if self.sieve { "automatic" } else { "disable" },
         )
@@ -106,13 +112,17 @@ pub struct Environment {
     pub container: Wanted,
     /// `TATAMI_PLAIN`.
     pub plain: Wanted,
+    /// `TATAMI_TILED`.
+    pub tiled: Option<bool>,
 }
 
 impl Environment {
     /// Reads it. Directories are resolved now.
     pub fn read() -> Environment {
         let variable = |name| Wanted::new(std::env::var(name).ok().as_deref());
-        Environment { container: variable("TATAMI_CONTAINER"), plain: variable("TATAMI_PLAIN") }
+        let tiled = std::env::var("TATAMI_TILED").ok().and_then(|value| truth(&value));
+        let (container, plain) = (variable("TATAMI_CONTAINER"), variable("TATAMI_PLAIN"));
+        Environment { container, plain, tiled }
     }
 }
 

@@ -131,10 +131,69 @@ impl Writer {
     }
 }
 
+/// Words that are read while somebody else may add to them.
+pub trait Load: std::fmt::Debug + Send {
+    /// Words from `from` on may have changed since they were looked at.
+    ///
+    /// # Errors
+    /// Those of the disk, or of the node that has them.
+    fn again(&mut self, from: u64) -> Result<(), Errno>;
+
+    /// Makes the first `len` bytes readable, if they are there.
+    ///
+    /// # Errors
+    /// As [`Load::again`].
+    fn see(&mut self, len: u64) -> Result<(), Errno>;
+
+    /// Bytes that can be loaded.
+    ///
+    /// # Errors
+    /// As [`Load::again`].
+    fn readable(&self) -> Result<u64, Errno>;
+
+    /// Fills `words` from `offset` on; zeros past the end.
+    ///
+    /// # Errors
+    /// As [`Load::again`].
+    fn load_all(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno>;
+
+    /// One word; 0 past the end.
+    ///
+    /// # Errors
+    /// As [`Load::again`].
+    fn load(&self, offset: u64) -> Result<u64, Errno> {
+        let mut word = [0];
+        self.load_all(offset, &mut word)?;
+        Ok(word[0])
+    }
+}
+
+impl Load for Words {
+    fn again(&mut self, _from: u64) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    fn see(&mut self, len: u64) -> Result<(), Errno> {
+        Words::see(self, len)
+    }
+
+    fn readable(&self) -> Result<u64, Errno> {
+        Words::readable(self)
+    }
+
+    fn load_all(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno> {
+        Words::load_all(self, offset, words)
+    }
+
+    fn load(&self, offset: u64) -> Result<u64, Errno> {
+        Words::load(self, offset)
+    }
+}
+
 /// A journal that is read, while it is being written or after its writer died.
 #[derive(Debug)]
 pub struct Reader {
-    words: Words,
+    words: Box<dyn Load>,
     rank: u32,
     at: u64,
     told: Told,
@@ -154,7 +213,25 @@ impl Reader {
         if found != journal::header(open, rank) {
             return Ok(None);
         }
-        Ok(Some(Reader { words, rank, at: HEADER, told: Told::default(), last: None }))
+        Ok(Some(Reader::at_start(Box::new(words), rank)))
+    }
+
+    /// Reads the journal in `words`, of any rank of any open; nothing where it is none (yet).
+    ///
+    /// # Errors
+    /// Those of the disk, or of the node that has it.
+    pub fn of_any(mut words: Box<dyn Load>) -> Result<Option<Reader>, Errno> {
+        let mut found = [0; HEADER_WORDS];
+        words.again(0)?;
+        words.see(HEADER)?;
+        words.load_all(0, &mut found)?;
+        let (open, rank) = (found[1], found[2] as u32);
+        let is_one = found == journal::header(open, rank);
+        Ok(is_one.then(|| Reader::at_start(words, rank)))
+    }
+
+    fn at_start(words: Box<dyn Load>, rank: u32) -> Reader {
+        Reader { words, rank, at: HEADER, told: Told::default(), last: None }
     }
 
     /// What the journal told when it was last looked at. Tiles that cannot be are left out.
@@ -167,6 +244,7 @@ impl Reader {
     /// # Errors
     /// Those of the disk.
     pub fn update(&mut self) -> Result<(), Errno> {
+        self.words.again(self.last.map_or(self.at, |last| last.min(self.at)))?;
         if let Some(at) = self.last {
             self.told.grow_last(self.words.load(at)?);
         }

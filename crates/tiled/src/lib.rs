@@ -7,11 +7,13 @@
 //! the file's *index*; until then, and when the job dies, readers look into
 //! the journals too.
 //!
-//! A *container* is such a file as a directory on any file system. The engine
+//! A *container* is such a file as a directory on any file system. On a mount of a Tatami *volume*
+//! it is a file of that volume: pieces are objects, the index is the shard's. The engine
 //! *plain* offers the same calls over one ordinary file.
 //!
 //! ```text
 //! File (one rank, one open): view, pointer, lock ─▶ Engine ─┬─ Plain: an ordinary file
+//!                                                          ├─ Native: a volume's file, over tatami-client
 //!                                                          └─ container: Writer (piece, journal), World (index, others' journals)
 //! ```
 
@@ -43,6 +45,7 @@ pub mod stat;
 pub mod tiled;
 pub mod token;
 pub mod turn;
+pub mod volume;
 pub mod wholelock;
 pub mod world;
 

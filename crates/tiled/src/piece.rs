@@ -1,14 +1,11 @@
 //! The piece that a rank writes: bytes at its end, tiles in memory and in the journal.
 
-use crate::container::Container;
 use crate::error::{Context, Error, Result};
 use crate::journal;
-use crate::marker::{self, Name};
+use crate::marker::Name;
 use crate::memory::Buffer;
 use crate::ranges::Ranges;
-use crate::roll::Roll;
 use crate::world::Own;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -24,6 +21,21 @@ const PACK: usize = 512 << 10;
 /// takes long to get it back: the same 256 MiB took 0.1 s of CPU time by calls of 512 KiB, and up
 /// to 1 s by calls of 8 MiB.
 const LARGE: usize = 2 << 20;
+
+/// Where a piece and its journal are made, and who is told that it has changed.
+pub trait Home {
+    /// Makes the files of a piece that has none yet.
+    ///
+    /// # Errors
+    /// `ENOSPC`, and others of the disk; then there is nothing left of them.
+    fn make(&self, name: Name) -> Result<(File, journal::Writer)>;
+
+    /// The piece of a rank has changed so many times by now.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn changed(&self, rank: u32, changes: u64) -> Result<()>;
+}
 
 /// The files, once something has been written.
 #[derive(Debug)]
@@ -80,29 +92,23 @@ impl OwnPiece {
     }
 
     /// Makes the files, unless they are there.
-    fn make(&mut self, container: &Container, mapped: bool) -> Result<&mut Files> {
+    fn make(&mut self, home: &dyn Home) -> Result<&mut Files> {
         if self.files.is_none() {
-            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
-            let create = |name: String| {
-                container.open_file(&name, flags).context("create", &self.path.join(&name))
-            };
-            let piece = Arc::new(create(marker::piece(self.name))?);
-            let journal = create(marker::journal(self.name)).and_then(|file| {
-                journal::Writer::new(file, self.name.open, self.name.rank, mapped)
-                    .context("create", &self.path.join(marker::journal(self.name)))
-            });
-            match journal {
-                Ok(journal) => self.files = Some(Files { piece, journal }),
-                Err(error) => {
-                    // Without a journal nothing can be written: leave nothing behind.
-                    let _ = container.remove_file(&marker::journal(self.name));
-                    let _ = container.remove_file(&marker::piece(self.name));
-                    return Err(error);
-                }
-            }
+            let (piece, journal) = home.make(self.name)?;
+            self.files = Some(Files { piece: Arc::new(piece), journal });
         }
         let gone = || Error::new("write", &self.path, Errno::IO);
         self.files.as_mut().ok_or_else(gone)
+    }
+
+    /// The file with its bytes; nothing while it is empty.
+    pub fn file(&self) -> Option<&File> {
+        self.files.as_ref().map(|files| &*files.piece)
+    }
+
+    /// Has it bytes or tiles that no sync has brought to the disk?
+    pub fn is_dirty(&self) -> bool {
+        self.dirty
     }
 
     /// Could some of the stream bytes be in the piece already? No false "no".
@@ -127,8 +133,7 @@ impl OwnPiece {
     #[allow(clippy::too_many_arguments)] // one write is that many things
     pub fn append(
         &mut self,
-        container: &Container,
-        roll: &Roll,
+        home: &dyn Home,
         view: &View,
         stamp: u64,
         stream: u64,
@@ -136,13 +141,13 @@ impl OwnPiece {
         data: &Buffer<'_>,
         from: u64,
     ) -> Result<()> {
-        self.make(container, roll.is_here())?;
+        self.make(home)?;
         let number = self.tiles.add_view(view);
         let number = number.map_err(|e| self.refuse(Errno::INVAL, e))?;
         self.written.resize_with(self.tiles.views().len(), Ranges::default);
         let mut done = 0;
         while done < len {
-            let files = self.make(container, roll.is_here())?;
+            let files = self.make(home)?;
             let (piece, room) = (files.piece.clone(), files.journal.make_room(view));
             room.context("write the journal of", &self.path)?;
             let part = self.store(&piece, self.end, data, from + done, len - done)?;
@@ -159,7 +164,7 @@ impl OwnPiece {
                     .tell(told, &self.tiles)
                     .context("write the journal of", &self.path)?;
             }
-            roll.set_changes(self.name.rank, changes).context("write", &self.path)?;
+            home.changed(self.name.rank, changes)?;
             done += part;
         }
         Ok(())

@@ -3,8 +3,8 @@
 
 use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
-use crate::hints::{Environment, Hints};
-use crate::marker;
+use crate::hints::{Environment, Hints, Wanted};
+use crate::{marker, volume};
 use rustix::io::Errno;
 use std::fs::Metadata;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ pub enum Claim {
     Plain(PathBuf),
     /// A container that exists.
     Container(PathBuf),
+    /// A file on a mount of a volume, there or to be made.
+    Volume(PathBuf),
     /// A container to be made, in place of an empty ordinary file if there is one.
     NewContainer(PathBuf),
 }
@@ -85,7 +87,7 @@ fn look(path: &Path) -> Result<Option<Metadata>> {
 }
 
 /// Decides about `path`. What is not asked for by hint, prefix or environment
-/// costs one look at the path.
+/// costs one look at the path, and one at its file system.
 ///
 /// # Errors
 /// A container that cannot be read; for paths that are asked for also what
@@ -98,7 +100,8 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     let asked = prefixed
         || hints.container == Some(true)
         || hints.plain == Some(true)
-        || *env != Environment::default();
+        || env.container != Wanted::Nowhere
+        || env.plain != Wanted::Nowhere;
     let found = match look(path) {
         Ok(found) => found,
         Err(error) if asked => return Err(error),
@@ -112,15 +115,31 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
             false => Ok(Claim::No),
         };
     }
-    if !asked || found.as_ref().is_some_and(|meta| !meta.is_file()) {
+    if found.as_ref().is_some_and(|meta| !meta.is_file()) {
         return Ok(Claim::No);
+    }
+    let on_volume = || -> Result<Claim> {
+        let wanted = hints.tiled.or(env.tiled).unwrap_or(hints.container != Some(false));
+        match wanted && volume::is_on_volume(path) {
+            true => Ok(Claim::Volume(real(path)?)),
+            false => Ok(Claim::No),
+        }
+    };
+    if !asked {
+        return on_volume();
     }
     let real = real(path)?;
     let wants_plain = hints.plain.unwrap_or_else(|| env.plain.covers(&real));
     // A prefix without more means: whatever is there, and containers for what is new.
-    let wants_container = hints
-        .container
-        .unwrap_or_else(|| env.container.covers(&real) || (prefixed && !wants_plain));
+    let wants_container = hints.container.unwrap_or_else(|| env.container.covers(&real));
+    if !wants_container
+        && !wants_plain
+        && let Claim::Volume(real) = on_volume()?
+    {
+        return Ok(Claim::Volume(real));
+    }
+    let wants_container =
+        wants_container || (prefixed && !wants_plain && hints.container.is_none());
     let replaceable = match &found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,

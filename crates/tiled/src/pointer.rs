@@ -2,27 +2,38 @@
 //!
 //! Where all ranks run on one machine it is a word of a mapped file, changed by
 //! one atomic addition; elsewhere a file that is locked (flock) meanwhile, or
-//! whose turn is taken where a lock may be known to one machine alone.
+//! whose turn is taken where a lock may be known to one machine alone. Of a volume's file that ranks of several
+//! nodes have open it is an extended attribute of the file, changed under a lock that is another one.
 
 use crate::error::{Context, Result};
 use crate::machine;
 use crate::reach;
 use crate::shared::Words;
-use crate::token::Token;
+use crate::token::{Kind, Token};
 use crate::turn::Turns;
-use rustix::fs::FallocateFlags;
+use crate::wholelock::WholeLock;
+use rustix::fs::{FallocateFlags, XattrFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 
 const LEN: u64 = 4096;
 
+#[derive(Debug)]
+enum Way {
+    Words { words: Words, turns: Option<Turns> },
+    Attribute { name: String, lock: WholeLock },
+}
+
 /// The pointer, once somebody has used it.
 #[derive(Debug)]
 pub struct Pointer {
-    words: Words,
+    way: Way,
     path: PathBuf,
-    turns: Option<Turns>,
+}
+
+fn attribute(token: &Token) -> String {
+    format!("user.tatami.p{:016x}", token.open)
 }
 
 /// Where no file can be made beside the data.
@@ -42,7 +53,17 @@ impl Pointer {
     /// Those of the disk.
     pub fn open(path: &Path, token: &Token) -> Result<Pointer> {
         let here = token.machine == machine::id();
-        let (file, path) = match make(path) {
+        if token.kind == Kind::Volume && !here {
+            let lock = WholeLock::across(path, format!("user.tatami.l{:016x}", token.open));
+            let way = Way::Attribute { name: attribute(token), lock };
+            return Ok(Pointer { way, path: path.to_path_buf() });
+        }
+        // Beside a volume's file there is nothing that all its ranks could map.
+        let made = match token.kind {
+            Kind::Volume => Err(Errno::NODEV.into()),
+            Kind::Plain | Kind::Container => make(path),
+        };
+        let (file, path) = match made {
             Err(_) if here => {
                 let path = in_memory(token);
                 (make(&path).context("open the shared pointer", &path)?, path)
@@ -61,15 +82,33 @@ impl Pointer {
             true => Some(Turns::of(&path).context("open the shared pointer", &path)?),
             false => None,
         };
-        Ok(Pointer { words, path, turns })
+        Ok(Pointer { way: Way::Words { words, turns }, path })
     }
 
+    /// Replaces it by what `change` makes of it; what it was.
     fn update(&self, change: impl Fn(u64) -> u64) -> std::result::Result<u64, Errno> {
-        let Some(turns) = &self.turns else { return self.words.update(0, change) };
-        let _turn = turns.take()?;
-        let old = self.words.load(0)?;
-        self.words.store(0, change(old))?;
-        Ok(old)
+        let (name, lock) = match &self.way {
+            Way::Words { words, turns: None } => return words.update(0, change),
+            Way::Words { words, turns: Some(turns) } => {
+                let _turn = turns.take()?;
+                let old = words.load(0)?;
+                return words.store(0, change(old)).map(|()| old);
+            }
+            Way::Attribute { name, lock } => (name.as_str(), lock),
+        };
+        lock.lock().map_err(|e| e.errno)?;
+        let mut value = [0; 8];
+        let changed = match rustix::fs::getxattr(&self.path, name, &mut value[..]) {
+            Ok(8) | Err(Errno::NODATA) => {
+                let old = u64::from_le_bytes(value);
+                let new = change(old).to_le_bytes();
+                rustix::fs::setxattr(&self.path, name, &new, XattrFlags::empty()).map(|()| old)
+            }
+            Ok(_) => Err(Errno::IO),
+            Err(errno) => Err(errno),
+        };
+        let unlocked = lock.unlock().map_err(|e| e.errno);
+        changed.and_then(|old| unlocked.map(|()| old))
     }
 
     /// Adds to it; returns what it was.
@@ -97,6 +136,14 @@ impl Pointer {
 
 /// Removes what an open's pointer left behind.
 pub fn remove(path: &Path, token: &Token) {
+    if token.kind == Kind::Volume {
+        if token.machine == machine::id() {
+            let _ = std::fs::remove_file(in_memory(token));
+        } else {
+            let _ = rustix::fs::removexattr(path, attribute(token).as_str());
+        }
+        return;
+    }
     // Mostly there is none.
     if std::fs::remove_file(path).is_err() && token.machine == machine::id() {
         let _ = std::fs::remove_file(in_memory(token));

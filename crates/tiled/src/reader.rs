@@ -1,21 +1,29 @@
 //! Reading: stream bytes are looked up in the index, and what lies together in
 //! a piece is read together.
 
-use crate::error::{Context, Result};
+use crate::error::Result;
 use crate::hints::Hints;
 use crate::memory::Buffer;
-use crate::plain::read_full;
-use crate::world::World;
-use std::path::PathBuf;
-use tatami_layout::{FoundRun, Piece, View};
+use tatami_layout::{FoundRun, Index, Piece, View};
 
 /// A gap that is read along rather than asked around, bytes.
 const GAP: u64 = 8192;
 
+/// What is read: pieces, and an index that tells what they hold.
+pub trait Source {
+    /// Which piece has which byte.
+    fn index(&self) -> &Index;
+
+    /// Fills `bytes` with those of a piece from `at` on.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
+}
+
 /// The reader of one handle, with its buffers.
 #[derive(Debug)]
 pub struct Reader {
-    path: PathBuf,
     batch: u64,
     gap: u64,
     dense: Vec<u8>,
@@ -32,10 +40,10 @@ struct Want {
 }
 
 impl Reader {
-    /// A reader of the file at `path`.
-    pub fn new(path: PathBuf, hints: &Hints) -> Reader {
+    /// A reader with nothing in its buffers.
+    pub fn new(hints: &Hints) -> Reader {
         let gap = if hints.sieve { GAP } else { 0 };
-        Reader { path, batch: hints.read_buffer as u64, gap, dense: Vec::new(), sieve: Vec::new() }
+        Reader { batch: hints.read_buffer as u64, gap, dense: Vec::new(), sieve: Vec::new() }
     }
 
     /// Reads what `into` can hold and the file has; bytes read.
@@ -44,7 +52,7 @@ impl Reader {
     /// Those of the disk.
     pub fn read(
         &mut self,
-        world: &mut World,
+        world: &mut impl Source,
         view: &View,
         stream: u64,
         into: &mut Buffer<'_>,
@@ -75,7 +83,13 @@ impl Reader {
 
     /// Where the next bytes are, and how many: as many as are read at a time, or
     /// more where they lie one behind the other.
-    fn find(&self, world: &World, view: &View, stream: u64, len: u64) -> (Vec<FoundRun>, u64) {
+    fn find(
+        &self,
+        world: &impl Source,
+        view: &View,
+        stream: u64,
+        len: u64,
+    ) -> (Vec<FoundRun>, u64) {
         let part = len.min(self.batch);
         let mut runs = world.index().lookup_runs(view, stream, part);
         let mut done: u64 = runs.iter().map(|run| run.block * run.count).sum();
@@ -95,7 +109,12 @@ impl Reader {
         (runs, done)
     }
 
-    fn fill(&mut self, world: &mut World, mut runs: Vec<FoundRun>, bytes: &mut [u8]) -> Result<()> {
+    fn fill(
+        &mut self,
+        world: &mut impl Source,
+        mut runs: Vec<FoundRun>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
         runs.sort_unstable_by_key(|run| (run.piece, run.at));
         let mut wants = Vec::new();
         let mut rest = &runs[..];
@@ -135,16 +154,15 @@ impl Reader {
     /// Reads a stretch of a piece that ends at `end` at once and hands out the blocks of `runs`.
     fn spread(
         &mut self,
-        world: &mut World,
+        world: &mut impl Source,
         piece: Piece,
         runs: &[FoundRun],
         end: u64,
         bytes: &mut [u8],
     ) -> Result<()> {
-        let file = world.file(piece)?;
         let start = runs[0].at;
         self.sieve.resize((end - start) as usize, 0);
-        read_full(&file, &mut self.sieve, start).context("read", &self.path)?;
+        world.read(piece, &mut self.sieve, start)?;
         for run in runs {
             let len = run.block as usize;
             for (at, to) in blocks(run) {
@@ -155,7 +173,12 @@ impl Reader {
     }
 
     /// Reads what lies near to each other together.
-    fn fetch_all(&mut self, world: &mut World, wants: &mut [Want], bytes: &mut [u8]) -> Result<()> {
+    fn fetch_all(
+        &mut self,
+        world: &mut impl Source,
+        wants: &mut [Want],
+        bytes: &mut [u8],
+    ) -> Result<()> {
         if !wants.is_sorted_by_key(|want| (want.piece, want.at)) {
             wants.sort_unstable_by_key(|want| (want.piece, want.at));
         }
@@ -179,19 +202,18 @@ impl Reader {
     /// Reads one run of a piece and hands its parts out.
     fn fetch(
         &mut self,
-        world: &mut World,
+        world: &mut impl Source,
         wants: &[Want],
         end: u64,
         bytes: &mut [u8],
     ) -> Result<()> {
         let first = wants[0];
-        let file = world.file(first.piece)?;
         if wants.len() == 1 {
             let part = &mut bytes[first.to as usize..][..first.len as usize];
-            return read_full(&file, part, first.at).context("read", &self.path);
+            return world.read(first.piece, part, first.at);
         }
         self.sieve.resize((end - first.at) as usize, 0);
-        read_full(&file, &mut self.sieve, first.at).context("read", &self.path)?;
+        world.read(first.piece, &mut self.sieve, first.at)?;
         for want in wants {
             let from = &self.sieve[(want.at - first.at) as usize..][..want.len as usize];
             copy(from, &mut bytes[want.to as usize..][..want.len as usize]);

@@ -97,7 +97,7 @@ fn copy(
     let work = || -> Result<()> {
         let mut world = World::new(container.clone());
         world.look(None)?;
-        let mut reader = Reader::new(container.path().to_path_buf(), &Hints::default());
+        let mut reader = Reader::new(&Hints::default());
         let mut bytes = vec![0; CHUNK.min(size) as usize];
         loop {
             let at = next.fetch_add(CHUNK, Ordering::Relaxed);

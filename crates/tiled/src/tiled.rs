@@ -6,9 +6,10 @@ use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
 use crate::heart;
 use crate::hints::Hints;
+use crate::journal;
 use crate::marker::{self, Name};
 use crate::memory::Buffer;
-use crate::piece::{OwnPiece, decode_sealed};
+use crate::piece::{Home, OwnPiece, decode_sealed};
 use crate::published::Entry;
 use crate::reader::Reader;
 use crate::roll::{Alive, Open, RANKS_MAX, Roll};
@@ -18,6 +19,7 @@ use crate::world::World;
 use parking_lot::Mutex;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_layout::{Cut, View};
@@ -48,6 +50,36 @@ struct Writer {
     run: Option<(u64, u64)>,
     /// File range written under the byte view.
     hull: Option<(u64, u64)>,
+}
+
+/// A container as the home of a piece.
+struct InContainer<'a> {
+    container: &'a Container,
+    roll: &'a Roll,
+}
+
+impl Home for InContainer<'_> {
+    fn make(&self, name: Name) -> Result<(File, journal::Writer)> {
+        let (container, path) = (self.container, self.container.path());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
+        let create =
+            |name: String| container.open_file(&name, flags).context("create", &path.join(&name));
+        let piece = create(marker::piece(name))?;
+        let journal = create(marker::journal(name)).and_then(|file| {
+            journal::Writer::new(file, name.open, name.rank, self.roll.is_here())
+                .context("create", &path.join(marker::journal(name)))
+        });
+        if journal.is_err() {
+            // Without a journal nothing can be written: leave nothing behind.
+            let _ = container.remove_file(&marker::journal(name));
+            let _ = container.remove_file(&marker::piece(name));
+        }
+        Ok((piece, journal?))
+    }
+
+    fn changed(&self, rank: u32, changes: u64) -> Result<()> {
+        self.roll.set_changes(rank, changes).context("write", self.container.path())
+    }
 }
 
 /// Rolls of opens that this process has begun and not opened yet: they keep
@@ -153,7 +185,7 @@ impl Tiled {
         Ok(Tiled {
             path: path.to_path_buf(),
             world: World::new(container.clone()),
-            reader: Reader::new(path.to_path_buf(), hints),
+            reader: Reader::new(hints),
             writer,
             epoch: token.stamp,
             atomic: false,
@@ -272,9 +304,9 @@ impl Engine for Tiled {
                 None => {
                     let stamp = self.write_stamp(view, at, len)?;
                     let container = self.container.clone();
-                    let writer = self.writer()?;
-                    let (roll, piece) = (&writer.roll, &mut writer.piece);
-                    piece.append(&container, roll, view, stamp, at, len, data, from)?;
+                    let Writer { roll, piece, .. } = self.writer()?;
+                    let home = InContainer { container: &container, roll };
+                    piece.append(&home, view, stamp, at, len, data, from)?;
                 }
             }
         }

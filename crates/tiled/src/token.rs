@@ -14,6 +14,8 @@ pub enum Kind {
     Plain,
     /// A directory of pieces.
     Container,
+    /// A file of a Tatami volume, with pieces on the nodes of the ranks.
+    Volume,
 }
 
 /// An open that has begun.
@@ -29,12 +31,17 @@ pub struct Token {
     pub ranks: u32,
     /// The machine of all ranks, or 0 if they are on several.
     pub machine: u32,
-    /// The container's number; 0 for an ordinary file.
+    /// The container's number, or the inode of a volume's file; 0 for an ordinary file.
     pub id: u64,
+    /// The piece of rank 0 of an open for writing of a volume's file; those of the other ranks
+    /// follow, and then one for each node.
+    pub first: u32,
+    /// Nodes of a volume on which the ranks of such an open run.
+    pub nodes: u32,
 }
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
-const WORDS: usize = 7;
+const WORDS: usize = 8;
 
 impl Token {
     /// Its bytes, fewer than [`TOKEN_MAX`].
@@ -42,9 +49,11 @@ impl Token {
         let kind = match self.kind {
             Kind::Plain => 1,
             Kind::Container => 2,
+            Kind::Volume => 3,
         };
         let counts = u64::from(self.ranks) << 32 | u64::from(self.machine);
-        let mut words = vec![MAGIC, kind, self.open, self.stamp, counts, self.id];
+        let pieces = u64::from(self.first) << 32 | u64::from(self.nodes);
+        let mut words = vec![MAGIC, kind, self.open, self.stamp, counts, self.id, pieces];
         let bytes: Vec<u8> = words.iter().flat_map(|w: &u64| w.to_le_bytes()).collect();
         words.push(u64::from(crc32c::crc32c(&bytes)));
         words.iter().flat_map(|w| w.to_le_bytes()).collect()
@@ -61,7 +70,7 @@ impl Token {
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        let [magic, kind, open, stamp, counts, id, sum] = words;
+        let [magic, kind, open, stamp, counts, id, pieces, sum] = words;
         let right = u64::from(crc32c::crc32c(&bytes[..WORDS * 8 - 8]));
         if magic != MAGIC || sum != right {
             return Err(bad());
@@ -69,9 +78,12 @@ impl Token {
         let kind = match kind {
             1 => Kind::Plain,
             2 => Kind::Container,
+            3 => Kind::Volume,
             _ => return Err(bad()),
         };
-        Ok(Token { kind, open, stamp, ranks: (counts >> 32) as u32, machine: counts as u32, id })
+        let (ranks, machine) = ((counts >> 32) as u32, counts as u32);
+        let (first, nodes) = ((pieces >> 32) as u32, pieces as u32);
+        Ok(Token { kind, open, stamp, ranks, machine, id, first, nodes })
     }
 
     /// Where the shared pointer of an open of an ordinary file is: beside it.
@@ -89,11 +101,14 @@ mod tests {
 
     #[test]
     fn a_token_is_read_as_written_and_nothing_else_is_one() {
-        let token = Token { kind: Kind::Container, open: 5, stamp: 6, ranks: 7, machine: 8, id: 9 };
-        let bytes = token.encode();
-        assert!(bytes.len() < TOKEN_MAX);
         let path = Path::new("/f");
-        assert_eq!(Token::decode(&bytes, path), Ok(token));
+        let (ranks, machine, first, nodes) = (7, 8, 10, 11);
+        let of = |kind| Token { kind, open: 5, stamp: 6, ranks, machine, id: 9, first, nodes };
+        for kind in [Kind::Plain, Kind::Container, Kind::Volume] {
+            assert_eq!(Token::decode(&of(kind).encode(), path), Ok(of(kind)));
+        }
+        let bytes = of(Kind::Volume).encode();
+        assert!(bytes.len() < TOKEN_MAX);
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x10;

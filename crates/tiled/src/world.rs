@@ -8,8 +8,10 @@ use crate::container::{Container, Version};
 use crate::error::{Context, Result};
 use crate::journal;
 use crate::marker::{self, Member, Name};
+use crate::plain::read_full;
 use crate::published::Published;
 use crate::reach;
+use crate::reader::Source;
 use crate::roll::Roll;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -295,6 +297,17 @@ impl World {
         }
         self.files.insert(piece, file.clone());
         Ok(file)
+    }
+}
+
+impl Source for World {
+    fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
+        let file = self.file(piece)?;
+        read_full(&file, bytes, at).context("read", self.container.path())
     }
 }
 

@@ -22,6 +22,7 @@ fn open(path: &Path) -> Vec<File> {
         environment: &environment,
         ranks: RANKS,
         machine,
+        nodes: &[],
     });
     let token = begin.unwrap();
     (0..RANKS).map(|rank| File::open(path, flags, &hints, rank, token.clone()).unwrap()).collect()

@@ -23,6 +23,7 @@ fn start(path: &Path, ranks: u32) -> Token {
         environment: &Environment::default(),
         ranks,
         machine: machine::id(),
+        nodes: &[],
     })
     .unwrap()
 }

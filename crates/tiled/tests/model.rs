@@ -75,6 +75,7 @@ fn open(path: &Path, number: u32, ranks: u32) -> Job {
         environment: &environment,
         ranks,
         machine,
+        nodes: &[],
     })
     .unwrap();
     let stamp = token.stamp;

@@ -40,6 +40,7 @@ impl Opened {
             environment: &environment,
             ranks: 1,
             machine: machine::id(),
+            nodes: &[],
         };
         let token = tatami_tiled::begin(&begin).map_err(failed)?;
         let file = tatami_tiled::File::open(path, flags, &hints, 0, token).map_err(failed)?;

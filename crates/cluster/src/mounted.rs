@@ -1,0 +1,81 @@
+//! Of which volume, and at which node, is the mount on which a path lies?
+//!
+//! Whoever mounts notes it below `/run/tatami` (an ordinary user: below its runtime directory), in a
+//! file named after the mount's path, so that a path alone is enough to find the volume.
+
+use crate::mountinfo::{self, FS_TYPE};
+use serde::Deserialize;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+/// Where notes lie by path: the superuser's, and those of this user.
+pub fn places() -> Vec<PathBuf> {
+    let uid = rustix::process::geteuid();
+    let own = PathBuf::from(format!("/tmp/tatami-{}", uid.as_raw()));
+    let mut places = vec![PathBuf::from("/run/tatami"), own];
+    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+    if let Some(dir) = runtime.filter(|d| d.is_absolute() && !uid.is_root()) {
+        places.insert(1, dir.join("tatami"));
+    }
+    // In a directory that others write to, anybody can make one of that name.
+    places.retain(|place| {
+        place.symlink_metadata().map_or(true, |m| {
+            m.is_dir() && (m.uid() == uid.as_raw() || m.uid() == 0) && m.mode() & 0o022 == 0
+        })
+    });
+    places
+}
+
+/// What a note tells of a mount, apart from the process that serves it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Home {
+    /// Where it was mounted.
+    path: PathBuf,
+    /// Directory of the volume.
+    pub dir: PathBuf,
+    /// Number of the node at which it is at home.
+    pub node: u16,
+}
+
+impl Home {
+    /// The mount on which `path` lies, an absolute path without links. Nothing where that is none
+    /// of ours, or which volume it shows is not known.
+    pub fn of(path: &Path) -> Option<Home> {
+        let table = mountinfo::table();
+        let depth = |m: &&mountinfo::Mounted| m.path.components().count();
+        let mount = table.iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)?;
+        if mount.fs_type != FS_TYPE {
+            return None;
+        }
+        // It may be a mount bound to another place: any with a note will do.
+        let places = places();
+        let same = table.iter().filter(|m| m.device == mount.device);
+        same.flat_map(|m| places.iter().map(move |place| (place, &m.path)))
+            .find_map(|(place, path)| Home::read(place, path))
+    }
+
+    fn read(place: &Path, path: &Path) -> Option<Home> {
+        let text = std::fs::read_to_string(place.join(mountinfo::as_file_name(path))).ok()?;
+        let home: Home = toml::from_str(&text).ok()?;
+        (home.path == path).then_some(home)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_by_its_path() {
+        let place = tempfile::tempdir().unwrap();
+        let (path, other) = (Path::new("/mnt/a b"), Path::new("/mnt/other"));
+        let text = "path = \"/mnt/a b\"\ndir = \"/vol\"\nnode = 3\n[process]\npid = 1\nstart = 2\nboot = \"b\"\n";
+        for at in [path, other] {
+            std::fs::write(place.path().join(mountinfo::as_file_name(at)), text).unwrap();
+        }
+        let home = Home { path: path.into(), dir: "/vol".into(), node: 3 };
+        assert_eq!(Home::read(place.path(), path), Some(home));
+        assert_eq!(Home::read(place.path(), other), None);
+        assert_eq!(Home::of(Path::new("/proc/self")), None);
+    }
+}

@@ -1,0 +1,586 @@
+//! The engine of a volume's files: what one rank of one open does.
+
+use super::begin::begun;
+use super::roll::OwnRoll;
+use super::session::{Held, Session};
+use super::world::{Own, World};
+use super::{Told, Volume};
+use crate::engine::Engine;
+use crate::error::{Context, Error, Result};
+use crate::flags::Flags;
+use crate::hints::Hints;
+use crate::journal;
+use crate::machine;
+use crate::marker::Name;
+use crate::memory::Buffer;
+use crate::piece::{Home, OwnPiece, decode_sealed};
+use crate::reader::{Reader, Source};
+use crate::token::Token;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tatami_layout::View;
+use tatami_wire::tiles::{Growth, PARTS_MAX, Part};
+use tatami_wire::{Access, Cred, Ino, Piece};
+
+/// Bytes of encoded tiles after which a rank takes another piece: half of what the shard takes of one.
+const TILES_FULL: usize = 256 * 1024;
+/// Tiles that surely fit in that, after which it is looked at again.
+const TILES_STEP: usize = 2048;
+/// A view whose encoding is longer, in bytes, is written block by block under the byte view.
+const VIEW_MAX: usize = 64 * 1024;
+/// Bytes of tiles that are published with one request.
+const PUBLISH_BYTES: usize = 256 * 1024;
+
+/// A part of a write: stream position, length, and where in the own piece the bytes are already.
+type Planned = (u64, u64, Option<u64>);
+
+/// A file of a volume as one rank has it open.
+pub struct Native {
+    path: PathBuf,
+    volume: Arc<Volume>,
+    world: World,
+    reader: Reader,
+    writer: Option<Writer>,
+    /// The stamp of the view epoch.
+    epoch: u64,
+    atomic: bool,
+    delete: bool,
+    /// All ranks run on one node.
+    together: bool,
+    ranks: u32,
+    nodes: u32,
+    first: u32,
+    /// Rank 0: what each rank has sealed last.
+    known: BTreeMap<u32, Known>,
+}
+
+/// What a rank sealed.
+struct Known {
+    piece: u32,
+    blocks: u64,
+    changes: u64,
+    tiles: Vec<u8>,
+    published: bool,
+}
+
+struct Writer {
+    /// The file is open for writing as long as it lives.
+    _held: Held,
+    number: u32,
+    piece: OwnPiece,
+    roll: OwnRoll,
+    name: Name,
+    /// Tiles at which the length of their encoding is looked at next.
+    look_at: usize,
+    /// The last view, and whether its encoding is too long for a piece.
+    last_view: Option<(View, bool)>,
+    /// The stamp that a further write under the byte view may have.
+    run: Option<u64>,
+    /// File range written under the byte view.
+    hull: Option<(u64, u64)>,
+}
+
+/// Objects of this node as the home of a piece.
+struct OnNode<'a> {
+    volume: &'a Volume,
+    roll: &'a OwnRoll,
+    number: u32,
+}
+
+impl Home for OnNode<'_> {
+    fn make(&self, name: Name) -> Result<(File, journal::Writer)> {
+        let path = &self.volume.path;
+        let make = |object| {
+            let made = self.volume.local(object, true)?;
+            made.ok_or_else(|| Error::new("create a piece of", path, Errno::IO))
+        };
+        let piece = make(Piece::bytes_of(self.number))?;
+        let journal = make(Piece::journal_of(self.number))?;
+        let journal = journal::Writer::new(journal, name.open, name.rank, true);
+        Ok((piece, journal.context("create a journal of", path)?))
+    }
+
+    fn changed(&self, _rank: u32, changes: u64) -> Result<()> {
+        self.roll.set_changes(changes).context("write", &self.volume.path)
+    }
+}
+
+impl Native {
+    /// Opens a file that rank 0 has begun to open.
+    ///
+    /// # Errors
+    /// As for open(2); `ESTALE` where the path is another file by now, or the open is over.
+    pub fn open(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Native> {
+        let session = Session::of(path)?;
+        let ino = Ino(token.id);
+        let held = match flags.writes() {
+            true => Some(match begun(token.open).filter(|_| rank == 0) {
+                Some(held) => held,
+                None => {
+                    check(path, flags)?;
+                    Held::new(&session, ino).told("open", path)?
+                }
+            }),
+            false => None,
+        };
+        let cap = match &held {
+            Some(held) => held.cap,
+            None => {
+                check(path, flags)?;
+                session.client.open(&Cred::ROOT, ino, Access::READ).told("open", path)?.1
+            }
+        };
+        let volume = Arc::new(Volume::new(session, path, ino, cap)?);
+        let mut world = World::new(volume.clone(), token, held.as_ref().map(|_| rank));
+        let writer = held.map(|held| Writer::new(held, &volume, &mut world, rank, token));
+        Ok(Native {
+            path: path.to_path_buf(),
+            volume,
+            world,
+            reader: Reader::new(hints),
+            writer: writer.transpose()?,
+            epoch: token.stamp,
+            atomic: false,
+            delete: flags.has(Flags::DELETE_ON_CLOSE),
+            together: token.nodes <= 1,
+            ranks: token.ranks,
+            nodes: token.nodes,
+            first: token.first,
+            known: BTreeMap::new(),
+        })
+    }
+
+    fn look(&mut self, to: u64) -> Result<()> {
+        // Another handle of this process may have changed the file without any sync of this one.
+        if self.is_crowded() {
+            self.world.doubt();
+        }
+        let own = self.writer.as_ref().and_then(Writer::own);
+        self.world.look(own, to)
+    }
+
+    /// Has this process the file open for writing once more?
+    fn is_crowded(&self) -> bool {
+        self.volume.session.writers(self.volume.ino) > usize::from(self.writer.is_some())
+    }
+
+    fn writer(&mut self) -> Result<&mut Writer> {
+        let path = &self.path;
+        self.writer.as_mut().ok_or_else(|| Error::new("write", path, Errno::BADF))
+    }
+
+    /// The stamp of bytes that are new. Of what was written under the byte view the later
+    /// wins, so a run goes on only while nobody else can have written there.
+    fn write_stamp(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<u64> {
+        if by_epoch {
+            return Ok(self.epoch);
+        }
+        let path = self.path.clone();
+        let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
+        let alone = self.together && !self.atomic && !self.is_crowded();
+        let writer = self.writer()?;
+        let may_go_on =
+            alone && !writer.roll.others_wrote(range.0, range.1).context("write", &path)?;
+        let run = writer.run.filter(|_| may_go_on);
+        let stamp = run.unwrap_or_else(|| writer.roll.clock().stamp());
+        writer.run = Some(stamp);
+        let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
+        if writer.hull != Some(hull) {
+            writer.roll.set_hull(hull).context("write", &path)?;
+            writer.hull = Some(hull);
+        }
+        Ok(stamp)
+    }
+
+    /// Which parts of a write go over bytes of this rank's piece that are the file's now.
+    fn plan(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<Vec<Planned>> {
+        let epoch = self.epoch;
+        let piece = &self.writer()?.piece;
+        if !piece.may_have(view, stream, len) {
+            return Ok(vec![(stream, len, None)]);
+        }
+        let own = piece.tiles().covered(view, stream, len);
+        if own.iter().all(|part| part.at.is_none_or(|(_, stamp)| by_epoch && stamp == epoch)) {
+            let plain = own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at)));
+            return Ok(plain.collect());
+        }
+        // Others may have written there since: what counts is who has the bytes now.
+        self.look(0)?;
+        let number = self.writer()?.number;
+        let mut parts: Vec<Planned> = Vec::new();
+        let mut at = stream;
+        for found in self.world.index().lookup_view(view, stream, len) {
+            let mine = found.piece.and_then(World::number) == Some(number);
+            push_part(&mut parts, (at, found.len, mine.then_some(found.at)));
+            at += found.len;
+        }
+        push_part(&mut parts, (at, stream + len - at, None));
+        Ok(parts)
+    }
+
+    /// Writes the data from `skip` on as stream bytes of a view.
+    fn put(
+        &mut self,
+        view: &View,
+        stream: u64,
+        len: u64,
+        data: &Buffer<'_>,
+        skip: u64,
+        by_epoch: bool,
+    ) -> Result<()> {
+        let end = stream + len;
+        for (at, len, place) in self.plan(view, stream, len, by_epoch)? {
+            let from = skip + (at - stream);
+            if let Some(place) = place {
+                self.writer()?.piece.rewrite(place, data, from, len)?;
+                continue;
+            }
+            if self.make_room(view)? {
+                // What was planned was planned for another piece.
+                return self.put(view, at, end - at, data, from, by_epoch);
+            }
+            let stamp = self.write_stamp(view, at, len, by_epoch)?;
+            let volume = self.volume.clone();
+            let Writer { piece, roll, number, .. } = self.writer()?;
+            let home = OnNode { volume: &volume, roll, number: *number };
+            piece.append(&home, view, stamp, at, len, data, from)?;
+        }
+        Ok(())
+    }
+
+    /// Takes another piece where the tiles of this one get too many for the shard. What it has is
+    /// published, and is an older part of the file from now on. Tells whether it did so.
+    fn make_room(&mut self, view: &View) -> Result<bool> {
+        let writer = self.writer()?;
+        let tiles = writer.piece.tiles();
+        let is_new = !tiles.views().contains(view);
+        if tiles.tiles().is_empty() || (!is_new && tiles.tiles().len() < writer.look_at) {
+            return Ok(false);
+        }
+        let encoded = tiles.encode();
+        let mut more = Vec::new();
+        if is_new {
+            view.encode(&mut more);
+        }
+        if encoded.len() + more.len() < TILES_FULL {
+            writer.look_at = tiles.tiles().len() + TILES_STEP;
+            return Ok(false);
+        }
+        let (ino, path) = (self.volume.ino, self.path.clone());
+        let session = self.volume.session.clone();
+        let blocks = self.own_blocks()?;
+        let writer = self.writer()?;
+        let made = session.client.add_pieces(&Cred::ROOT, ino, vec![(session.node, 1)]);
+        let (number, _) = made.told("write", &path)?;
+        let part = Part { piece: writer.number, tiles: encoded.into(), blocks, close: true };
+        publish_part(&session, ino, &path, vec![part])?;
+        writer.piece = OwnPiece::new(writer.name, path.clone());
+        (writer.number, writer.look_at) = (number, TILES_STEP);
+        writer.roll.set_piece(number).context("write", &path)?;
+        // What comes is later than what the old piece has, also within this epoch.
+        writer.run = None;
+        self.epoch += 1;
+        self.world.doubt();
+        Ok(true)
+    }
+
+    fn own_blocks(&self) -> Result<u64> {
+        let file = self.writer.as_ref().and_then(|writer| writer.piece.file());
+        file.map_or(Ok(0), |file| file.metadata().map(|meta| meta.blocks()))
+            .context("stat", &self.path)
+    }
+
+    /// What the shard is to be told of the pieces of all ranks.
+    fn parts(&mut self, closing: bool) -> Vec<Part> {
+        let part = |known: &Known| Part {
+            piece: known.piece,
+            tiles: known.tiles.clone().into(),
+            blocks: known.blocks,
+            close: closing,
+        };
+        if !closing {
+            return self.known.values().filter(|known| !known.published).map(part).collect();
+        }
+        let empty = |piece: u32, rank: u32| Part {
+            piece,
+            tiles: tatami_layout::PieceTiles::new(rank).encode().into(),
+            blocks: 0,
+            close: true,
+        };
+        let mut parts = Vec::new();
+        // What cannot be known stays open, and its journal is read when this open is over.
+        for (rank, (piece, changes)) in (0..).zip(self.world.counts().unwrap_or_default()) {
+            match self.known.get(&rank) {
+                Some(known) if (known.piece, known.changes) == (piece, changes) => {
+                    parts.push(part(known));
+                }
+                None if changes == 0 => parts.push(empty(piece, rank)),
+                _ => {}
+            }
+        }
+        let rolls = self.first + self.ranks..self.first + self.ranks + self.nodes;
+        parts.extend(rolls.map(|piece| empty(piece, 0)));
+        parts
+    }
+
+    fn take_sealed(&mut self, sealed: &[&[u8]]) -> Result<()> {
+        for (rank, bytes) in sealed.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
+            let known = Known::decode(bytes)
+                .map_err(|why| Error::because("publish", &self.path, Errno::INVAL, why))?;
+            self.known.insert(rank as u32, known);
+        }
+        Ok(())
+    }
+}
+
+/// May this process open it so?
+fn check(path: &Path, flags: Flags) -> Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    let opened = options.read(flags.reads()).write(flags.writes()).open(path);
+    opened.context("open", path).map(drop)
+}
+
+fn push_part(parts: &mut Vec<Planned>, new: Planned) {
+    if new.1 == 0 {
+        return;
+    }
+    match parts.last_mut() {
+        Some(last) if last.2.is_none() && new.2.is_none() => last.1 += new.1,
+        _ => parts.push(new),
+    }
+}
+
+fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
+    let done = session.client.publish(&Cred::ROOT, ino, parts, Vec::new(), None);
+    done.told("publish", path).map(drop)
+}
+
+impl Known {
+    fn decode(bytes: &[u8]) -> std::result::Result<Known, String> {
+        let short = "it is too short";
+        let (head, sealed) = bytes.split_first_chunk::<16>().ok_or(short)?;
+        let word = |at: usize| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(&head[at..at + 8]);
+            u64::from_le_bytes(bytes)
+        };
+        let piece = u32::try_from(word(0)).map_err(|_| "there is no such piece")?;
+        let (changes, _) = decode_sealed(sealed)?.ok_or(short)?;
+        let tiles = sealed.get(8..).ok_or(short)?.to_vec();
+        Ok(Known { piece, blocks: word(8), changes, tiles, published: false })
+    }
+}
+
+impl Writer {
+    fn new(
+        held: Held,
+        volume: &Volume,
+        world: &mut World,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Writer> {
+        let path = &volume.path;
+        let (roll, slot, slots) = world.take_seats(token)?;
+        let file = volume.local(Piece::bytes_of(roll), true)?;
+        let file = file.ok_or_else(|| Error::new("open", path, Errno::IO))?;
+        let roll = OwnRoll::new(file, token.open, slot, slots).context("open", path)?;
+        roll.clock().observe(token.stamp);
+        let name = Name { open: token.open, rank };
+        Ok(Writer {
+            _held: held,
+            number: token.first + rank,
+            piece: OwnPiece::new(name, path.clone()),
+            roll,
+            name,
+            look_at: TILES_STEP,
+            last_view: None,
+            run: None,
+            hull: None,
+        })
+    }
+
+    fn own(&self) -> Option<Own<'_>> {
+        let own = self.piece.own()?;
+        Some(Own { piece: self.number, changes: own.changes, tiles: own.tiles })
+    }
+
+    /// Is the view too long to be told of with the tiles of one piece?
+    fn is_wide(&mut self, view: &View) -> bool {
+        if let Some((last, wide)) = &self.last_view
+            && last == view
+        {
+            return *wide;
+        }
+        let mut bytes = Vec::new();
+        view.encode(&mut bytes);
+        let wide = bytes.len() > VIEW_MAX;
+        self.last_view = Some((view.clone(), wide));
+        wide
+    }
+}
+
+impl Engine for Native {
+    fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
+        if view.offset_of(stream + data.len() - 1) >= tatami_wire::FILE_SIZE_MAX {
+            return Err(Error::new("write", &self.path, Errno::FBIG));
+        }
+        let by_epoch = !view.is_default() && !self.atomic;
+        if view.is_default() || !self.writer()?.is_wide(view) {
+            return self.put(view, stream, data.len(), data, 0, by_epoch);
+        }
+        let (bytes, mut done) = (View::bytes(), 0);
+        for (offset, len) in view.extents(stream, data.len()) {
+            self.put(&bytes, offset, len, data, done, by_epoch)?;
+            done += len;
+        }
+        Ok(())
+    }
+
+    fn read(&mut self, view: &View, stream: u64, into: &mut Buffer<'_>) -> Result<u64> {
+        let end = view.offset_of(stream.saturating_add(into.len() - 1)).saturating_add(1);
+        self.look(end)?;
+        self.reader.read(&mut self.world, view, stream, into)
+    }
+
+    fn size(&mut self) -> Result<u64> {
+        self.look(u64::MAX)?;
+        Ok(self.world.index().size())
+    }
+
+    fn set_size(&mut self, size: u64) -> Result<()> {
+        self.world.doubt();
+        if self.size()? == size {
+            return Ok(());
+        }
+        // The mount cuts the base, and the shard what was published, which is all there is.
+        self.volume.reopen(true)?.set_len(size).context("truncate", &self.path)?;
+        self.world.doubt();
+        self.look(0)?;
+        let cut = self.world.last_cut();
+        self.writer()?.roll.clock().observe(cut);
+        Ok(())
+    }
+
+    fn preallocate(&mut self, size: u64) -> Result<()> {
+        match self.size()? < size {
+            true => self.set_size(size),
+            false => Ok(()),
+        }
+    }
+
+    fn stamp(&self) -> u64 {
+        let now = machine::now();
+        self.writer.as_ref().map_or(now, |writer| writer.roll.clock().stamp())
+    }
+
+    fn epoch(&mut self, stamp: u64) -> Result<()> {
+        self.epoch = stamp;
+        if let Some(writer) = &mut self.writer {
+            writer.roll.clock().observe(stamp);
+            writer.run = None;
+        }
+        self.world.doubt();
+        Ok(())
+    }
+
+    fn set_atomic(&mut self, on: bool) {
+        self.atomic = on;
+        if let Some(writer) = &mut self.writer {
+            writer.run = None;
+        }
+    }
+
+    fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
+        let blocks = self.own_blocks()?;
+        let Some(writer) = &mut self.writer else { return Ok(Vec::new()) };
+        if durable && writer.piece.is_dirty() {
+            // With the names of the objects, which the daemon has made.
+            for object in [Piece::bytes_of(writer.number), Piece::journal_of(writer.number)] {
+                let object = self.volume.object(self.volume.session.node, object)?;
+                object.sync(false).told("sync", &self.path)?;
+            }
+        }
+        let sealed = writer.piece.seal(durable)?;
+        if sealed.is_empty() {
+            return Ok(sealed);
+        }
+        let mut out = u64::from(writer.number).to_le_bytes().to_vec();
+        out.extend(blocks.to_le_bytes());
+        out.extend(sealed);
+        Ok(out)
+    }
+
+    fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
+        if closing && self.delete {
+            // Pieces go with the file.
+            std::fs::remove_file(&self.path).context("remove", &self.path)?;
+        }
+        if self.writer.is_none() {
+            return Ok(());
+        }
+        self.take_sealed(sealed)?;
+        let mut parts = self.parts(closing);
+        parts.sort_by_key(|part| part.piece);
+        let (session, ino, path) = (&self.volume.session, self.volume.ino, &self.path);
+        let mut result = publish_all(session, ino, path, parts.clone());
+        if closing && result.as_ref().is_err_and(|e| e.errno == Errno::STALE) {
+            // Somebody has closed some of them: a cut to nothing, or the end of the file.
+            result = match session.client.raw_tiles(ino) {
+                Ok(page) => {
+                    let is_open = |part: &Part| {
+                        let of = page.pieces.iter().find(|info| info.piece == part.piece);
+                        of.is_some_and(|info| info.growth != Growth::Closed)
+                    };
+                    parts.retain(is_open);
+                    publish_all(session, ino, path, parts)
+                }
+                Err(tatami_wire::Errno::ENOENT | tatami_wire::Errno::ESTALE) => Ok(()),
+                Err(errno) => Err(errno).told("publish", path),
+            };
+        }
+        match result {
+            Err(error) if closing && error.errno == Errno::NOENT => return Ok(()),
+            other => other?,
+        }
+        if durable {
+            session.client.sync(ino).told("sync", path)?;
+        }
+        self.known.values_mut().for_each(|known| known.published = true);
+        Ok(())
+    }
+
+    fn published(&mut self) {
+        if let Some(writer) = &mut self.writer {
+            writer.piece.published();
+        }
+    }
+}
+
+/// Publishes parts, as many with one request as fit it.
+fn publish_all(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
+    let (mut step, mut bytes) = (Vec::new(), 0);
+    for part in parts {
+        if bytes + part.tiles.len() > PUBLISH_BYTES || step.len() >= PARTS_MAX {
+            if !step.is_empty() {
+                publish_part(session, ino, path, std::mem::take(&mut step))?;
+            }
+            bytes = 0;
+        }
+        bytes += part.tiles.len();
+        step.push(part);
+    }
+    match step.is_empty() {
+        true => Ok(()),
+        false => publish_part(session, ino, path, step),
+    }
+}

@@ -1,0 +1,183 @@
+//! What the ranks of an open on one node share: words of an object of that node, mapped by them, and
+//! read by request from other nodes.
+//!
+//! Behind a header (magic, nothing, clock, open) there is a slot of 8 words for each of these ranks, in
+//! the order of ranks: changes of its journal, the range of the file that it wrote under the byte view (from
+//! and to), and the number of its piece if that is not the one it began with.
+
+use crate::journal::Load;
+use crate::roll::Common;
+use crate::shared::{Words, reserve};
+use rustix::io::Errno;
+use std::fs::File;
+use tatami_client::DataFile;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR2");
+const OPEN: u64 = 24;
+const SLOT: u64 = 64;
+const SLOT_WORDS: usize = (SLOT / 8) as usize;
+/// Bytes asked of another node at a time.
+const FETCH: usize = 64 << 10;
+
+/// What a slot tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slot {
+    /// Changes of the rank's journal so far.
+    pub(super) changes: u64,
+    hull: (u64, u64),
+    /// Its piece, 0 for the one that it began with.
+    pub(super) piece: u32,
+}
+
+/// Bytes of a roll of so many slots.
+pub(super) fn len(slots: usize) -> u64 {
+    at(slots)
+}
+
+fn at(slot: usize) -> u64 {
+    SLOT + slot as u64 * SLOT
+}
+
+/// The roll of this node, and this rank's slot in it.
+#[derive(Debug)]
+pub(super) struct OwnRoll {
+    words: Words,
+    clock: Common,
+    slot: usize,
+    slots: usize,
+}
+
+impl OwnRoll {
+    /// Uses the object in `file`, which the first rank of the node to come makes a roll.
+    pub(super) fn new(file: File, open: u64, slot: usize, slots: usize) -> Result<OwnRoll, Errno> {
+        reserve(&file, at(slots))?;
+        let again = file.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let words = Words::new(file, true, true)?;
+        if !words.is_mapped() {
+            return Err(Errno::NODEV);
+        }
+        words.store(OPEN, open)?;
+        words.store(0, MAGIC)?;
+        Ok(OwnRoll { words, clock: Common::new(Some((again, true)), true)?, slot, slots })
+    }
+
+    pub(super) fn clock(&self) -> &Common {
+        &self.clock
+    }
+
+    pub(super) fn set_changes(&self, changes: u64) -> Result<(), Errno> {
+        self.words.store(at(self.slot), changes)
+    }
+
+    pub(super) fn set_hull(&self, hull: (u64, u64)) -> Result<(), Errno> {
+        self.words.store(at(self.slot) + 8, hull.0)?;
+        self.words.store(at(self.slot) + 16, hull.1)
+    }
+
+    /// From now on the rank has another piece, with no changes yet.
+    pub(super) fn set_piece(&self, piece: u32) -> Result<(), Errno> {
+        self.words.store(at(self.slot), 0)?;
+        self.words.store(at(self.slot) + 24, u64::from(piece))
+    }
+
+    /// Has another rank of this node written bytes under the byte view in `from .. to`?
+    pub(super) fn others_wrote(&self, from: u64, to: u64) -> Result<bool, Errno> {
+        for slot in (0..self.slots).filter(|slot| *slot != self.slot) {
+            let (lo, hi) = read_slot(&self.words, slot)?.hull;
+            if lo < to && from < hi {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn read_slot(words: &dyn Load, slot: usize) -> Result<Slot, Errno> {
+    let mut found = [0; SLOT_WORDS];
+    words.load_all(at(slot), &mut found)?;
+    Ok(Slot { changes: found[0], hull: (found[1], found[2]), piece: found[3] as u32 })
+}
+
+/// A node's roll, as a rank of the same open reads it.
+#[derive(Debug)]
+pub(super) struct Roll {
+    words: Box<dyn Load>,
+    slots: usize,
+}
+
+impl Roll {
+    /// The roll of so many ranks in `words`.
+    pub(super) fn new(words: Box<dyn Load>, slots: usize) -> Roll {
+        Roll { words, slots }
+    }
+
+    /// Looks again.
+    pub(super) fn again(&mut self) -> Result<(), Errno> {
+        self.words.again(0)?;
+        self.words.see(at(self.slots))
+    }
+
+    /// As of the last look.
+    pub(super) fn slot(&self, slot: usize) -> Result<Slot, Errno> {
+        read_slot(&*self.words, slot)
+    }
+}
+
+/// Words of an object on another node, read by request.
+pub(super) struct Fetched {
+    object: DataFile,
+    bytes: Vec<u8>,
+    ended: bool,
+}
+
+impl std::fmt::Debug for Fetched {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Fetched").field("bytes", &self.bytes.len()).finish_non_exhaustive()
+    }
+}
+
+impl Fetched {
+    pub(super) fn new(object: DataFile) -> Fetched {
+        Fetched { object, bytes: Vec::new(), ended: false }
+    }
+
+    fn fetch(&mut self) -> Result<(), Errno> {
+        let before = self.bytes.len();
+        self.bytes.resize(before + FETCH, 0);
+        let got = match self.object.read_at(&mut self.bytes[before..], before as u64) {
+            Err(tatami_wire::Errno::ENOENT) => Ok(0),
+            other => other.map_err(super::said),
+        };
+        self.bytes.truncate(before + *got.as_ref().unwrap_or(&0));
+        self.ended = got? < FETCH;
+        Ok(())
+    }
+}
+
+impl Load for Fetched {
+    fn again(&mut self, from: u64) -> Result<(), Errno> {
+        self.bytes.truncate(usize::try_from(from).unwrap_or(usize::MAX));
+        self.ended = false;
+        self.fetch()
+    }
+
+    fn see(&mut self, len: u64) -> Result<(), Errno> {
+        while (self.bytes.len() as u64) < len && !self.ended {
+            self.fetch()?;
+        }
+        Ok(())
+    }
+
+    fn readable(&self) -> Result<u64, Errno> {
+        Ok(self.bytes.len() as u64)
+    }
+
+    fn load_all(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno> {
+        let from = usize::try_from(offset).unwrap_or(usize::MAX).min(self.bytes.len());
+        let mut found = self.bytes[from..].as_chunks::<8>().0.iter();
+        for word in words {
+            *word = found.next().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,382 @@
+//! What a handle knows of a volume's file: what the shard has published, and the journals of those who
+//! write it.
+//!
+//! The ranks of one's own open are looked at before each read: a few loads for each rank of this node, one
+//! request for each other node. What others do, and what the shard knows, is asked for when a view epoch begins.
+
+use super::begin::distinct;
+use super::roll::{Fetched, Roll};
+use super::{Told, Volume};
+use crate::error::{Context, Error, Result};
+use crate::journal;
+use crate::plain::read_full;
+use crate::reader::Source;
+use crate::shared::Words;
+use crate::token::Token;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::sync::Arc;
+use tatami_client::DataFile;
+use tatami_layout::{Cut, Index, PieceTiles};
+use tatami_wire::tiles::{Growth, Page, PieceInfo};
+use tatami_wire::{NodeId, Piece};
+
+/// How often a look is repeated because pieces were replaced meanwhile.
+const TRIES: usize = 100;
+/// Pieces kept open for reading.
+const FILES_MAX: usize = 256;
+
+/// What this rank itself has written, which nobody needs to tell it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Own<'a> {
+    pub(super) piece: u32,
+    pub(super) changes: u64,
+    pub(super) tiles: &'a PieceTiles,
+}
+
+/// A rank of this handle's open.
+#[derive(Debug)]
+struct Seat {
+    roll: usize,
+    slot: usize,
+    /// Its piece, and how much of the journal of that is known.
+    piece: u32,
+    seen: u64,
+}
+
+/// A piece that somebody else may still write: a rank of another open.
+#[derive(Debug)]
+struct Foreign {
+    piece: u32,
+    tiles: Option<PieceTiles>,
+    journal: Option<journal::Reader>,
+}
+
+/// The file as it is known.
+pub(super) struct World {
+    volume: Arc<Volume>,
+    /// First piece of this handle's open, and its pieces; none for a reader.
+    first: u32,
+    count: u32,
+    rank: Option<u32>,
+    seats: Vec<Seat>,
+    rolls: Vec<Roll>,
+    doubtful: bool,
+    version: Option<u64>,
+    nodes: BTreeMap<u32, NodeId>,
+    closed: Vec<(u32, PieceTiles)>,
+    cuts: Vec<Cut>,
+    foreign: Vec<Foreign>,
+    journals: BTreeMap<u32, journal::Reader>,
+    base_size: u64,
+    base: Option<File>,
+    own: Option<(u32, u64)>,
+    index: Index,
+    files: BTreeMap<Piece, DataFile>,
+}
+
+impl World {
+    /// Nothing is known yet. A rank that writes is `rank` of the open.
+    pub(super) fn new(volume: Arc<Volume>, token: &Token, rank: Option<u32>) -> World {
+        World {
+            volume,
+            first: token.first,
+            count: if token.first == 0 { 0 } else { token.ranks + token.nodes },
+            rank,
+            seats: Vec::new(),
+            rolls: Vec::new(),
+            doubtful: true,
+            version: None,
+            nodes: BTreeMap::new(),
+            closed: Vec::new(),
+            cuts: Vec::new(),
+            foreign: Vec::new(),
+            journals: BTreeMap::new(),
+            base_size: 0,
+            base: None,
+            own: None,
+            index: Index::new(Vec::new(), Vec::new(), 0),
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Learns where the ranks of the open are; tells which piece is the roll of this node, which of its slots is
+    /// this rank's, and how many it has.
+    ///
+    /// # Errors
+    /// Those of the shard; `ESTALE` where the open is over.
+    pub(super) fn take_seats(&mut self, token: &Token) -> Result<(u32, usize, usize)> {
+        let page = self.page()?;
+        self.take_page(page)?;
+        let stale = || Error::because("open", &self.volume.path, Errno::STALE, "the open is over");
+        let ranks = token.first..token.first.saturating_add(token.ranks);
+        let homes: Option<Vec<NodeId>> =
+            ranks.clone().map(|piece| self.nodes.get(&piece).copied()).collect();
+        let homes = homes.ok_or_else(stale)?;
+        let all = distinct(homes.iter().copied());
+        let mut slots = vec![0; all.len()];
+        for (piece, home) in ranks.clone().zip(&homes) {
+            let roll = all.iter().position(|node| node == home).ok_or_else(stale)?;
+            self.seats.push(Seat { roll, slot: slots[roll], piece, seen: 0 });
+            slots[roll] += 1;
+        }
+        for (number, (node, slots)) in (ranks.end..).zip(all.iter().zip(&slots)) {
+            let object = Piece::bytes_of(number);
+            let words: Box<dyn journal::Load> = match *node == self.volume.session.node {
+                true => {
+                    let file = self.volume.local(object, true)?.ok_or_else(stale)?;
+                    crate::shared::reserve(&file, super::roll::len(*slots))
+                        .context("open", &self.volume.path)?;
+                    Box::new(Words::new(file, true, false).context("open", &self.volume.path)?)
+                }
+                false => Box::new(Fetched::new(self.volume.object(*node, object)?)),
+            };
+            self.rolls.push(Roll::new(words, *slots));
+        }
+        let rank = self.rank.ok_or_else(stale)?;
+        let seat = self.seats.get(rank as usize).ok_or_else(stale)?;
+        if homes.get(rank as usize) != Some(&self.volume.session.node) {
+            let why = "the mount at this path is not that of the node on which the open began";
+            return Err(Error::because("open", &self.volume.path, Errno::XDEV, why));
+        }
+        Ok((ranks.end + seat.roll as u32, seat.slot, slots[seat.roll]))
+    }
+
+    /// Which piece a piece of the index is; nothing for the base.
+    pub(super) fn number(piece: Piece) -> Option<u32> {
+        (piece != Piece::BASE).then(|| piece.number())
+    }
+
+    /// Forgets that anything was asked.
+    pub(super) fn doubt(&mut self) {
+        self.doubtful = true;
+    }
+
+    /// The last cut that is known, 0 for none: all that is new must have a later stamp.
+    pub(super) fn last_cut(&self) -> u64 {
+        self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
+    }
+
+    /// The changes of all ranks' journals, with the pieces they belong to.
+    ///
+    /// # Errors
+    /// Those of the nodes.
+    pub(super) fn counts(&mut self) -> Result<Vec<(u32, u64)>> {
+        let path = &self.volume.path;
+        self.rolls.iter_mut().try_for_each(Roll::again).context("read", path)?;
+        let mut all = Vec::with_capacity(self.seats.len());
+        for (rank, seat) in (self.first..).zip(&self.seats) {
+            let slot = self.rolls[seat.roll].slot(seat.slot).context("read", path)?;
+            let piece = if slot.piece == 0 { rank } else { slot.piece };
+            all.push((piece, slot.changes));
+        }
+        Ok(all)
+    }
+
+    /// Looks again. The file is asked for its size where it is not known to reach `to`.
+    ///
+    /// # Errors
+    /// Those of the shard, the nodes and the disk.
+    pub(super) fn look(&mut self, own: Option<Own<'_>>, to: u64) -> Result<()> {
+        let mut changed = false;
+        for _ in 0..TRIES {
+            if self.doubtful {
+                changed |= self.refresh()?;
+                self.doubtful = false;
+            }
+            changed |= self.poll()?;
+            if self.doubtful {
+                continue;
+            }
+            if changed || self.own != own.map(|own| (own.piece, own.changes)) {
+                self.build(own);
+            }
+            if to > self.index.size() {
+                let size = self.volume.size()?;
+                if size != self.base_size {
+                    self.base_size = size;
+                    self.build(own);
+                }
+            }
+            return Ok(());
+        }
+        Err(Error::new("read", &self.volume.path, Errno::AGAIN))
+    }
+
+    fn page(&self) -> Result<Page> {
+        let volume = &self.volume;
+        volume.session.client.raw_tiles(volume.ino).told("read", &volume.path)
+    }
+
+    /// Asks the shard and the mount.
+    fn refresh(&mut self) -> Result<bool> {
+        let volume = self.volume.clone();
+        let version = volume.session.client.tiles_version(volume.ino);
+        let mut changed = self.version != Some(version.told("read", &volume.path)?);
+        if changed {
+            let page = self.page()?;
+            self.take_page(page)?;
+        }
+        let size = volume.size()?;
+        changed |= self.base_size != size;
+        self.base_size = size;
+        self.base = None;
+        for i in 0..self.foreign.len() {
+            changed = true;
+            if self.foreign[i].journal.is_none() {
+                self.foreign[i].journal = self.journal(self.foreign[i].piece)?;
+            }
+            if let Some(journal) = &mut self.foreign[i].journal {
+                journal.update().context("read", &volume.path)?;
+            }
+        }
+        Ok(changed)
+    }
+
+    fn take_page(&mut self, page: Page) -> Result<()> {
+        let path = self.volume.path.clone();
+        let bad = |_| Error::because("read", &path, Errno::IO, "its tiles do not read");
+        let mut foreign = std::mem::take(&mut self.foreign);
+        self.closed.clear();
+        self.nodes.clear();
+        for PieceInfo { piece, node, growth, tiles } in page.pieces {
+            self.nodes.insert(piece, node);
+            let ours = piece >= self.first && piece - self.first < self.count
+                || self.seats.iter().any(|seat| seat.piece == piece);
+            if ours && growth != Growth::Closed {
+                continue;
+            }
+            let tiles = match tiles.is_empty() {
+                true => None,
+                false => Some(PieceTiles::decode(&tiles).map_err(bad)?),
+            };
+            if growth == Growth::Closed {
+                self.closed.extend(tiles.map(|tiles| (piece, tiles)));
+            } else {
+                let known = foreign.iter().position(|known| known.piece == piece);
+                let journal = known.and_then(|at| foreign.swap_remove(at).journal);
+                self.foreign.push(Foreign { piece, tiles, journal });
+            }
+        }
+        let cut = |cut: tatami_wire::tiles::Cut| Cut { stamp: cut.stamp, size: cut.size };
+        self.cuts = page.cuts.into_iter().map(cut).collect();
+        self.version = Some(page.version);
+        Ok(())
+    }
+
+    /// The journal of a piece; nothing where there is none (yet, or any more).
+    fn journal(&self, piece: u32) -> Result<Option<journal::Reader>> {
+        let Some(node) = self.nodes.get(&piece) else { return Ok(None) };
+        let object = Piece::journal_of(piece);
+        let words: Box<dyn journal::Load> = match *node == self.volume.session.node {
+            true => match self.volume.local(object, false)? {
+                Some(file) => {
+                    Box::new(Words::new(file, true, false).context("read", &self.volume.path)?)
+                }
+                None => return Ok(None),
+            },
+            false => Box::new(Fetched::new(self.volume.object(*node, object)?)),
+        };
+        journal::Reader::of_any(words).context("read", &self.volume.path)
+    }
+
+    /// Takes what the journals of the other ranks tell that is new.
+    fn poll(&mut self) -> Result<bool> {
+        let path = self.volume.path.clone();
+        let mut changed = false;
+        self.rolls.iter_mut().try_for_each(Roll::again).context("read", &path)?;
+        for rank in 0..self.seats.len() {
+            if Some(rank as u32) == self.rank {
+                continue;
+            }
+            let seat = &self.seats[rank];
+            let slot = self.rolls[seat.roll].slot(seat.slot).context("read", &path)?;
+            let (old, seen) = (seat.piece, seat.seen);
+            if slot.piece != 0 && slot.piece != old {
+                // What it had before was published and closed.
+                self.journals.remove(&old);
+                self.seats[rank].piece = slot.piece;
+                self.seats[rank].seen = 0;
+                self.doubtful = true;
+                return Ok(true);
+            }
+            if slot.changes == seen {
+                continue;
+            }
+            changed = true;
+            if !self.journals.contains_key(&old) {
+                let Some(journal) = self.journal(old)? else {
+                    self.doubtful = true;
+                    return Ok(true);
+                };
+                self.journals.insert(old, journal);
+            }
+            if let Some(journal) = self.journals.get_mut(&old) {
+                journal.update().context("read", &path)?;
+            }
+            self.seats[rank].seen = slot.changes;
+        }
+        Ok(changed)
+    }
+
+    fn build(&mut self, own: Option<Own<'_>>) {
+        let mut pieces = Vec::new();
+        let mut add = |piece: u32, tiles: PieceTiles| {
+            if !tiles.tiles().is_empty() {
+                pieces.push((Piece::bytes_of(piece), tiles));
+            }
+        };
+        for (piece, tiles) in &self.closed {
+            add(*piece, tiles.clone());
+        }
+        for Foreign { piece, tiles, journal } in &self.foreign {
+            match (journal, tiles) {
+                (Some(journal), _) => add(*piece, journal.piece()),
+                (None, Some(tiles)) => add(*piece, tiles.clone()),
+                (None, None) => {}
+            }
+        }
+        for (piece, journal) in &self.journals {
+            add(*piece, journal.piece());
+        }
+        if let Some(own) = own {
+            add(own.piece, own.tiles.clone());
+        }
+        // Cuts have been carried out on what the mount shows.
+        self.index = Index::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
+        self.own = own.map(|own| (own.piece, own.changes));
+    }
+}
+
+impl Source for World {
+    fn index(&self) -> &Index {
+        &self.index
+    }
+
+    fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()> {
+        let path = self.volume.path.clone();
+        if piece == Piece::BASE {
+            if self.base.is_none() {
+                self.base = Some(self.volume.reopen(false)?);
+            }
+            let base = self.base.as_ref().ok_or_else(|| Error::new("read", &path, Errno::IO))?;
+            return read_full(base, bytes, at).context("read", &path);
+        }
+        if !self.files.contains_key(&piece) {
+            let node = self.nodes.get(&piece.number()).copied();
+            let node = node.ok_or_else(|| Error::new("read", &path, Errno::IO))?;
+            if self.files.len() >= FILES_MAX {
+                self.files.pop_first();
+            }
+            self.files.insert(piece, self.volume.object(node, piece)?);
+        }
+        match self.files[&piece].read_at(bytes, at).told("read", &path)? {
+            // What a tile tells of was written: it is lost.
+            got if got < bytes.len() => {
+                Err(Error::because("read", &path, Errno::IO, "bytes of a piece are missing"))
+            }
+            _ => Ok(()),
+        }
+    }
+}

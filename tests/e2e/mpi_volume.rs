@@ -1,0 +1,305 @@
+//! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own: the layer
+//! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
+
+use parking_lot::Mutex;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+use tatami_tests::command::{run, target_dir, tatami_bin};
+use tatami_tests::files::{get, put, stat};
+use tatami_tests::model::pattern;
+use tatami_tests::process::kill_hard;
+use tatami_tests::seed::{Rng, root_seed, scaled};
+use tatami_tests::{Cluster, Setup};
+
+const MPIS: [&str; 2] = ["openmpi", "mpich"];
+const NODES: u16 = 4;
+/// Bytes of a block of the program `endless`.
+const BLOCK: u64 = 1000;
+
+/// One job at a time: ranks that wait for each other do so busily.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
+/// A test program, compiled for one of the MPI libraries.
+fn compiled(name: &str, mpi: &str) -> PathBuf {
+    let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
+    let make = "make -C mpi IO=../target/debug tests";
+    assert!(path.is_file(), "{} is not there: {make}", path.display());
+    path
+}
+
+/// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for the
+/// mount of the rank's node: ranks go round the nodes.
+fn layered(cluster: &Cluster, mpi: &str, ranks: u64, program: &str) -> Command {
+    let mut command = Command::new(tatami_bin());
+    command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "-n", &ranks.to_string()]);
+    command.args(["sh", "-c", SPREAD, "sh"]).arg(compiled(program, mpi));
+    command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
+    for (name, value) in [
+        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
+        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
+        ("OMPI_MCA_plm_rsh_agent", ""),
+        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
+        ("OMPI_MCA_mpi_yield_when_idle", "1"),
+        ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
+    ] {
+        command.env(name, value);
+    }
+    command.env("MOUNTS", cluster.mount(0).parent().expect("a folder of mounts"));
+    command.env("NODES", cluster.nodes().to_string()).env_remove("LD_PRELOAD");
+    command
+}
+
+/// Puts the rank's mount in the place of each `@`, and becomes the program.
+const SPREAD: &str = r#"
+mount=$MOUNTS/node$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} % NODES))
+for argument do
+    shift
+    case $argument in @*) argument=$mount${argument#@} ;; esac
+    set -- "$@" "$argument"
+done
+exec "$@"
+"#;
+
+/// Where the first bytes of a file of the cluster are, by `tatami where`: numbers of nodes.
+fn nodes_of(cluster: &Cluster, path: &Path) -> Vec<u64> {
+    let said = cluster.tatami("where", &["--json", path.to_str().expect("UTF-8")]);
+    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    let nodes = told["files"][0]["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node["node"].as_u64().expect("a number")).collect()
+}
+
+#[allow(clippy::disallowed_methods)] // a program that writes on its own tells nobody when
+fn pause(milliseconds: u64) {
+    std::thread::sleep(Duration::from_millis(milliseconds));
+}
+
+/// Chapter 14 of the standard, call by call, with ranks on one node and on several.
+#[test]
+fn calls_do_what_the_standard_says() {
+    let _turn = ONE_AT_A_TIME.lock();
+    for nodes in [1, NODES] {
+        // One node's mount is not called after it.
+        let cluster = Cluster::start(nodes.max(2));
+        for mpi in MPIS {
+            let mut command = layered(&cluster, mpi, 3, "semantics");
+            command.env("NODES", nodes.to_string());
+            run(command.arg(format!("@/semantics.{mpi}")));
+        }
+        cluster.finish();
+    }
+}
+
+/// Random types, views and calls: what each call tells and every byte of the file are as in a container.
+#[test]
+fn random_calls_do_what_they_do_in_a_container() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let root = root_seed() % 1_000_000_000;
+    for mpi in MPIS {
+        for round in 0..scaled(3) {
+            let (ranks, seed) = (1 + (root + round) % 5, (root + round).to_string());
+            let dir = tempfile::tempdir().expect("a directory");
+            let at = |name: &str| dir.path().join(name);
+            let mut reference = layered(&cluster, mpi, ranks, "random_calls");
+            reference.env("TATAMI_CONTAINER", dir.path());
+            run(reference.arg(at("reference.dat")).args([&seed, "6"]).arg(at("reference")));
+            let mut ours = layered(&cluster, mpi, ranks, "random_calls");
+            run(ours.arg("@/ours.dat").args([&seed, "6"]).arg(at("ours")));
+            for part in (0..ranks).map(|r| r.to_string()).chain(["bytes".to_owned()]) {
+                let expected = get(at(&format!("reference.{part}")));
+                let got = get(at(&format!("ours.{part}")));
+                let from = expected.iter().zip(&got).position(|(a, b)| a != b);
+                let job = format!("{mpi}, {ranks} ranks, seed {seed}");
+                assert!(expected == got, "{job}: {part} differs from byte {from:?} on");
+            }
+            let whole = get(at("ours.bytes"));
+            for node in 0..NODES {
+                let file = cluster.mount(node).join("ours.dat");
+                assert!(get(&file) == whole, "{mpi}, seed {seed}: on the mount of node {node}");
+            }
+            fs::remove_file(cluster.mount(1).join("ours.dat")).expect("unlink");
+        }
+    }
+    cluster.finish();
+}
+
+/// Threads of each rank share a handle, and open and close their own.
+#[test]
+fn threads_may_call_at_any_time() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(2);
+    for mpi in MPIS {
+        run(layered(&cluster, mpi, 2, "threads").arg(format!("@/{mpi}")));
+        assert_eq!(nodes_of(&cluster, &cluster.mount(0).join(mpi)), [0, 1]);
+    }
+    cluster.finish();
+}
+
+/// What `endless` writes.
+fn byte_at(at: u64) -> u8 {
+    (at.wrapping_mul(2_654_435_761) >> 13) as u8
+}
+
+fn block_at(at: u64) -> Vec<u8> {
+    (at..at + BLOCK).map(byte_at).collect()
+}
+
+/// The process of a rank of `endless`, and how many of its blocks it has written.
+fn told(log: &Path, rank: u64) -> Option<(i32, u64)> {
+    let bytes = fs::read(log.with_extension(rank.to_string())).ok()?;
+    let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
+    match words[..] {
+        [process, blocks] if process != 0 => Some((process as i32, blocks)),
+        _ => None,
+    }
+}
+
+/// Is everything there that the ranks say they wrote? A sentence where it is not.
+fn missing(file: &Path, log: &Path, ranks: u64) -> Result<(), String> {
+    let file = fs::File::open(file).map_err(|e| e.to_string())?;
+    let mut bytes = vec![0; BLOCK as usize];
+    for rank in 0..ranks {
+        let (_, blocks) = told(log, rank).ok_or("a rank has not begun")?;
+        for k in 0..blocks {
+            let at = (k * ranks + rank) * BLOCK;
+            file.read_exact_at(&mut bytes, at).map_err(|e| format!("block {k} of {rank}: {e}"))?;
+            if bytes != block_at(at) {
+                return Err(format!("block {k} of {blocks} of rank {rank}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Runs `endless` with a log in `dir`; returns when all ranks have written some blocks.
+fn endless(cluster: &Cluster, mpi: &str, ranks: u64, log: &Path, arguments: [&str; 4]) -> Child {
+    for rank in 0..ranks {
+        let _ = fs::remove_file(log.with_extension(rank.to_string()));
+    }
+    let [file, blocks, how, sync] = arguments;
+    let mut command = layered(cluster, mpi, ranks, "endless");
+    command.arg(format!("@/{file}")).arg(log).args([blocks, how, sync]);
+    let child = command.spawn().expect("mpirun");
+    let start = Instant::now();
+    while !(0..ranks).all(|rank| told(log, rank).is_some_and(|(_, blocks)| blocks > 10)) {
+        assert!(start.elapsed() < Duration::from_secs(120), "the ranks do not begin");
+        pause(10);
+    }
+    child
+}
+
+/// Ranks die at any moment. When they have been away for a lease, every mount has each byte whose
+/// write had returned.
+#[test]
+fn what_killed_ranks_have_written_is_there() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let mut random = Rng::with_seed(cluster.seed());
+    for round in 0..scaled(4) {
+        let (mpi, how) = (MPIS[random.usize(0..2)], ["view", "bytes"][round as usize % 2]);
+        let (ranks, sync) = (random.u64(2..6), ["0", "500"][random.usize(0..2)]);
+        let name = format!("f{round}");
+        let mut child = endless(&cluster, mpi, ranks, &log, [&name, "20000", how, sync]);
+        pause(random.u64(0..300));
+        let mut processes: Vec<i32> =
+            (0..ranks).filter_map(|rank| told(&log, rank)).map(|(process, _)| process).collect();
+        random.shuffle(&mut processes);
+        for process in processes {
+            kill_hard(process);
+            pause(random.u64(0..3));
+        }
+        let _ = child.wait();
+        let file = cluster.mount((round % u64::from(NODES)) as u16).join(&name);
+        let start = Instant::now();
+        while let Err(what) = missing(&file, &log, ranks) {
+            let job = format!("{mpi}, {ranks} ranks, {how}, sync {sync}");
+            assert!(start.elapsed() < Duration::from_secs(60), "{job}: {what} is not there");
+            pause(100);
+        }
+    }
+    cluster.finish();
+}
+
+/// A daemon dies and comes again: the ranks of its node go on, and all of the file is there.
+#[test]
+fn ranks_go_on_when_a_daemon_dies() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    for (node, mpi) in [(1, MPIS[0]), (0, MPIS[1])] {
+        let how = ["view", "bytes"][usize::from(node)];
+        let mut child = endless(&cluster, mpi, 4, &log, [mpi, "20000", how, "1000"]);
+        cluster.kill_node(node);
+        pause(100);
+        cluster.start_node(node);
+        assert!(child.wait().expect("mpirun").success(), "the program failed");
+        let file = cluster.mount(2).join(mpi);
+        assert_eq!(missing(&file, &log, 4), Ok(()));
+        assert_eq!(stat(&file).len(), 80_000 * BLOCK);
+        assert_eq!(nodes_of(&cluster, &file), [0, 1, 2, 3]);
+    }
+    cluster.finish();
+}
+
+/// A file that was ordinary before keeps what no rank writes over, is written by other programs in
+/// between, and is as it was after an open in which nobody wrote.
+#[test]
+fn ordinary_programs_and_jobs_take_turns() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let on = |node: u16| cluster.mount(node).join("f");
+    let mut bytes = pattern(1, 0, 500_000);
+    put(on(2), &bytes);
+    let job = |blocks: &str, ranks: u64, mpi: &str| {
+        let mut command = layered(&cluster, mpi, ranks, "endless");
+        run(command.arg("@/f").arg(&log).args([blocks, "view", "0"]));
+    };
+    job("0", 4, MPIS[0]);
+    assert_eq!(nodes_of(&cluster, &on(0)), [2], "nobody wrote");
+    for (round, mpi) in MPIS.into_iter().enumerate() {
+        let (blocks, ranks) = (20 + round as u64, 3);
+        job(&blocks.to_string(), ranks, mpi);
+        let written = blocks * ranks * BLOCK;
+        for (at, byte) in bytes.iter_mut().enumerate().take(written as usize) {
+            *byte = byte_at(at as u64);
+        }
+        for node in 0..NODES {
+            assert!(get(on(node)) == bytes, "round {round}, on the mount of node {node}");
+        }
+        let file = fs::OpenOptions::new().write(true).open(on(3)).expect("open");
+        let new = pattern(2, 0, 30_000);
+        file.write_all_at(&new, 15_000).expect("write");
+        file.set_len(400_000 + round as u64).expect("ftruncate");
+        drop(file);
+        bytes[15_000..45_000].copy_from_slice(&new);
+        bytes.resize(400_000 + round, 0);
+        for node in 0..NODES {
+            assert!(get(on(node)) == bytes, "changed, on the mount of node {node}");
+        }
+    }
+    cluster.finish();
+}
+
+/// A hint leaves the file to the MPI library.
+#[test]
+fn files_can_be_left_to_the_mpi_library() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(2);
+    let mut command = layered(&cluster, MPIS[0], 2, "fortran_mpi");
+    let said = run(command.env("TATAMI_TILED", "0").env("NODES", "1").arg("@/left"));
+    assert!(said.out.contains("all values right"), "{}", said.out);
+    assert_eq!(nodes_of(&cluster, &cluster.mount(1).join("left")), [0]);
+    let said = run(layered(&cluster, MPIS[0], 2, "fortran_mpi").arg("@/taken"));
+    assert!(said.out.contains("all values right"), "{}", said.out);
+    assert_eq!(nodes_of(&cluster, &cluster.mount(1).join("taken")), [0, 1]);
+    assert_eq!(get(cluster.mount(0).join("left")), get(cluster.mount(1).join("taken")));
+    cluster.finish();
+}
