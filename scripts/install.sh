@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs tatami, the MPI-IO layer, man pages and shell completions below a prefix.
+# Installs tatami, the MPI-IO layer, its workloads, man pages and shell completions below a prefix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-prefix=${1:-/usr/local}
+prefix=$(realpath -m "${1:-/usr/local}")
 
 cargo build --quiet --locked --release --bin tatami
 cargo build --quiet --locked --release -p tatami-capi
@@ -11,6 +11,14 @@ install -D "$tatami" "$prefix/bin/tatami"
 # The MPI-IO layer, for those MPI libraries whose development packages are here.
 make --silent -C mpi BUILD=../target/mpi-release IO=../target/release
 install -D -t "$prefix/lib/tatami" target/mpi-release/libtatami_*.so
+# The workloads of `tatami bench mpi`, for the same ones.
+if [ -n "$(command -v mpicc.openmpi mpicc.mpich)" ]; then
+  make --silent -C mpi-bench
+  (cd target && find mpi-bench -type f -perm -u+x -exec install -D {} "$prefix/lib/tatami/{}" \;)
+else
+  echo "There is no MPI here: \`tatami mpirun\` and \`tatami bench mpi\` need libopenmpi-dev or libmpich-dev" \
+    "(scripts/packages.sh mpi), and \`make install\` again." >&2
+fi
 install -D -m 644 crates/capi/include/tatami_io.h "$prefix/include/tatami_io.h"
 mkdir -p "$prefix/share/man/man1" "$prefix/share/bash-completion/completions" \
   "$prefix/share/zsh/site-functions" "$prefix/share/fish/vendor_completions.d"

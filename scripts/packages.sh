@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs from Debian what is missing for the purposes named: build, test, jobs,
-# mpi, shared.
+# mpi, shared, gfarm.
 # Does nothing, and asks nobody, where all is there.
 set -euo pipefail
 
@@ -13,10 +13,12 @@ declare -A packages=(
   [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin openssh-client gfortran python3-mpi4py"
   # Libraries and programs that write shared files by MPI-IO.
   [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
+  # A file system of many machines, as a home of containers: its servers, clients and mount.
+  [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # What the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
 )
-packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]}"
+packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]}"
 
 wanted=()
 for purpose in "$@"; do

@@ -435,7 +435,8 @@ static int preallocate(struct run *run, MPI_Offset size)
   if (!run->simple)
     return MPI_File_preallocate(run->file, size);
   MPI_File_get_size(run->file, &now);
-  return MPI_File_set_size(run->file, size > now ? size : now);
+  MPI_Barrier(MPI_COMM_WORLD);
+  return now < size ? MPI_File_set_size(run->file, size) : MPI_SUCCESS;
 }
 
 static void resize(struct run *run)

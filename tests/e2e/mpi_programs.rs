@@ -5,7 +5,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use tatami_tests::command::{program, run, sources, target_dir, tatami_bin};
+use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names};
 use tempfile::TempDir;
 
@@ -190,7 +190,7 @@ fn netcdf4_writes_the_same_file() {
 }
 
 /// PnetCDF looks at a file that it opens with open(2), to which a container is a directory:
-/// so it only writes through the layer, and reads what was flattened.
+/// so it only writes through the layer, and reads through the overlay and what was flattened.
 #[test]
 fn pnetcdf_writes_the_same_file() {
     let job = Job::new("openmpi");
@@ -198,6 +198,14 @@ fn pnetcdf_writes_the_same_file() {
     job.both(|command| {
         command.arg(&shared).args(["shared.nc", "300", "write"]);
     });
+    let shown = job.base.path().join("shown");
+    fs::create_dir(&shown).expect("mkdir");
+    let mut overlay = program(&tatami_bin().display().to_string());
+    run(overlay.args(["mount", "--overlay"]).arg(job.tiled()).arg(&shown));
+    let mut read = job.mpirun(&job.native(), RANKS);
+    let said = ask(read.arg(&shared).arg(shown.join("shared.nc")).args(["300", "read"]));
+    run(program("umount -l").arg(&shown));
+    assert!(said.out.contains("all values right"), "{said:?}");
     assert_eq!(job.flatten(), ["shared.nc"]);
     job.same(&["shared.nc"]);
     let tiled = job.tiled().join("shared.nc");

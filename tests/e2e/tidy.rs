@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use tatami_tests::command::{program, run, sources};
+use std::process::Command;
+use tatami_tests::command::{program, run, sources, tatami_bin};
 
 /// Longest source file, in lines: beyond it, nobody knows what is where.
 const LINES_MAX: usize = 900;
@@ -243,6 +244,25 @@ fn sentences_of_the_semantics_name_tests_that_exist() {
         }
     }
     report("tests named in docs/SEMANTICS.md that do not exist", &missing);
+}
+
+/// What the README tells people to type: each command is there, and has the options.
+#[test]
+fn commands_of_the_readme_exist() {
+    let readme = text(Path::new("README.md"));
+    let blocks = readme.split("```").skip(1).step_by(2);
+    let mut looked_at = 0;
+    for line in blocks.flat_map(str::lines).map(|line| line.split('#').next().unwrap_or_default()) {
+        let mut words = line.split_whitespace().skip_while(|word| *word != "tatami").skip(1);
+        let Some(command) = words.next() else { continue };
+        let help = run(Command::new(tatami_bin()).args([command, "--help"])).out;
+        // What stands behind `--` is another program's.
+        for option in words.take_while(|word| *word != "--").filter(|word| word.starts_with("--")) {
+            assert!(help.contains(option), "tatami {command} has no {option}");
+        }
+        looked_at += 1;
+    }
+    assert!(looked_at >= 10, "only {looked_at} commands in README.md");
 }
 
 #[test]

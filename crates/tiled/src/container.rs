@@ -1,30 +1,37 @@
 //! A container: the directory, its files, and the rules by which they change.
 //!
 //! Who replaces the index or settles a dead open holds the file `lock`
-//! (flock). Everything else is done without it: pieces and journals have one
+//! (flock), and where that may be known to one machine alone the turn `lock.turn`. Everything else is done without it: pieces and journals have one
 //! writer each, and the index is replaced by rename.
 
 use crate::error::{Context, Error, Result};
 use crate::machine;
 use crate::marker::{self, Marker, Member, Name};
 use crate::published::Published;
+use crate::reach::{self, Reach};
 use crate::roll::{Common, Roll};
+use crate::turn::{Turn, Turns};
 use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// How often reading the index is tried while others replace it.
+const READS: usize = 100;
 
 /// A container that is open. Its files are found through the directory's
 /// descriptor, so it may be renamed meanwhile.
 #[derive(Debug)]
 pub struct Container {
-    dir: File,
+    dir: Arc<File>,
     path: PathBuf,
     id: u64,
     mode: Mode,
     common: Common,
+    reach: Reach,
 }
 
 /// Which version of the index file was read: to see whether it is another by now.
@@ -35,7 +42,8 @@ pub struct Version {
 }
 
 /// Held while the index is replaced.
-pub struct Guard(#[allow(dead_code)] File);
+#[allow(dead_code)] // held, not looked at
+pub struct Guard(Option<Turn>, File);
 
 fn permissions(mode: u32) -> (Mode, Mode) {
     let files = mode & 0o666;
@@ -85,7 +93,11 @@ fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Re
     // For those who list directories on file systems that have attributes.
     let _ = rustix::fs::setxattr(dir, marker::XATTR, b"1", rustix::fs::XattrFlags::empty());
     if has_base {
-        std::fs::hard_link(of, dir.join(marker::BASE)).context("convert", of)?;
+        match rustix::fs::link(of, dir.join(marker::BASE)) {
+            // Then the file itself is moved there at the end.
+            Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => {}
+            other => other.context("convert", of)?,
+        }
     }
     Ok(())
 }
@@ -94,16 +106,43 @@ fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Re
 fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
     let cwd = rustix::fs::CWD;
     if exchange {
-        rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE)
-            .context("convert", path)?;
+        match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE) {
+            Err(Errno::INVAL | Errno::NOSYS) => return place_in_steps(new, path),
+            other => other.context("convert", path)?,
+        }
         // What has the new name now is the ordinary file, which is the base, too.
-        return std::fs::remove_file(new).context("convert", path);
+        let base = path.join(marker::BASE);
+        return match base.exists() {
+            true => std::fs::remove_file(new).context("convert", path),
+            false => rustix::fs::rename(new, &base).context("convert", path),
+        };
     }
     match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
         // Not every file system can; then an empty directory of that name would be replaced.
-        Err(Errno::INVAL | Errno::NOSYS) => rustix::fs::rename(new, path).context("create", path),
+        Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::rename(new, path) {
+            Err(Errno::NOTEMPTY | Errno::NOTDIR) => Err(Errno::EXIST).context("create", path),
+            other => other.context("create", path),
+        },
         other => other.context("create", path),
     }
+}
+
+/// Where a file system can't exchange two names: for a moment nothing has the
+/// path, and what comes there meanwhile is not replaced.
+fn place_in_steps(new: &Path, path: &Path) -> Result<()> {
+    let base = new.join(marker::BASE);
+    let linked = base.exists();
+    let aside = hidden(path, "gone", machine::draw().context("convert", path)?);
+    let away = if linked { &aside } else { &base };
+    rustix::fs::rename(path, away).context("convert", path)?;
+    if let Err(errno) = rustix::fs::rename(new, path) {
+        let _ = rustix::fs::rename(away, path);
+        return Err(errno).context("convert", path);
+    }
+    if linked {
+        std::fs::remove_file(&aside).context("convert", path)?;
+    }
+    Ok(())
 }
 
 /// Removes all files of the directory that are a container's.
@@ -176,28 +215,30 @@ impl Container {
             let errno = if meta.is_dir() { Errno::ISDIR } else { Errno::NOTDIR };
             return Err(Error::because("open", path, errno, "it is no container"));
         };
-        let dir = File::open(path).context("open", path)?;
+        let dir = Arc::new(File::open(path).context("open", path)?);
         let found = rustix::fs::fstat(&dir).context("open", path)?;
         let (mode, _) = permissions(found.st_mode & 0o777);
         let mut container = Container {
+            reach: reach::of(&dir),
             dir,
             path: path.to_path_buf(),
             id,
             mode,
-            common: Common::new(None).context("open", path)?,
+            common: Common::new(None, false).context("open", path)?,
         };
         container.common = container.open_common().context("open", path)?;
         Ok(container)
     }
 
     fn open_common(&self) -> std::result::Result<Common, Errno> {
+        let mapped = !self.reach.remote;
         match self.open_file(marker::SHARED, OFlags::RDWR) {
-            Ok(file) => Common::new(Some((file, true))),
+            Ok(file) => Common::new(Some((file, true)), mapped),
             Err(Errno::ACCESS | Errno::ROFS | Errno::PERM) => {
                 let file = self.open_file(marker::SHARED, OFlags::RDONLY).ok();
-                Common::new(file.map(|file| (file, false)))
+                Common::new(file.map(|file| (file, false)), mapped)
             }
-            Err(Errno::NOENT) => Common::new(None),
+            Err(Errno::NOENT) => Common::new(None, mapped),
             Err(errno) => Err(errno),
         }
     }
@@ -279,12 +320,19 @@ impl Container {
         let path = self.path.join(marker::LOCK);
         let file =
             self.open_file(marker::LOCK, OFlags::RDWR | OFlags::CREATE).context("lock", &path)?;
-        loop {
+        let locked = loop {
             match rustix::fs::flock(&file, FlockOperation::LockExclusive) {
                 Err(Errno::INTR) => {}
-                other => return other.map(|()| Guard(file)).context("lock", &path),
+                Err(errno) if self.reach.remote && reach::has_no_locks(errno) => break Ok(()),
+                other => break other,
             }
-        }
+        };
+        locked.context("lock", &path)?;
+        let turn = match self.reach.remote {
+            true => Some(Turns::new(self.dir.clone(), marker::LOCK).take().context("lock", &path)?),
+            false => None,
+        };
+        Ok(Guard(turn, file))
     }
 
     /// The roll of an open; nothing where it is gone by now.
@@ -301,31 +349,18 @@ impl Container {
             other => (other, true),
         };
         match file {
-            Ok(file) => Roll::open(file, open, writable).context("open", &path),
+            Ok(file) => match Roll::open(file, open, writable, self.reach) {
+                Err(errno) if reach::is_gone(errno) => Ok(None),
+                other => other.context("open", &path),
+            },
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno).context("open", &path),
         }
     }
 
-    /// Is the directory on a file system that other machines may write, too?
-    /// Then nobody is told of their changes.
-    pub fn is_remote(&self) -> bool {
-        // Magic numbers of statfs(2): NFS, Lustre, FUSE, CIFS, SMB2, GPFS, BeeGFS, Ceph, 9P, OCFS2, GFS2.
-        const REMOTE: [u64; 11] = [
-            0x6969,
-            0x0bd0_0bd0,
-            0x6573_5546,
-            0xff53_4d42,
-            0xfe53_4d42,
-            0x4750_4653,
-            0x1983_0326,
-            0x00c3_6400,
-            0x0102_1997,
-            0x7461_636f,
-            0x0116_1970,
-        ];
-        let found = rustix::fs::fstatfs(&self.dir);
-        found.is_ok_and(|found| REMOTE.contains(&(found.f_type as u64 & 0xffff_ffff)))
+    /// How far memory and locks reach on its file system.
+    pub fn reach(&self) -> Reach {
+        self.reach
     }
 
     /// The size of the base, 0 without one.
@@ -374,11 +409,19 @@ impl Container {
     fn read_index_file(&self, name: &str) -> Result<Option<Published>> {
         let path = self.path.join(name);
         let mut bytes = Vec::new();
-        match self.open_file(name, OFlags::RDONLY) {
-            Ok(mut file) => file.read_to_end(&mut bytes).context("read", &path)?,
-            Err(Errno::NOENT) => return Ok(None),
-            Err(errno) => return Err(errno).context("open", &path),
-        };
+        for tries_left in (0..READS).rev() {
+            let read = match self.open_file(name, OFlags::RDONLY) {
+                Ok(mut file) => file.read_to_end(&mut bytes).context("read", &path),
+                Err(Errno::NOENT) => return Ok(None),
+                Err(errno) => return Err(errno).context("open", &path),
+            };
+            match read {
+                Ok(_) => break,
+                // It was replaced meanwhile, and the file system does not keep it for us.
+                Err(error) if reach::is_gone(error.errno) && tries_left > 0 => bytes.clear(),
+                Err(error) => return Err(error),
+            }
+        }
         Published::decode(&bytes).map(Some).map_err(|bad| Error::damaged(&path, bad.to_string()))
     }
 

@@ -345,7 +345,8 @@ impl File {
             .open(&path)
             .or_else(|_| std::fs::File::open(&path))
             .context("lock", &path)?;
-        Ok(self.lock.get_or_init(|| WholeLock::new(file, path)))
+        let lock = WholeLock::new(file, path)?;
+        Ok(self.lock.get_or_init(|| lock))
     }
 
     /// Adds to the shared pointer; what it was.

@@ -4,6 +4,7 @@
 //! learns what it is: `tatami-container 1 <id> <checksum>`.
 
 use crate::error::{Context, Error, Result};
+use crate::turn;
 use rustix::io::Errno;
 use std::io::Read;
 use std::path::Path;
@@ -137,6 +138,10 @@ pub enum Member {
 
 /// Tells what the file of this name is.
 pub fn member(name: &str) -> Member {
+    let turns = [turn::SUFFIX, turn::BREAK, turn::NEXT];
+    if let Some(of) = turns.iter().find_map(|suffix| name.strip_suffix(suffix)) {
+        return if member(of) == Member::Unknown { Member::Unknown } else { Member::Fixed };
+    }
     if [MARKER, BASE, INDEX, INDEX_SYNCED, INDEX_NEW, SHARED, LOCK, ATOMIC].contains(&name) {
         return Member::Fixed;
     }
@@ -209,7 +214,11 @@ mod tests {
         assert_eq!(member(&roll(1)), Member::Roll(1));
         assert_eq!(member(&pointer(1)), Member::Pointer(1));
         assert_eq!(member(INDEX), Member::Fixed);
-        for name in ["p.7.3", "p.0000000000000007.3.4", "notes", "o.0000000000000007.1", ""] {
+        assert_eq!(member("lock.turn"), Member::Fixed);
+        assert_eq!(member(&format!("{}.turn.next", pointer(1))), Member::Fixed);
+        for name in
+            ["p.7.3", "p.0000000000000007.3.4", "notes", "notes.turn", "o.0000000000000007.1", ""]
+        {
             assert_eq!(member(name), Member::Unknown, "{name}");
         }
     }

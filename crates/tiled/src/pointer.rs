@@ -1,13 +1,16 @@
 //! The shared file pointer of an open: one number that all its ranks share.
 //!
 //! Where all ranks run on one machine it is a word of a mapped file, changed by
-//! one atomic addition; elsewhere a file that is locked (flock) meanwhile. Of a volume's file that ranks of several
+//! one atomic addition; elsewhere a file that is locked (flock) meanwhile, or
+//! whose turn is taken where a lock may be known to one machine alone. Of a volume's file that ranks of several
 //! nodes have open it is an extended attribute of the file, changed under a lock that is another one.
 
 use crate::error::{Context, Result};
 use crate::machine;
+use crate::reach;
 use crate::shared::Words;
 use crate::token::{Kind, Token};
+use crate::turn::Turns;
 use crate::wholelock::WholeLock;
 use rustix::fs::{FallocateFlags, XattrFlags};
 use rustix::io::Errno;
@@ -18,7 +21,7 @@ const LEN: u64 = 4096;
 
 #[derive(Debug)]
 enum Way {
-    Words(Words),
+    Words { words: Words, turns: Option<Turns> },
     Attribute { name: String, lock: WholeLock },
 }
 
@@ -68,19 +71,29 @@ impl Pointer {
             other => (other.context("open the shared pointer", path)?, path.to_path_buf()),
         };
         let reserved = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN);
-        let mapped = here && reserved.is_ok();
+        let reach = reach::of(&file);
+        let mapped = here && reach.maps && reserved.is_ok();
         if reserved.is_err() {
             // Sets the length alone, so that what another rank has stored stays.
             file.set_len(LEN).context("make the shared pointer", &path)?;
         }
         let words = Words::new(file, mapped, true).context("open the shared pointer", &path)?;
-        Ok(Pointer { way: Way::Words(words), path })
+        let turns = match reach.remote && !words.is_mapped() {
+            true => Some(Turns::of(&path).context("open the shared pointer", &path)?),
+            false => None,
+        };
+        Ok(Pointer { way: Way::Words { words, turns }, path })
     }
 
     /// Replaces it by what `change` makes of it; what it was.
     fn update(&self, change: impl Fn(u64) -> u64) -> std::result::Result<u64, Errno> {
         let (name, lock) = match &self.way {
-            Way::Words(words) => return words.update(0, change),
+            Way::Words { words, turns: None } => return words.update(0, change),
+            Way::Words { words, turns: Some(turns) } => {
+                let _turn = turns.take()?;
+                let old = words.load(0)?;
+                return words.store(0, change(old)).map(|()| old);
+            }
             Way::Attribute { name, lock } => (name.as_str(), lock),
         };
         lock.lock().map_err(|e| e.errno)?;

@@ -5,19 +5,26 @@
 //! which the rank counts its changes. Who reads looks at the counts first: a
 //! load for each rank, no system call. Ranks hold a shared lock (flock) on the
 //! roll while they live, so that a job that died is known by a lock that
-//! nobody holds.
+//! nobody holds. Where other machines have the file system, too, they may not
+//! know of the lock: there each rank writes into its slot when it was last
+//! alive, and a job is dead only if no rank has for a whole lease, or all ran here.
 //!
-//! `shared` has the clock and the generation, which counts replaced indexes
-//! and opens that came.
+//! `shared` has the clock and the generation, which changes whenever an index
+//! is replaced or an open comes.
 
+use crate::heart::{Beat, LEASE};
 use crate::machine;
+use crate::reach::{self, Reach};
 use crate::shared::Words;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR1");
 const SLOT: u64 = 64;
+/// Where in a slot stand the machine and mount of the rank, and when it was alive.
+const BEAT: u64 = 24;
 /// Ranks of one open at most: bounds what a damaged roll can make us reserve.
 pub const RANKS_MAX: u32 = 1 << 22;
 
@@ -38,6 +45,26 @@ pub struct Roll {
     /// Of which open.
     pub of: Open,
     words: Words,
+    reach: Reach,
+}
+
+/// A rank of an open on a file system that other machines have, too.
+#[derive(Debug)]
+pub struct Alive {
+    file: File,
+    rank: u32,
+    here: u32,
+}
+
+impl Beat for Alive {
+    fn beat(&self) {
+        let mut beat = u64::from(self.here).to_le_bytes().to_vec();
+        beat.extend(machine::now().to_le_bytes());
+        // Written and not stored into memory: it is for other machines.
+        if self.file.write_all_at(&beat, at(self.rank) + BEAT).is_ok() {
+            let _ = rustix::fs::fdatasync(&self.file);
+        }
+    }
 }
 
 fn header(of: Open) -> [u64; 8] {
@@ -57,18 +84,23 @@ impl Roll {
     ///
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
-    pub fn create(file: File, of: Open) -> Result<Roll, Errno> {
+    pub fn create(file: File, of: Open, reach: Reach) -> Result<Roll, Errno> {
         crate::shared::reserve(&file, at(of.ranks))?;
-        let words = Words::new(file, of.machine == machine::id(), true)?;
+        let words = Words::new(file, of.machine == machine::id() && reach.maps, true)?;
         words.store_record(0, &header(of))?;
-        Ok(Roll { of, words })
+        Ok(Roll { of, words, reach })
     }
 
     /// Opens a roll; nothing where the file is none, or not that of `open`.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn open(file: File, open: u64, writable: bool) -> Result<Option<Roll>, Errno> {
+    pub fn open(
+        file: File,
+        open: u64,
+        writable: bool,
+        reach: Reach,
+    ) -> Result<Option<Roll>, Errno> {
         let mut found = [0; 8];
         let plain = Words::new(file, false, writable)?;
         plain.load_all(0, &mut found)?;
@@ -77,8 +109,8 @@ impl Roll {
             return Ok(None);
         }
         let file = plain.into_file();
-        let words = Words::new(file, of.machine == machine::id(), writable)?;
-        Ok(Some(Roll { of, words }))
+        let words = Words::new(file, of.machine == machine::id() && reach.maps, writable)?;
+        Ok(Some(Roll { of, words, reach }))
     }
 
     /// Is the roll memory that all ranks share?
@@ -86,9 +118,9 @@ impl Roll {
         self.words.is_mapped()
     }
 
-    /// Do all ranks run on this machine?
+    /// Do all ranks run on this machine, and share the memory of mapped files?
     pub fn is_here(&self) -> bool {
-        self.of.machine == machine::id()
+        self.of.machine == machine::id() && self.reach.maps
     }
 
     /// Says that this process is one of the open's, until the roll is dropped.
@@ -96,20 +128,68 @@ impl Roll {
     /// # Errors
     /// Those of flock(2); `EWOULDBLOCK` while somebody settles the open, as if it were dead.
     pub fn join(&self) -> Result<(), Errno> {
-        rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockShared)
+        match rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockShared) {
+            Err(errno) if self.reach.remote && reach::has_no_locks(errno) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// What says to other machines that `rank`, this process, lives; nothing
+    /// where there are none. It has been said once when this returns.
+    ///
+    /// # Errors
+    /// Those of dup(2).
+    pub fn alive(&self, rank: u32) -> Result<Option<Alive>, Errno> {
+        if !self.reach.remote {
+            return Ok(None);
+        }
+        let file = self.words.file().try_clone();
+        let file = file.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+        let alive = Alive { file, rank, here: self.reach.here };
+        alive.beat();
+        Ok(Some(alive))
     }
 
     /// Does nobody take part in the open any more? If so nobody can join it
     /// until this roll is dropped.
     ///
     /// # Errors
-    /// Those of flock(2).
+    /// Those of flock(2), and of the disk.
     pub fn is_dead(&self) -> Result<bool, Errno> {
-        match rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(true),
-            Err(Errno::WOULDBLOCK) => Ok(false),
-            Err(errno) => Err(errno),
+        let file = self.words.file();
+        let locked = match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => true,
+            Err(Errno::WOULDBLOCK) => return Ok(false),
+            Err(errno) if self.reach.remote && reach::has_no_locks(errno) => false,
+            Err(errno) => return Err(errno),
+        };
+        if self.reach.remote && self.is_said_to_live(machine::now(), locked)? {
+            if locked {
+                rustix::fs::flock(file, FlockOperation::Unlock)?;
+            }
+            return Ok(false);
         }
+        Ok(true)
+    }
+
+    /// Has a rank, `now`, been alive within a lease, of those whose locks are
+    /// not known here? With `locked` it is known that none lives that shares locks with us.
+    fn is_said_to_live(&self, now: u64, locked: bool) -> Result<bool, Errno> {
+        let lease = u64::try_from(LEASE.as_micros()).unwrap_or(u64::MAX);
+        let mut slots = vec![0u8; (u64::from(self.of.ranks) * SLOT) as usize];
+        match self.words.file().read_at(&mut slots, SLOT) {
+            Ok(read) => slots.truncate(read),
+            Err(e) => return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO)),
+        }
+        let word = |slot: &[u8], at: usize| {
+            let bytes = slot.get(at..at + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        Ok(slots.chunks_exact(SLOT as usize).any(|slot| {
+            let (here, beat) = (word(slot, BEAT as usize), word(slot, BEAT as usize + 8));
+            let known = locked && here == u64::from(self.reach.here);
+            beat != 0 && !known && now < beat.saturating_add(lease)
+        }))
     }
 
     /// The changes of all ranks, into `counts`, which is as long as there are ranks.
@@ -145,8 +225,12 @@ impl Roll {
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
     pub fn reaches(&self, rank: u32, from: u64, to: u64) -> Result<bool, Errno> {
-        let (lo, hi) = self.hull(rank)?;
-        Ok(lo < to && from < hi)
+        match self.hull(rank) {
+            Ok((lo, hi)) => Ok(lo < to && from < hi),
+            // The open is over; what it wrote is in the index.
+            Err(errno) if reach::is_gone(errno) => Ok(true),
+            Err(errno) => Err(errno),
+        }
     }
 
     fn hull(&self, rank: u32) -> Result<(u64, u64), Errno> {
@@ -189,6 +273,7 @@ const SHARED_LEN: u64 = 4096;
 #[derive(Debug)]
 pub struct Common {
     words: Option<Words>,
+    mapped: bool,
     /// Where nothing is shared: the last stamp of this process for this handle.
     last: std::sync::atomic::AtomicU64,
 }
@@ -202,19 +287,20 @@ impl Common {
         crate::shared::reserve(file, SHARED_LEN)
     }
 
-    /// Uses `file`; without one there is a clock of this handle's own and no generation.
+    /// Uses `file`; without one there is a clock of this handle's own and no
+    /// generation. `mapped`: no other machine has the file system.
     ///
     /// # Errors
     /// Those of the disk.
-    pub fn new(file: Option<(File, bool)>) -> Result<Common, Errno> {
+    pub fn new(file: Option<(File, bool)>, mapped: bool) -> Result<Common, Errno> {
         let words = match file {
-            Some((file, writable)) => Some(Words::new(file, true, writable)?),
+            Some((file, writable)) => Some(Words::new(file, mapped, writable)?),
             None => None,
         };
-        Ok(Common { words, last: std::sync::atomic::AtomicU64::new(0) })
+        Ok(Common { words, mapped, last: std::sync::atomic::AtomicU64::new(0) })
     }
 
-    /// How often opens came or the index was replaced.
+    /// Another number whenever an open came or the index was replaced.
     ///
     /// # Errors
     /// Those of the disk.
@@ -222,12 +308,14 @@ impl Common {
         self.words.as_ref().map_or(Ok(0), |words| words.load(GENERATION))
     }
 
-    /// Counts such a change.
+    /// Tells of such a change.
     ///
     /// # Errors
     /// Those of the disk.
     pub fn changed(&self) -> Result<(), Errno> {
         match &self.words {
+            // Two machines that count at once may count once; a number that was drawn is new.
+            Some(words) if !self.mapped => words.store(GENERATION, machine::draw()?),
             Some(words) => words.update(GENERATION, |old| old.wrapping_add(1)).map(|_| ()),
             None => Ok(()),
         }
@@ -239,7 +327,7 @@ impl Common {
         use std::sync::atomic::Ordering;
         let now = machine::now();
         let next = |old: u64| now.max(old.saturating_add(1));
-        let shared = self.words.as_ref().and_then(|words| words.update(CLOCK, next).ok());
+        let shared = self.words.as_ref().and_then(|words| self.step(words, next).ok());
         let own = self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| {
             Some(shared.map_or_else(|| next(last), |old| next(old.max(last))))
         });
@@ -253,7 +341,20 @@ impl Common {
         self.last.fetch_max(stamp, Ordering::AcqRel);
         if let Some(words) = &self.words {
             // A clock that is behind is no error: the process keeps its own.
-            let _ = words.update(CLOCK, |old| old.max(stamp));
+            let _ = self.step(words, |old| old.max(stamp));
         }
+    }
+
+    /// Moves the shared clock; what it was. Among machines a step may be lost:
+    /// then their own clocks have the say, which is what a stamp begins with.
+    fn step(&self, words: &Words, change: impl Fn(u64) -> u64) -> Result<u64, Errno> {
+        if self.mapped {
+            return words.update(CLOCK, change);
+        }
+        let old = words.load(CLOCK)?;
+        if change(old) != old {
+            words.store(CLOCK, change(old))?;
+        }
+        Ok(old)
     }
 }

@@ -4,6 +4,7 @@ use crate::container::{self, Container};
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
+use crate::heart;
 use crate::hints::Hints;
 use crate::journal;
 use crate::marker::{self, Name};
@@ -11,7 +12,7 @@ use crate::memory::Buffer;
 use crate::piece::{Home, OwnPiece, decode_sealed};
 use crate::published::Entry;
 use crate::reader::Reader;
-use crate::roll::{Open, RANKS_MAX, Roll};
+use crate::roll::{Alive, Open, RANKS_MAX, Roll};
 use crate::settle;
 use crate::token::Token;
 use crate::world::World;
@@ -40,6 +41,8 @@ pub struct Tiled {
 
 struct Writer {
     roll: Roll,
+    /// Tells other machines, until it is dropped, that this rank lives.
+    _alive: Option<Arc<Alive>>,
     rank: u32,
     piece: OwnPiece,
     /// The stamp that a further write under the byte view may have, and the
@@ -127,7 +130,8 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
         let new = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL;
         let at = container.path().join(&name);
         let file = container.open_file(&name, new).context("create", &at)?;
-        let roll = Roll::create(file, open).and_then(|roll| roll.join().map(|()| roll));
+        let roll = Roll::create(file, open, container.reach());
+        let roll = roll.and_then(|roll| roll.join().and(roll.alive(0)).map(|_| roll));
         let roll =
             roll.inspect_err(|_| drop(container.remove_file(&name))).context("create", &at)?;
         let mut begun = BEGUN.lock();
@@ -178,7 +182,9 @@ impl Tiled {
                 };
                 let name = Name { open: token.open, rank };
                 let piece = OwnPiece::new(name, path.to_path_buf());
-                Some(Writer { roll, rank, piece, run: None, hull: None })
+                let alive = roll.alive(rank).context("open", path)?.map(Arc::new);
+                alive.iter().for_each(heart::keep);
+                Some(Writer { roll, _alive: alive, rank, piece, run: None, hull: None })
             }
         };
         container.common().observe(token.stamp);
@@ -189,7 +195,7 @@ impl Tiled {
             writer,
             epoch: token.stamp,
             atomic: false,
-            remote: container.is_remote(),
+            remote: container.reach().remote,
             delete: flags.has(Flags::DELETE_ON_CLOSE),
             container,
         })

@@ -10,6 +10,7 @@ use crate::journal;
 use crate::marker::{self, Member, Name};
 use crate::plain::read_full;
 use crate::published::Published;
+use crate::reach;
 use crate::reader::Source;
 use crate::roll::Roll;
 use rustix::fs::OFlags;
@@ -253,8 +254,10 @@ impl World {
         let mut changed = false;
         for other in &mut self.others {
             let open = other.roll.of.open;
-            let read = other.roll.changes(&mut other.counts);
-            read.context("read", container.path())?;
+            match other.roll.changes(&mut other.counts) {
+                Err(errno) if reach::is_gone(errno) => return Ok(None),
+                read => read.context("read", container.path())?,
+            }
             for rank in 0..other.counts.len() {
                 let (now, name) = (other.counts[rank], Name { open, rank: rank as u32 });
                 if now == other.seen[rank] || Some(name) == own {
@@ -277,7 +280,10 @@ impl World {
                         }
                     }
                 };
-                journal.update().context("read", container.path())?;
+                match journal.update() {
+                    Err(errno) if reach::is_gone(errno) => return Ok(None),
+                    read => read.context("read", container.path())?,
+                }
                 other.seen[rank] = now;
             }
         }
@@ -434,7 +440,10 @@ pub fn open_journal(
     let file = marker::journal(name);
     let path = container.path().join(&file);
     match container.open_file(&file, OFlags::RDONLY) {
-        Ok(file) => journal::Reader::new(file, name.open, name.rank, here).context("read", &path),
+        Ok(file) => match journal::Reader::new(file, name.open, name.rank, here) {
+            Err(errno) if reach::is_gone(errno) => Ok(None),
+            other => other.context("read", &path),
+        },
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno).context("open", &path),
     }

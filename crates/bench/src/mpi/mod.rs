@@ -172,6 +172,14 @@ fn runner(args: &MpiArgs) -> Result<Runner, BenchError> {
     let programs = args.programs.clone();
     let programs = programs.or_else(|| beside(&this, &["../mpi-bench", "../lib/tatami/mpi-bench"]));
     let programs = programs.unwrap_or_else(|| "target/mpi-bench".into());
+    if !programs.is_dir() {
+        return Err(BenchError::Usage(format!(
+            "the workloads are not in {}: with an MPI library's development package (libopenmpi-dev or \
+             libmpich-dev), `make install` or `make bench-mpi` in Tatami's sources builds them; tell where they \
+             are with --programs",
+            programs.display()
+        )));
+    }
     let names =
         ["mpi/libtatami_mpi.so", "../lib/tatami/libtatami_mpi.so", "../mpi/libtatami_mpi.so"];
     let layer = args.layer.clone().or_else(|| beside(&this, &names));

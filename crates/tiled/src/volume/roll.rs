@@ -58,7 +58,7 @@ impl OwnRoll {
         }
         words.store(OPEN, open)?;
         words.store(0, MAGIC)?;
-        Ok(OwnRoll { words, clock: Common::new(Some((again, true)))?, slot, slots })
+        Ok(OwnRoll { words, clock: Common::new(Some((again, true)), true)?, slot, slots })
     }
 
     pub(super) fn clock(&self) -> &Common {
