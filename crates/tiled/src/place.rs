@@ -131,16 +131,15 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     let real = real(path)?;
     let wants_plain = hints.plain.unwrap_or_else(|| env.plain.covers(&real));
     // A prefix without more means: whatever is there, and containers for what is new.
-    let wants_container = hints
-        .container
-        .unwrap_or_else(|| env.container.covers(&real));
+    let wants_container = hints.container.unwrap_or_else(|| env.container.covers(&real));
     if !wants_container
         && !wants_plain
         && let Claim::Volume(real) = on_volume()?
     {
         return Ok(Claim::Volume(real));
     }
-    let wants_container = wants_container || (prefixed && !wants_plain && hints.container.is_none());
+    let wants_container =
+        wants_container || (prefixed && !wants_plain && hints.container.is_none());
     let replaceable = match &found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,

@@ -83,7 +83,13 @@ impl Reader {
 
     /// Where the next bytes are, and how many: as many as are read at a time, or
     /// more where they lie one behind the other.
-    fn find(&self, world: &impl Source, view: &View, stream: u64, len: u64) -> (Vec<FoundRun>, u64) {
+    fn find(
+        &self,
+        world: &impl Source,
+        view: &View,
+        stream: u64,
+        len: u64,
+    ) -> (Vec<FoundRun>, u64) {
         let part = len.min(self.batch);
         let mut runs = world.index().lookup_runs(view, stream, part);
         let mut done: u64 = runs.iter().map(|run| run.block * run.count).sum();
@@ -103,7 +109,12 @@ impl Reader {
         (runs, done)
     }
 
-    fn fill(&mut self, world: &mut impl Source, mut runs: Vec<FoundRun>, bytes: &mut [u8]) -> Result<()> {
+    fn fill(
+        &mut self,
+        world: &mut impl Source,
+        mut runs: Vec<FoundRun>,
+        bytes: &mut [u8],
+    ) -> Result<()> {
         runs.sort_unstable_by_key(|run| (run.piece, run.at));
         let mut wants = Vec::new();
         let mut rest = &runs[..];
@@ -162,7 +173,12 @@ impl Reader {
     }
 
     /// Reads what lies near to each other together.
-    fn fetch_all(&mut self, world: &mut impl Source, wants: &mut [Want], bytes: &mut [u8]) -> Result<()> {
+    fn fetch_all(
+        &mut self,
+        world: &mut impl Source,
+        wants: &mut [Want],
+        bytes: &mut [u8],
+    ) -> Result<()> {
         if !wants.is_sorted_by_key(|want| (want.piece, want.at)) {
             wants.sort_unstable_by_key(|want| (want.piece, want.at));
         }

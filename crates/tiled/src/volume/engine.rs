@@ -114,7 +114,13 @@ impl Native {
     ///
     /// # Errors
     /// As for open(2); `ESTALE` where the path is another file by now, or the open is over.
-    pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: &Token) -> Result<Native> {
+    pub fn open(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Native> {
         let session = Session::of(path)?;
         let ino = Ino(token.id);
         let held = match flags.writes() {
@@ -281,9 +287,8 @@ impl Native {
         writer.piece = OwnPiece::new(writer.name, path.clone());
         (writer.number, writer.look_at) = (number, TILES_STEP);
         writer.roll.set_piece(number).context("write", &path)?;
-        // What comes is later than what the old piece has, also within this epoch.
+        // What comes is later than what the old piece has; of equal stamps the later piece wins.
         writer.run = None;
-        self.epoch += 1;
         self.world.doubt();
         Ok(true)
     }
@@ -376,7 +381,13 @@ impl Known {
 }
 
 impl Writer {
-    fn new(held: Held, volume: &Volume, world: &mut World, rank: u32, token: &Token) -> Result<Writer> {
+    fn new(
+        held: Held,
+        volume: &Volume,
+        world: &mut World,
+        rank: u32,
+        token: &Token,
+    ) -> Result<Writer> {
         let path = &volume.path;
         let (roll, slot, slots) = world.take_seats(token)?;
         let file = volume.local(Piece::bytes_of(roll), true)?;
