@@ -5,14 +5,15 @@ use parking_lot::Mutex;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tatami_tests::command::{run, target_dir, tatami_bin};
-use tatami_tests::files::{get, put, stat};
+use tatami_tests::command::{program, run, sources, target_dir, tatami_bin};
+use tatami_tests::files::{get, names, put, stat};
 use tatami_tests::model::pattern;
 use tatami_tests::process::kill_hard;
 use tatami_tests::seed::{Rng, root_seed, scaled};
 use tatami_tests::{Cluster, Setup};
+use tempfile::TempDir;
 
 const MPIS: [&str; 2] = ["openmpi", "mpich"];
 const NODES: u16 = 4;
@@ -33,10 +34,23 @@ fn compiled(name: &str, mpi: &str) -> PathBuf {
 /// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for the
 /// mount of the rank's node: ranks go round the nodes.
 fn layered(cluster: &Cluster, mpi: &str, ranks: u64, program: &str) -> Command {
+    launch(cluster, mpi, ranks, &compiled(program, mpi))
+}
+
+/// The same of any program.
+fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
     let mut command = Command::new(tatami_bin());
     command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "-n", &ranks.to_string()]);
-    command.args(["sh", "-c", SPREAD, "sh"]).arg(compiled(program, mpi));
+    command.args(["sh", "-c", SPREAD, "sh"]).arg(program);
     command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
+    command.env("MOUNTS", cluster.mount(0).parent().expect("a folder of mounts"));
+    command.env("NODES", cluster.nodes().to_string());
+    local(&mut command);
+    command
+}
+
+/// On this machine, as root, with more ranks than processors.
+fn local(command: &mut Command) {
     for (name, value) in [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
         ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
@@ -47,14 +61,13 @@ fn layered(cluster: &Cluster, mpi: &str, ranks: u64, program: &str) -> Command {
     ] {
         command.env(name, value);
     }
-    command.env("MOUNTS", cluster.mount(0).parent().expect("a folder of mounts"));
-    command.env("NODES", cluster.nodes().to_string()).env_remove("LD_PRELOAD");
-    command
+    command.env("OMP_NUM_THREADS", "1").env_remove("LD_PRELOAD").stdin(Stdio::null());
 }
 
-/// Puts the rank's mount in the place of each `@`, and becomes the program.
+/// Puts the rank's mount in the place of each `@`, goes there, and becomes the program.
 const SPREAD: &str = r#"
 mount=$MOUNTS/node$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} % NODES))
+cd "$mount"
 for argument do
     shift
     case $argument in @*) argument=$mount${argument#@} ;; esac
@@ -302,4 +315,136 @@ fn files_can_be_left_to_the_mpi_library() {
     assert_eq!(nodes_of(&cluster, &cluster.mount(1).join("taken")), [0, 1]);
     assert_eq!(get(cluster.mount(0).join("left")), get(cluster.mount(1).join("taken")));
     cluster.finish();
+}
+
+/// A cluster, and a folder on the local disk for the same programs without the layer.
+struct Pair {
+    cluster: Cluster,
+    local: TempDir,
+}
+
+impl Pair {
+    fn new() -> Pair {
+        let local = tempfile::tempdir().expect("a directory");
+        Pair { cluster: Cluster::start(NODES), local }
+    }
+
+    /// Compiles a C program for an MPI library.
+    fn compile(&self, mpi: &str, from: &Path, line: &str) -> PathBuf {
+        let name = from.file_stem().expect("a C file").to_string_lossy();
+        let to = target_dir().join(format!("mpi/tests/{name}.{mpi}.volume"));
+        let mut command = program(&format!("mpicc.{mpi} -O1 -o"));
+        run(command.arg(&to).arg(from).args(line.split_whitespace()));
+        to
+    }
+
+    /// Runs a program with both, in the folder and on the mounts.
+    fn both(&self, mpi: &str, what: &Path, arguments: &str) {
+        let mut command = program(&format!("mpirun.{mpi} -n 4"));
+        command.current_dir(self.local.path()).arg(what);
+        local(&mut command);
+        run(command.args(arguments.split_whitespace()));
+        self.layered(mpi, 4, what, arguments);
+    }
+
+    fn layered(&self, mpi: &str, ranks: u64, what: &Path, arguments: &str) -> String {
+        let mut command = launch(&self.cluster, mpi, ranks, what);
+        run(command.args(arguments.split_whitespace())).out
+    }
+
+    /// The file is the same on each mount as in the folder.
+    fn same(&self, name: &str) {
+        let expected = get(self.local.path().join(name));
+        for node in 0..NODES {
+            let got = get(self.cluster.mount(node).join(name));
+            let from = expected.iter().zip(&got).position(|(a, b)| a != b);
+            assert!(expected == got, "{name} on the mount of node {node} from byte {from:?} on");
+        }
+    }
+
+    fn is_tiled(&self, name: &str) {
+        let nodes = nodes_of(&self.cluster, &self.cluster.mount(0).join(name));
+        assert!(nodes.len() > 1, "{name} lies on the nodes {nodes:?}");
+    }
+}
+
+/// HDF5, netCDF-4 and PnetCDF write the file that they write without the layer, and read it by another number of
+/// ranks. PnetCDF looks at it by POSIX calls, too.
+#[test]
+fn libraries_write_the_same_files() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let source = |name: &str| sources().join("e2e/mpi_programs").join(name);
+    let examples = sources().parent().expect("the workspace").join("examples");
+    let arch = run(&mut program("gcc -print-multiarch")).out.trim().to_owned();
+    let hdf5 = |mpi| format!("-I/usr/include/hdf5/{mpi} -L/usr/lib/{arch}/hdf5/{mpi} -lhdf5");
+    let headers = format!("-I/usr/lib/{arch}/netcdf/mpi/include -I/usr/include/hdf5/openmpi");
+    let netcdf = format!("{headers} -lnetcdf_mpi");
+    for (mpi, from, line, write, read) in [
+        ("openmpi", source("hdf5_shared.c"), hdf5("openmpi"), "write FILE", "read FILE"),
+        ("mpich", source("hdf5_shared.c"), hdf5("mpich"), "write FILE", "read FILE"),
+        ("openmpi", source("netcdf4_shared.c"), netcdf, "write FILE", "read FILE"),
+        (
+            "openmpi",
+            examples.join("pnetcdf_shared.c"),
+            "-lpnetcdf".to_owned(),
+            "FILE 300 write",
+            "FILE 300 read",
+        ),
+    ] {
+        let what = pair.compile(mpi, &from, &line);
+        let name = what.file_name().expect("a name").to_string_lossy().into_owned();
+        pair.both(mpi, &what, &write.replace("FILE", &name));
+        pair.same(&name);
+        pair.is_tiled(&name);
+        let said = pair.layered(mpi, 3, &what, &read.replace("FILE", &name));
+        assert!(said.contains("all values right"), "{name}: {said}");
+    }
+    pair.cluster.finish();
+}
+
+/// LAMMPS dumps all steps into one file, and begins its restart files with fwrite.
+#[test]
+fn lammps_writes_the_same_files() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let input = sources().parent().expect("the workspace").join("examples/in.melt");
+    let line = "-log none -screen none -var edge 6 -var steps 100";
+    pair.both("openmpi", Path::new("lmp"), &format!("-in {} {line}", input.display()));
+    let all = names(pair.local.path());
+    assert_eq!(all.len(), 3, "{all:?}");
+    for name in &all {
+        pair.same(name);
+        pair.is_tiled(name);
+    }
+    pair.cluster.finish();
+}
+
+/// The programs of `mpi-bench` verify what they read, and write what they write without the layer.
+#[test]
+fn workloads_write_the_same_files() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let programs = target_dir().join("mpi/bench-volume");
+    let folder = sources().parent().expect("the workspace").join("mpi-bench");
+    let mut make = program("make --silent CFLAGS=-O1");
+    run(make.arg("-C").arg(folder).arg(format!("OUT={}", programs.display())));
+    for mpi in MPIS {
+        for line in [
+            "ior --block 64k --transfer 16k --segments 5",
+            "ior --block 6k --transfer 6k --segments 50 --view --strided --shift 1",
+            "ior --block 64k --transfer 16k --segments 5 --view --collective",
+            "btio --class S --dumps 3 --mode full",
+            "btio --class S --dumps 3 --mode simple",
+        ] {
+            let (name, arguments) = line.split_once(' ').expect("a program and its arguments");
+            let what = programs.join(mpi).join(name);
+            pair.both(mpi, &what, &format!("{arguments} --file shared"));
+            pair.same("shared");
+            pair.is_tiled("shared");
+            fs::remove_file(pair.cluster.mount(2).join("shared")).expect("unlink");
+            fs::remove_file(pair.local.path().join("shared")).expect("unlink");
+        }
+    }
+    pair.cluster.finish();
 }

@@ -52,18 +52,20 @@ typedef struct tio_shape tio_shape; /* a datatype without its basic types; refer
  * ignored, as MPI asks. Keys:
  *   tatami_container   "true": make the file a container where it does not exist; "false": leave it to others, unless
  *                      it is a container already
+ *   tatami_tiled       "false": leave a file on a mount of a Tatami volume to others; "true" is the default
  *   tatami_plain       "true": take an ordinary file, too (the engine `plain`: same calls, one file, nothing tiled)
  *   ind_rd_buffer_size bytes read at a time where a request is scattered (data sieving); default 4 MiB
  *   romio_ds_read      "disable": never read a gap to save a call
  * Environment: TATAMI_CONTAINER = colon-separated directories whose new files become containers, or "1" for all;
- *              TATAMI_PLAIN     = the same for ordinary files that are to be taken over by the engine `plain`.
+ *              TATAMI_PLAIN     = the same for ordinary files that are to be taken over by the engine `plain`;
+ *              TATAMI_TILED     = "0": as tatami_tiled "false" for all files that have no hint.
  * A path that starts with "tatami:" is ours in any case, and is opened without that prefix. Other prefixes of the
  * kind "ufs:", "nfs:" mean that the caller wants another driver: not ours.
  */
 
 /* 1: open this path here; 0: leave it to the MPI library; < 0: an error that the open should report. Cheap for paths
- * that are not ours (no system call where no hint, prefix or environment says so and the path is not a directory: one
- * statx otherwise). Paths may be relative, and may lead through symbolic links. Must be asked on one rank, and the
+ * that are not ours (a statx of the path and a statfs of its file system).
+ * A file on a mount of a Tatami volume is ours where this process may read the volume's key. Paths may be relative, and may lead through symbolic links. Must be asked on one rank, and the
  * answer be told to the others: another rank may see the file a moment later. */
 int tio_claims(const char *path, int flags, const char *const *hints);
 

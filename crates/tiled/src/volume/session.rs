@@ -30,8 +30,15 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// By process (a child has sessions of its own), directory of the volume and node.
-static SESSIONS: Mutex<Vec<(u32, PathBuf, u16, Arc<Session>)>> = Mutex::new(Vec::new());
+/// Where a session belongs: a child of the process has sessions of its own.
+#[derive(PartialEq, Eq)]
+struct Place {
+    process: u32,
+    dir: PathBuf,
+    node: u16,
+}
+
+static SESSIONS: Mutex<Vec<(Place, Arc<Session>)>> = Mutex::new(Vec::new());
 
 /// The mount that has `path`, or would have it, if it is one of a volume whose key this process may read.
 fn home_of(path: &Path) -> Option<(Home, VolumeKey)> {
@@ -66,18 +73,15 @@ impl Session {
             let why = "it is on no mount of a volume whose key can be read";
             Error::because("open", path, Errno::NODEV, why)
         })?;
-        let process = std::process::id();
+        let at = Place { process: std::process::id(), dir: home.dir, node: home.node };
         let mut sessions = SESSIONS.lock();
-        let known = sessions
-            .iter()
-            .find(|(of, dir, node, _)| *of == process && *dir == home.dir && *node == home.node);
-        if let Some((.., session)) = known {
+        if let Some((_, session)) = sessions.iter().find(|(place, _)| *place == at) {
             return Ok(session.clone());
         }
         let failed = |errno: Errno, why: String| Error::because("open", path, errno, why);
-        let volume = VolumeFile::load(&home.dir.join("volume.toml"))
+        let volume = VolumeFile::load(&at.dir.join("volume.toml"))
             .map_err(|e| failed(Errno::NODEV, e.to_string()))?;
-        let node = NodeId(home.node);
+        let node = NodeId(at.node);
         let entry = volume.node(node);
         let entry = entry.ok_or_else(|| failed(Errno::NODEV, "its node is gone".into()))?;
         let endpoint = Endpoint::Unix(entry.socket.clone());
@@ -86,7 +90,7 @@ impl Session {
         let client =
             Client::connect(options).map_err(|e| failed(Errno::HOSTDOWN, e.to_string()))?;
         let session = Arc::new(Session { client: Arc::new(client), node, open: Mutex::default() });
-        sessions.push((process, home.dir, home.node, session.clone()));
+        sessions.push((at, session.clone()));
         Ok(session)
     }
 
