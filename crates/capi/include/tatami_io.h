@@ -2,8 +2,8 @@
  * tatami_io.h - files of N ranks, written as N local streams, mapped by views.
  *
  * This is what an MPI-IO front end (or any other parallel program) calls; it knows nothing of MPI. The library is
- * libtatami_io.so. It installs no signal handler, writes nothing to stdout or stderr and takes no
- * fcntl lock.
+ * libtatami_io.so. It installs no signal handler, writes nothing to stdout or stderr, takes no fcntl lock, and starts
+ * no thread, but one where the ranks of an open container are on several machines: that one says that they live.
  *
  * Conventions
  *   - Every function may be called from any thread. Calls on one handle from several threads at once are safe; each
