@@ -121,7 +121,7 @@ fn crates_depend_downwards_only() {
         ("object", &["wire", "layout", "lend"]),
         ("client", &["wire", "layout", "lend"]),
         ("node", &["wire", "layout", "cluster", "meta", "object", "client"]),
-        ("tiled", &["layout"]),
+        ("tiled", &["wire", "layout", "cluster", "client"]),
         ("capi", &["layout", "tiled"]),
         ("mount", &["wire", "layout", "client", "fuse", "tiled"]),
         ("bench", &["wire", "layout", "client", "fuse", "mount"]),
