@@ -349,16 +349,19 @@ static MPI_Datatype derive_file(struct rng *rng, MPI_Datatype child)
   }
 }
 
-/* Lower bound 0, upper bound not before the last byte. */
+/* Lower bound 0, upper bound not before the last byte; said, not computed, of a structure: what it is rounded up to in
+ * memory it is not in external32. */
 static MPI_Datatype bound(MPI_Datatype datatype, int64_t *end)
 {
   MPI_Datatype made = MPI_DATATYPE_NULL;
+  int integers, addresses, datatypes, combiner;
   MPI_Aint lb, extent, true_lb, true_extent;
   MPI_Type_get_extent(datatype, &lb, &extent);
   data_bounds(datatype, &true_lb, &true_extent);
   MPI_Aint last = lb + extent > true_lb + true_extent ? lb + extent : true_lb + true_extent;
   *end = last;
-  if (lb == 0 && last == extent)
+  MPI_Type_get_envelope(datatype, &integers, &addresses, &datatypes, &combiner);
+  if (lb == 0 && last == extent && combiner != MPI_COMBINER_STRUCT)
     return datatype;
   MPI_Type_create_resized(datatype, 0, last, &made);
   type_drop(&datatype);
