@@ -1,8 +1,8 @@
 //! Explicit offsets of ranks that write between one another: few tiles, and the last of two writes wins.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::Mutex;
 use tatami_layout::Shape;
 use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine};
 
@@ -113,7 +113,7 @@ fn of_writes_in_order_the_last_wins() {
                 for round in 0..ROUNDS {
                     let own = COMMON + (round * u64::from(RANKS) + rank) * 16;
                     write(file, own, &mut [rank as u8 + 1; 16]);
-                    let mut common = model.lock().unwrap();
+                    let mut common = model.lock();
                     let from = random.usize(0..COMMON as usize - 32);
                     let mut bytes = vec![random.u8(1..); random.usize(1..32)];
                     write(file, from as u64, &mut bytes);
@@ -127,7 +127,7 @@ fn of_writes_in_order_the_last_wins() {
     });
     close(files);
     let reader = open(&path, Flags::RDONLY, 1);
-    let mut want = model.into_inner().unwrap();
+    let mut want = model.into_inner();
     for at in 0..ROUNDS * u64::from(RANKS) {
         want.extend([(at % u64::from(RANKS)) as u8 + 1; 16]);
     }
