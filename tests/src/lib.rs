@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod command;
 pub mod evidence;
 pub mod files;
+pub mod job;
 pub mod map;
 pub mod model;
 pub mod process;
