@@ -55,11 +55,11 @@ impl Whereabouts {
         Whereabouts { offset, len, block, stride, count, node, piece: piece.0, at }
     }
 
-    /// Adds a later run of the same object, if it is one more block.
-    fn take(&mut self, run: &Whereabouts) -> bool {
+    /// Adds a later run of the same object, if it is one more block. In the base, blocks do
+    /// not lie one behind the other but where they are in the file.
+    fn take(&mut self, run: &Whereabouts, in_base: bool) -> bool {
         let stride = if self.count == 1 { run.offset - self.offset } else { self.stride };
-        let goes_on = run.at == self.at + self.len
-            || run.at == run.offset && self.at == self.offset && self.piece == run.piece;
+        let goes_on = in_base || run.at == self.at + self.len;
         let whole = self.len == self.block * self.count;
         let fits = run.offset == self.offset + stride * self.count && run.len <= self.block;
         if goes_on && whole && fits {
@@ -80,6 +80,8 @@ struct Patterns {
     open: BTreeMap<u32, Whereabouts>,
     done: Vec<Whereabouts>,
     runs: u64,
+    /// Number of the base.
+    base: Piece,
 }
 
 impl Patterns {
@@ -104,7 +106,7 @@ impl Patterns {
             self.open.insert(run.piece, run);
             return;
         };
-        if !open.take(&run) {
+        if !open.take(&run, run.piece == self.base.0) {
             self.done.push(std::mem::replace(open, run));
         }
     }
@@ -124,8 +126,8 @@ impl Patterns {
 }
 
 fn in_tiles(tiles: &Tiles, size: u64) -> Vec<Whereabouts> {
-    let (mut patterns, mut offset) = (Patterns::default(), 0);
     let (node, base) = tiles.base;
+    let (mut patterns, mut offset) = (Patterns { base, ..Patterns::default() }, 0);
     while offset < size && !patterns.are_too_many() {
         let end = offset + LOOK.min(size - offset);
         let mut beneath = offset;
