@@ -199,10 +199,8 @@ mod tests {
     fn what_has_no_pattern_is_told_by_object() {
         let mut piece = PieceTiles::new(0);
         let view = piece.add_view(&View::bytes()).expect("added");
-        let mut at = 0;
         for i in 0..2 * PATTERNS_MAX as u64 {
-            piece.append(5, view, i * i + 3 * i, 1, at).expect("appended");
-            at += 1;
+            piece.append(5, view, i * i + 3 * i, 1, i).expect("appended");
         }
         let told = in_tiles(&tiles(vec![piece]), 1 << 28);
         assert_eq!(told.len(), 1);

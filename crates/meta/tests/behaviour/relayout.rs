@@ -109,6 +109,8 @@ fn a_whole_file_is_striped_and_made_whole_again() {
     s.assert_sound();
 }
 
+type Disturbance = (&'static str, Box<dyn Fn(&mut Shard)>);
+
 #[test]
 fn whoever_could_change_bytes_is_in_the_way() {
     let mut s = Shard::new();
@@ -117,7 +119,7 @@ fn whoever_could_change_bytes_is_in_the_way() {
     assert_eq!(s.reserve(ino, &[0]), Err(Errno::EBUSY));
     s.commit(ino, None, true).expect("closed");
     assert_eq!(s.reserve(ino, &[0]), Err(Errno::EBADF), "not open");
-    let disturbances: Vec<(&str, Box<dyn Fn(&mut Shard)>)> = vec![
+    let disturbances: Vec<Disturbance> = vec![
         (
             "a writer that is gone again",
             Box::new(move |s| {
