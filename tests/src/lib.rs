@@ -7,6 +7,7 @@ pub mod command;
 pub mod evidence;
 pub mod files;
 pub mod gfarm;
+pub mod job;
 pub mod map;
 pub mod model;
 pub mod process;

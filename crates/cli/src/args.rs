@@ -1,8 +1,8 @@
 //! The command line as a whole. Arguments of a command stand beside its code.
 
 use crate::{
-    bench_cmd, config_cmd, container_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd,
-    mpi_cmd, node_cmd, status, up, where_cmd,
+    bench_cmd, config_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd, node_cmd,
+    recover_cmd, relayout_cmd, status, up, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -87,25 +87,36 @@ It returns when everything written has been handed in.")]
 Examples:
   tatami where /mnt/tatami/results.nc
   tatami where --json :/results.nc
-  tatami where :/            all files, summed up by node")]
-    Where(where_cmd::WhereArgs),
-    /// Make a container whole that a job left when it died
-    #[command(after_help = "\
-Examples:
-  tatami recover /scratch/checkpoint.h5
-  tatami recover --json /scratch/*.h5
+  tatami where :/            all files, summed up by node
 
-A container is readable without it, too: readers look into what the job left, and
-the next program that writes to it does the same. This tells what there was.")]
-    Recover(container_cmd::RecoverArgs),
-    /// Turn containers into ordinary files, and back
+Of a file that many processes wrote, or that lies in stripes, each line is a pattern:
+so many blocks, so far apart, on that node.")]
+    Where(where_cmd::WhereArgs),
+    /// Tell what a job that died has left of a file, and settle it
     #[command(after_help = "\
 Examples:
-  tatami relayout /scratch/checkpoint.h5
+  tatami recover :/checkpoint.h5
+  tatami recover --json /mnt/tatami/run-17/*.h5
+  tatami recover /scratch/checkpoint.h5          a container
+
+A file of the volume settles by itself when the lease of the dead job has ended: this
+waits for that and tells what is whole. A container is readable without it, too: readers
+look into what the job left, and the next program that writes to it does the same.")]
+    Recover(recover_cmd::RecoverArgs),
+    /// Lay files out anew: whole, in stripes over nodes, as containers
+    #[command(after_help = "\
+Examples:
+  tatami relayout :/checkpoint.h5                          one object on one node
+  tatami relayout --to striped --stripe 4m :/input.dat     over all nodes
+  tatami relayout --to striped --nodes 0,2 -r :/run-17
+  tatami relayout --nodes 3 :/input.dat                    whole, on node 3
+  tatami relayout /scratch/checkpoint.h5                   a container, to an ordinary file
   tatami relayout --to container /scratch/checkpoint.h5
 
-The file keeps its name; who looks sees the old one or the new one, never a part.")]
-    Relayout(container_cmd::RelayoutArgs),
+Readers are not disturbed: they see the same bytes at any time. A file that a program has
+open for writing, or opens meanwhile, stays as it is: the command waits a little, tries
+again, and then says so. The space of the new copy is needed beside that of the old one.")]
+    Relayout(relayout_cmd::RelayoutArgs),
     /// List files of the volume, without a mount
     #[command(
         disable_help_flag = true,

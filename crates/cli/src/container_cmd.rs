@@ -1,12 +1,11 @@
-//! Containers: `tatami recover`, `tatami relayout`, and what `tatami where`
-//! says of one.
+//! Containers: what `tatami recover`, `tatami relayout` and `tatami where` do
+//! with one.
 
 use crate::error::{Failure, Outcome};
 use crate::term::{self, DIM, HEAD, Out, Table};
 use anstyle::Style;
-use clap::ValueEnum;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use tatami_tiled::describe::{Description, describe};
 use tatami_tiled::{marker, relayout};
 
@@ -15,128 +14,79 @@ const LISTED: usize = 64;
 /// Stretches that it tells as JSON.
 const LISTED_JSON: usize = 65_536;
 
-/// `tatami recover`
-#[derive(Debug, clap::Args)]
-pub struct RecoverArgs {
-    /// As one JSON object
-    #[arg(long)]
-    json: bool,
-    /// Containers
-    #[arg(required = true)]
-    paths: Vec<PathBuf>,
-}
-
-/// `tatami relayout`
-#[derive(Debug, clap::Args)]
-pub struct RelayoutArgs {
-    /// What the files are to become
-    #[arg(long, value_enum, default_value = "whole")]
-    to: Target,
-    /// Threads that copy; by default as many as there are processors
-    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
-    threads: Option<u16>,
-    /// Containers, or ordinary files to become containers
-    #[arg(required = true)]
-    paths: Vec<PathBuf>,
-}
-
-/// What a file can become.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Target {
-    /// One ordinary file
-    Whole,
-    /// A directory to which each process of a job writes a file of its own
-    Container,
-}
-
 fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
     Failure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Settles what dead jobs left.
+/// Settles what dead jobs left of a container. As JSON, what is to be told of it.
 ///
 /// # Errors
 /// A path that is no container, or cannot be written.
-pub fn recover(args: &RecoverArgs) -> Outcome {
-    let mut out = Out::new();
-    let mut told = Vec::new();
-    for path in &args.paths {
-        let settled = tatami_tiled::recover(path).map_err(|e| failed("recover", path, e))?;
-        let seen = describe(path, 0).map_err(|e| failed("look at", path, e))?;
-        let live = seen.opens.iter().filter(|open| !open.dead).count();
-        if args.json {
-            let jobs: Vec<_> = settled
-                .iter()
-                .map(|s| {
-                    serde_json::json!({
-                        "open": format!("{:016x}", s.open), "ranks": s.ranks,
-                        "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
-                    })
+pub fn recover(out: &mut Out, path: &Path, json: bool) -> Outcome<Option<serde_json::Value>> {
+    let settled = tatami_tiled::recover(path).map_err(|e| failed("recover", path, e))?;
+    let seen = describe(path, 0).map_err(|e| failed("look at", path, e))?;
+    let live = seen.opens.iter().filter(|open| !open.dead).count();
+    if json {
+        let jobs: Vec<_> = settled
+            .iter()
+            .map(|s| {
+                serde_json::json!({
+                    "open": format!("{:016x}", s.open), "ranks": s.ranks,
+                    "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
                 })
-                .collect();
-            let path = path.display().to_string();
-            told.push(serde_json::json!({
-                "path": path, "size": seen.size, "recovered": jobs, "writing": live,
-            }));
-            continue;
-        }
-        let title = out.paint(HEAD, &path.display().to_string());
-        if settled.is_empty() {
-            writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
-        }
-        for job in &settled {
-            writeln!(
-                out,
-                "{title}: a job of {} ranks had died; {} of them had written, all {} bytes are there",
-                job.ranks, job.writers, job.bytes,
-            )?;
-            if job.lost > 0 {
-                writeln!(out, "  {} bytes that were not synced went with the power", job.lost)?;
-            }
-        }
-        if live > 0 {
-            writeln!(out, "  {live} jobs have it open for writing")?;
+            })
+            .collect();
+        let path = path.display().to_string();
+        return Ok(Some(serde_json::json!({
+            "path": path, "size": seen.size, "recovered": jobs, "writing": live,
+        })));
+    }
+    let title = out.paint(HEAD, &path.display().to_string());
+    if settled.is_empty() {
+        writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
+    }
+    for job in &settled {
+        writeln!(
+            out,
+            "{title}: a job of {} ranks had died; {} of them had written, all {} bytes are there",
+            job.ranks, job.writers, job.bytes,
+        )?;
+        if job.lost > 0 {
+            writeln!(out, "  {} bytes that were not synced went with the power", job.lost)?;
         }
     }
-    if args.json {
-        out.json(&serde_json::json!({ "files": told }))?;
+    if live > 0 {
+        writeln!(out, "  {live} jobs have it open for writing")?;
     }
-    out.flush()?;
-    Ok(())
+    Ok(None)
 }
 
-/// Turns containers into ordinary files, or the other way round.
+/// Makes an ordinary file a container.
+///
+/// # Errors
+/// A path that is neither; those of the file system.
+pub fn to_container(path: &Path) -> Outcome<&'static str> {
+    if tatami_tiled::is_container(path) {
+        return Ok("is a container already");
+    }
+    relayout::to_container(path).map_err(|e| failed("relayout", path, e))?;
+    Ok("is a container now")
+}
+
+/// Makes a container an ordinary file, by so many threads.
 ///
 /// # Errors
 /// A file that somebody writes, a full disk, a path that is neither.
-pub fn relayout(args: &RelayoutArgs) -> Outcome {
-    let mut out = Out::new();
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let threads = args.threads.map_or(processors, usize::from);
-    for path in &args.paths {
-        let container = tatami_tiled::is_container(path);
-        let name = path.display();
-        match (args.to, container) {
-            (Target::Container, true) => writeln!(out, "{name}: is a container already")?,
-            (Target::Container, false) => {
-                relayout::to_container(path).map_err(|e| failed("relayout", path, e))?;
-                writeln!(out, "{name}: is a container now")?;
-            }
-            (Target::Whole, false) if path.is_file() => {
-                writeln!(out, "{name}: is an ordinary file already")?;
-            }
-            (Target::Whole, _) => {
-                let total = describe(path, 0).map_err(|e| failed("look at", path, e))?.size;
-                let bar = term::byte_bar(total);
-                let size = relayout::to_whole(path, threads, &|bytes| bar.inc(bytes));
-                bar.finish_and_clear();
-                let size = size.map_err(|e| failed("relayout", path, e))?;
-                writeln!(out, "{name}: is an ordinary file now, {}", term::size(size))?;
-            }
-        }
+pub fn to_whole(path: &Path, threads: usize) -> Outcome<String> {
+    if !tatami_tiled::is_container(path) && path.is_file() {
+        return Ok("is an ordinary file already".to_owned());
     }
-    out.flush()?;
-    Ok(())
+    let total = describe(path, 0).map_err(|e| failed("look at", path, e))?.size;
+    let bar = term::byte_bar(total);
+    let size = relayout::to_whole(path, threads, &|bytes| bar.inc(bytes));
+    bar.finish_and_clear();
+    let size = size.map_err(|e| failed("relayout", path, e))?;
+    Ok(format!("is an ordinary file now, {}", term::size(size)))
 }
 
 /// Says which piece has which stretch of the container at `path`.

@@ -24,6 +24,9 @@ mod node_cmd;
 mod place;
 mod process;
 mod ready;
+mod recover_cmd;
+mod relayout_cmd;
+mod session;
 mod status;
 mod term;
 mod up;
@@ -68,8 +71,8 @@ fn run(command: &Command) -> Outcome {
         Command::Mount(args) => mount_cmd::mount(args),
         Command::Umount(args) => mount_cmd::umount(args),
         Command::Where(args) => where_cmd::run(args),
-        Command::Recover(args) => container_cmd::recover(args),
-        Command::Relayout(args) => container_cmd::relayout(args),
+        Command::Recover(args) => recover_cmd::run(args),
+        Command::Relayout(args) => relayout_cmd::run(args),
         Command::Ls(args) => files::ls(args),
         Command::Cp(args) => copy::cp(args),
         Command::Cat(args) => files::cat(args),

@@ -1,19 +1,17 @@
 //! `tatami where`: on which nodes the bytes of files lie.
 
 use crate::container_cmd;
-use crate::error::{Context, Failure, Outcome};
-use crate::mountinfo::{self, FS_TYPE};
-use crate::mounts::MountRecord;
-use crate::place::{At, Place};
+use crate::error::{Failure, Outcome};
+use crate::place::At;
+use crate::session::{Found, Sessions};
 use crate::term::{self, DIM, HEAD, Out, Table};
-use crate::volume_path::{AnyPath, tree};
+use crate::volume_path::AnyPath;
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
-use tatami_client::tree::{Tree, Whereabouts, join, whereabouts};
+use tatami_client::tree::{Tree, join};
+use tatami_client::{Whereabouts, whereabouts};
 use tatami_cluster::VolumeFile;
 use tatami_wire::{Attr, Errno, Kind, NodeId, Piece};
 
@@ -48,11 +46,19 @@ struct Told {
 #[derive(Serialize)]
 struct ExtentTold {
     offset: u64,
+    /// Bytes in all.
     len: u64,
+    /// So many blocks of so many bytes, each so far behind the start of the last; the last may
+    /// be shorter. 0 blocks: many, at no regular distances.
+    count: u64,
+    block: u64,
+    stride: u64,
     node: u16,
     name: String,
     address: String,
     piece: u32,
+    /// First byte in the object.
+    at: u64,
     /// The backing file, on that node.
     object: String,
 }
@@ -72,7 +78,7 @@ struct NodeTold {
 pub fn run(args: &WhereArgs) -> Outcome {
     let mut out = Out::new();
     let mut told = Vec::new();
-    let mut session: Option<(Place, Tree, VolumeFile)> = None;
+    let mut sessions = Sessions::new(&args.at);
     let mut containers = Vec::new();
     for any in &args.paths {
         if let AnyPath::Local(path) = any
@@ -81,71 +87,21 @@ pub fn run(args: &WhereArgs) -> Outcome {
             containers.extend(container_cmd::locate(&mut out, path, args.json)?);
             continue;
         }
-        let (dir, node, path) = locate(any)?;
-        let fits = session
-            .as_ref()
-            .is_some_and(|(place, ..)| dir.is_none() || dir.as_ref() == Some(&place.dir));
-        if !fits {
-            let mut at = args.at.clone();
-            if dir.is_some() {
-                at.dir = dir;
-            }
-            let place = at.open()?;
-            crate::log::start(&place.config, false)?;
-            let volume = place.volume()?;
-            // The node of the mount, if it can be reached; else any.
-            let tree = node.and_then(|n| tree(&place, Some(n)).ok());
-            let tree = match tree {
-                Some(tree) => tree,
-                None => crate::volume_path::tree(&place, None)?,
-            };
-            session = Some((place, tree, volume));
-        }
-        let (_, tree, volume) = session.as_ref().expect("made above");
-        let one = look(tree, volume, any, &path)?;
+        let Found { tree, volume, path, .. } = sessions.find(any)?;
+        let one = look(&tree, &volume, any, &path)?;
         if !args.json {
             print(&mut out, &one, any, told.is_empty())?;
         }
         told.push(one);
     }
     if args.json {
-        let volume = session.as_ref().map(|(.., volume)| volume.name.clone());
+        let volume = sessions.volume();
         let files = told.iter().map(serde_json::to_value).filter_map(Result::ok);
         let files: Vec<_> = files.chain(containers).collect();
         out.json(&serde_json::json!({ "volume": volume, "files": files }))?;
     }
     out.flush()?;
     Ok(())
-}
-
-type Located = (Option<std::path::PathBuf>, Option<NodeId>, Vec<u8>);
-
-/// The volume's directory, the mount's node and the path within the volume.
-fn locate(any: &AnyPath) -> Outcome<Located> {
-    let local = match any {
-        AnyPath::Volume(path) => return Ok((None, None, path.clone())),
-        AnyPath::Local(path) => path,
-    };
-    let found = local.canonicalize().context(|| format!("cannot find {any}"))?;
-    let mount =
-        mountinfo::containing(&found).filter(|m| m.fs_type == FS_TYPE).ok_or_else(|| {
-            Failure::usage(format!("{any} is not on a mount of Tatami")).try_this(
-            "tatami status lists the mounts; a path in the volume begins with a colon: :/dir/file",
-        )
-        })?;
-    // It may be a mount bound to another place: any with a record will do.
-    let record = mountinfo::table()
-        .iter()
-        .filter(|m| m.device == mount.device)
-        .find_map(|m| MountRecord::load(&m.path))
-        .ok_or_else(|| {
-            Failure::new(format!("which volume {} shows is not known", mount.path.display()))
-                .try_this("name it: --dir DIR, and the path within it: :/dir/file")
-        })?;
-    let inside = |p: &Path| p.strip_prefix("/").unwrap_or(p).to_owned();
-    let below = found.strip_prefix(&mount.path).unwrap_or(Path::new(""));
-    let path = Path::new("/").join(inside(&mount.root)).join(below);
-    Ok((Some(record.dir), Some(NodeId(record.node)), path.as_os_str().as_bytes().to_vec()))
 }
 
 fn look(tree: &Tree, volume: &VolumeFile, any: &AnyPath, path: &[u8]) -> Outcome<Told> {
@@ -245,10 +201,14 @@ fn extents(volume: &VolumeFile, attr: &Attr, runs: Vec<Whereabouts>) -> Vec<Exte
             ExtentTold {
                 offset: run.offset,
                 len: run.len,
+                count: run.count,
+                block: run.block,
+                stride: run.stride,
                 node: run.node.0,
                 name: name(volume, run.node),
                 address: node.map(|n| n.address.clone()).unwrap_or_default(),
                 piece: run.piece,
+                at: run.at,
                 object: object.map(|o| o.display().to_string()).unwrap_or_default(),
             }
         })
@@ -266,12 +226,11 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
         writeln!(out, "{title}: {} {files}, {}", told.files, term::size(told.size))?;
         let mut table = Table::new(&["NODE", ">FILES", ">BYTES", "SHARE"]);
         for node in &told.nodes {
-            let share = node.bytes as f64 / told.size.max(1) as f64;
             table.row([
                 (node.name.clone(), plain),
                 (node.files.to_string(), plain),
                 (term::size(node.bytes), plain),
-                (bar(share), DIM),
+                (bar(share(node, told)), DIM),
             ]);
         }
         if !told.nodes.is_empty() {
@@ -285,18 +244,56 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
         writeln!(out, "no bytes yet; they will lie on {}", names.join(", "))?;
         return Ok(());
     }
-    let mut table = Table::new(&[">OFFSET", ">LENGTH", "NODE", "ADDRESS", "OBJECT"]);
-    for extent in &told.extents {
-        table.row([
-            (extent.offset.to_string(), plain),
-            (extent.len.to_string(), plain),
-            (extent.name.clone(), HEAD),
-            (extent.address.clone(), plain),
-            (extent.object.clone(), DIM),
-        ]);
+    if told.nodes.len() > 1 {
+        let mut table = Table::new(&["NODE", ">BYTES", "SHARE"]);
+        for node in &told.nodes {
+            let bytes = term::size(node.bytes);
+            table.row([(node.name.clone(), HEAD), (bytes, plain), (bar(share(node, told)), DIM)]);
+        }
+        out.table(&table)?;
+        writeln!(out)?;
+    }
+    stretches(out, &told.extents)?;
+    Ok(())
+}
+
+/// One line a pattern, with its blocks where any has several.
+fn stretches(out: &mut Out, extents: &[ExtentTold]) -> Outcome {
+    let plain = Style::new();
+    let simple = extents.iter().all(|extent| extent.count == 1);
+    let heads: &[&str] = match simple {
+        true => &[">OFFSET", ">LENGTH", "NODE", "ADDRESS", "OBJECT"],
+        false => &[">OFFSET", ">LENGTH", "BLOCKS", "NODE", "ADDRESS", "OBJECT"],
+    };
+    let mut table = Table::new(heads);
+    for extent in extents {
+        let (offset, len) = (extent.offset.to_string(), extent.len.to_string());
+        let (node, address) = (extent.name.clone(), extent.address.clone());
+        let object = extent.object.clone();
+        let rest = [(node, HEAD), (address, plain), (object, DIM)];
+        let [node, address, object] = rest;
+        match simple {
+            true => table.row([(offset, plain), (len, plain), node, address, object]),
+            false => {
+                let blocks = (blocks(extent), plain);
+                table.row([(offset, plain), (len, plain), blocks, node, address, object]);
+            }
+        }
     }
     out.table(&table)?;
     Ok(())
+}
+
+fn blocks(extent: &ExtentTold) -> String {
+    match extent.count {
+        0 => "scattered".to_owned(),
+        1 => "1".to_owned(),
+        count => format!("{count} of {}, every {}", extent.block, extent.stride),
+    }
+}
+
+fn share(node: &NodeTold, told: &Told) -> f64 {
+    node.bytes as f64 / told.size.max(1) as f64
 }
 
 /// A share as a bar of up to 20 blocks.

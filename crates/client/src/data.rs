@@ -11,14 +11,14 @@ use crate::peer::Peer;
 use crate::remote::{Told, WriteStream};
 use crate::tiled::TiledFile;
 use parking_lot::Mutex;
-use rustix::fs::{FallocateFlags, SeekFrom};
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::Arc;
+use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
 use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::object::{
     AllocMode, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState, SeekFor,
 };
-use tatami_wire::{Attr, Cap, Cred, Errno, Ino, NodeId, Piece, Timestamp};
+use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece, Timestamp};
 
 /// One open file. Its methods take explicit offsets, so that threads may share
 /// it. Closing is dropping; call [`DataFile::flush`] before, to hear of writes
@@ -29,6 +29,10 @@ pub struct DataFile {
     piece: Piece,
     cap: Mutex<Cap>,
     place: Place,
+    /// Of a whole file: how it was laid out when it was opened, and its size then, in bytes.
+    opened: Option<(Layout, u64)>,
+    /// The same file, laid out anew since.
+    moved: OnceLock<Arc<DataFile>>,
 }
 
 enum Place {
@@ -48,10 +52,12 @@ impl Client {
     pub fn data(self: &Arc<Self>, attr: &Attr, cap: Cap) -> Result<DataFile, Errno> {
         if attr.layout.is_tiled() {
             let place = Place::Tiled(Box::new(TiledFile::new(self, attr, cap)?));
-            let (client, ino, piece) = (self.clone(), attr.ino, Piece::BASE);
-            return Ok(DataFile { client, ino, piece, cap: Mutex::new(cap), place });
+            let (client, ino, piece) = (self.clone(), attr.ino, attr.layout.base());
+            let (cap, moved) = (Mutex::new(cap), OnceLock::new());
+            return Ok(DataFile { client, ino, piece, cap, place, opened: None, moved });
         }
-        self.object(attr.ino, attr.layout.node(), Piece::BASE, cap)
+        let file = self.object(attr.ino, attr.layout.node(), attr.layout.base(), cap)?;
+        Ok(DataFile { opened: Some((attr.layout, attr.size)), ..file })
     }
 
     /// Access to the bytes of one object of a file. Talks to nobody.
@@ -73,7 +79,8 @@ impl Client {
             let told = Mutex::new(stream.told());
             Place::There { peer, stream, told }
         };
-        Ok(DataFile { client: self.clone(), ino, piece, cap: Mutex::new(cap), place })
+        let (client, cap, moved) = (self.clone(), Mutex::new(cap), OnceLock::new());
+        Ok(DataFile { client, ino, piece, cap, place, opened: None, moved })
     }
 }
 
@@ -94,7 +101,23 @@ impl DataFile {
 
     /// Whether the bytes are on one other node, all in one object.
     pub fn is_remote(&self) -> bool {
-        matches!(self.place, Place::There { .. })
+        matches!(self.place, Place::There { .. }) && self.moved.get().is_none()
+    }
+
+    /// The same file as it is laid out now, if that is not how it was when it was opened, and
+    /// what it had at `offset` then can be missing for that reason: its old objects
+    /// are gone, and what is gone reads as empty.
+    fn moved(&self, offset: u64) -> Result<Option<&Arc<DataFile>>, Errno> {
+        let Some((layout, size)) = self.opened else { return Ok(None) };
+        if offset >= size || self.moved.get().is_some() {
+            return Ok(self.moved.get());
+        }
+        let attr = self.client.getattr(&Cred::ROOT, self.ino)?;
+        if is_same_base(attr.layout, layout) {
+            return Ok(None);
+        }
+        let new = Arc::new(self.client.data(&attr, *self.cap.lock())?);
+        Ok(Some(self.moved.get_or_init(|| new)))
     }
 
     /// Whether the file is tiled, or was when it was opened.
@@ -138,6 +161,19 @@ impl DataFile {
 
     /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
     pub fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
+        if let Some(new) = self.moved.get() {
+            return new.read_at(buf, offset);
+        }
+        let got = self.read_as_opened(buf, offset)?;
+        if got < buf.len()
+            && let Some(new) = self.moved(offset.saturating_add(got as u64))?
+        {
+            return new.read_at(buf, offset);
+        }
+        Ok(got)
+    }
+
+    fn read_as_opened(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         match &self.place {
             Place::Here { .. } => match self.local_file(false)? {
                 Some(file) => read_fully(&file, buf, offset),
@@ -175,15 +211,48 @@ impl DataFile {
             return Err(Errno::EINVAL);
         }
         stream.settle();
+        if let Some(new) = self.moved.get() {
+            return new.read_from_memory(sink, offset, len);
+        }
         let op = ObjectOp::Read { offset, len: len as u32 };
-        self.renewing(|cap| {
+        let got = self.renewing(|cap| {
             let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
             let (result, got) = self.peer().data(|connection| {
                 connection.send(Class::Object, 0, &call, &[])?;
                 connection.receive_into(0, len, sink)
             })?;
             result.map(|_| got)
-        })
+        })?;
+        if got < len
+            && let Some(new) = self.moved(offset.saturating_add(got as u64))?
+        {
+            return new.read_from_memory(sink, offset, len);
+        }
+        Ok(got)
+    }
+
+    /// As [`DataFile::read_into`], wherever the bytes are.
+    fn read_from_memory(
+        &self,
+        sink: &mut dyn Sink,
+        offset: u64,
+        len: usize,
+    ) -> Result<usize, Errno> {
+        let mut bytes = vec![0; len];
+        let got = self.read_at(&mut bytes, offset)?;
+        let memory = rustix::fs::memfd_create("read", MemfdFlags::CLOEXEC).map_err(system)?;
+        if write_fully(&memory, &bytes[..got], 0)? < got {
+            return Err(Errno::EIO);
+        }
+        sink.start(got);
+        let mut taken = 0;
+        while taken < got {
+            match sink.take(memory.as_fd(), got - taken)? {
+                0 => return Err(Errno::EIO),
+                n => taken += n,
+            }
+        }
+        Ok(got)
     }
 
     /// Writes all of `data` to `offset`. On another node the bytes are on
@@ -303,6 +372,17 @@ impl DataFile {
             return file.seek(what, offset);
         }
         self.flush()?;
+        match self.seek_as_opened(what, offset) {
+            // An object that is gone has no data.
+            Err(Errno::ENXIO) => match self.moved(offset)? {
+                Some(new) => new.seek(what, offset),
+                None => Err(Errno::ENXIO),
+            },
+            found => found,
+        }
+    }
+
+    fn seek_as_opened(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
         if let Place::Here { .. } = &self.place {
             let file = self.local_file(false)?.ok_or(Errno::ENXIO)?;
             let from = match what {
@@ -357,6 +437,9 @@ impl DataFile {
             len,
         };
         match self.exchange(&op, &[], &mut [])?.0 {
+            ObjectReply::Written { len: 0, .. } if source.moved(source_offset)?.is_some() => {
+                Err(Errno::EXDEV)
+            }
             ObjectReply::Written { len, .. } => Ok(len),
             _ => Err(Errno::EPROTO),
         }
@@ -423,13 +506,22 @@ impl DataFile {
         let cap = *self.cap.lock();
         match request(cap) {
             Err(Errno::EKEYEXPIRED) => {
-                let (_, fresh) = self.client.open(&Cred::ROOT, self.ino, cap.access)?;
+                let (attr, fresh) = self.client.open(&Cred::ROOT, self.ino, cap.access)?;
+                let moved = |(layout, _)| !is_same_base(attr.layout, layout);
+                if cap.access.write && self.opened.is_some_and(moved) {
+                    // We were away for so long that we counted as gone.
+                    return Err(Errno::ESTALE);
+                }
                 *self.cap.lock() = fresh;
                 request(fresh)
             }
             result => result,
         }
     }
+}
+
+fn is_same_base(a: Layout, b: Layout) -> bool {
+    (a.node(), a.base()) == (b.node(), b.base())
 }
 
 fn roundtrip(

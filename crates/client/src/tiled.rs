@@ -11,8 +11,10 @@ use std::sync::Arc;
 use tatami_layout::Found;
 use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
-use tatami_wire::{Attr, Cap, Errno, Ino, Layout, Piece};
+use tatami_wire::{Attr, Cap, Errno, Ino, NodeId, Piece};
 
+/// How often a read is tried again because the file was laid out anew meanwhile.
+const ATTEMPTS: usize = 8;
 /// Pieces that one handle keeps open.
 const OPEN_MAX: usize = 64;
 /// Longest stretch of a piece, in bytes, that is read in one go for many small tiles.
@@ -23,9 +25,17 @@ pub(crate) struct TiledFile {
     client: Arc<Client>,
     ino: Ino,
     cap: Cap,
-    base: DataFile,
+    /// The node of the base when the file was opened.
+    peer: Arc<Peer>,
+    base: Mutex<OpenBase>,
     shared: Arc<SharedTiles>,
     pieces: Mutex<HashMap<Piece, OpenPiece>>,
+}
+
+/// The base, as far as the last request knew.
+struct OpenBase {
+    at: (NodeId, Piece),
+    data: Arc<DataFile>,
 }
 
 struct OpenPiece {
@@ -45,13 +55,14 @@ struct Group {
 
 impl TiledFile {
     pub(crate) fn new(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<TiledFile, Errno> {
-        let layout = Layout::Whole { node: attr.layout.node() };
-        let base = client.data(&Attr { layout, ..attr.clone() }, cap)?;
+        let at = (attr.layout.node(), attr.layout.base());
+        let data = Arc::new(client.object(attr.ino, at.0, at.1, cap)?);
         Ok(TiledFile {
             client: client.clone(),
             ino: attr.ino,
             cap,
-            base,
+            peer: data.peer().clone(),
+            base: Mutex::new(OpenBase { at, data }),
             shared: client.tiled.of(attr.ino),
             pieces: Mutex::default(),
         })
@@ -59,7 +70,22 @@ impl TiledFile {
 
     /// The node that keeps the base.
     pub(crate) fn base_peer(&self) -> &Arc<Peer> {
-        self.base.peer()
+        &self.peer
+    }
+
+    /// The base of the file as it is laid out now.
+    fn base(&self, tiles: &Tiles) -> Result<Arc<DataFile>, Errno> {
+        let mut base = self.base.lock();
+        if base.at != tiles.base {
+            let (node, piece) = tiles.base;
+            let data = Arc::new(self.client.object(self.ino, node, piece, self.cap)?);
+            *base = OpenBase { at: tiles.base, data };
+        }
+        Ok(base.data.clone())
+    }
+
+    fn known_base(&self) -> Arc<DataFile> {
+        self.base.lock().data.clone()
     }
 
     fn tiles(&self) -> Result<Arc<Tiles>, Errno> {
@@ -94,20 +120,52 @@ impl TiledFile {
     }
 
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
-        let tiles = self.tiles()?;
-        let (mut found, beneath) = split(&tiles, offset, buf.len() as u64);
+        for _ in 0..ATTEMPTS {
+            let tiles = self.tiles()?;
+            let (result, short) = self.read_through(&tiles, buf, offset);
+            // Objects that are gone read as empty. Not so if the file still has them.
+            if !short || self.tiles()?.version == tiles.version {
+                return result;
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// Reads where these tiles say. Also tells whether an object had fewer bytes than were
+    /// asked for, as it may.
+    fn read_through(
+        &self,
+        tiles: &Tiles,
+        buf: &mut [u8],
+        offset: u64,
+    ) -> (Result<usize, Errno>, bool) {
+        let mut short = false;
+        let result = self.read_parts(tiles, buf, offset, &mut short);
+        let failed = result.is_err();
+        (result, short || failed)
+    }
+
+    fn read_parts(
+        &self,
+        tiles: &Tiles,
+        buf: &mut [u8],
+        offset: u64,
+        short: &mut bool,
+    ) -> Result<usize, Errno> {
+        let (mut found, beneath) = split(tiles, offset, buf.len() as u64);
         for (from, len) in beneath {
             let part = slice(buf, offset, from, len);
-            let got = self.base.read_at(part, from)?;
+            let got = self.base(tiles)?.read_at(part, from)?;
+            *short |= got < part.len();
             part[got..].fill(0);
             if got < part.len() && from + len > tiles.index.size() {
                 // The base ends here, and tiles end before.
                 let end = tiles.index.size().max(from + got as u64);
                 let len = end.saturating_sub(offset) as usize;
-                return self.read_tiles(&tiles, &mut found, &mut buf[..len], offset).map(|()| len);
+                return self.read_tiles(tiles, &mut found, &mut buf[..len], offset).map(|()| len);
             }
         }
-        self.read_tiles(&tiles, &mut found, buf, offset)?;
+        self.read_tiles(tiles, &mut found, buf, offset)?;
         Ok(buf.len())
     }
 
@@ -147,7 +205,7 @@ impl TiledFile {
         for (from, len) in beneath {
             let start = (from - offset) as usize;
             let part = &data[start..start + len as usize];
-            if self.base.write_at(part, from)? < part.len() {
+            if self.base(&tiles)?.write_at(part, from)? < part.len() {
                 return Err(Errno::ENOSPC);
             }
         }
@@ -168,16 +226,17 @@ impl TiledFile {
 
     /// Appends go to the base, which is first made as long as the file.
     pub(crate) fn append(&self, data: &[u8]) -> Result<usize, Errno> {
-        let end = self.tiles()?.index.size();
-        if end > 0 && self.base.stat()?.size < end {
+        let tiles = self.tiles()?;
+        let (base, end) = (self.base(&tiles)?, tiles.index.size());
+        if end > 0 && base.stat()?.size < end {
             // Never shorter: another append may have been faster.
-            self.base.allocate(AllocMode::Extend, end - 1, 1)?;
+            base.allocate(AllocMode::Extend, end - 1, 1)?;
         }
-        self.base.append(data)
+        base.append(data)
     }
 
     pub(crate) fn flush(&self) -> Result<(), Errno> {
-        let mut result = self.base.flush();
+        let mut result = self.known_base().flush();
         for piece in self.written() {
             result = result.and(piece.flush());
         }
@@ -185,7 +244,7 @@ impl TiledFile {
     }
 
     pub(crate) fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
-        self.base.sync(data_only)?;
+        self.known_base().sync(data_only)?;
         for piece in self.written() {
             piece.sync(data_only)?;
         }
@@ -195,7 +254,7 @@ impl TiledFile {
     /// Cuts the base. That the tiles are cut is the matter of the shard, when it is told of the size.
     pub(crate) fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         self.flush()?;
-        self.base.truncate(size)?;
+        self.base(&*self.tiles()?)?.truncate(size)?;
         Ok(ObjectState { size, ..self.stat()? })
     }
 
@@ -206,14 +265,14 @@ impl TiledFile {
         len: u64,
     ) -> Result<ObjectState, Errno> {
         self.flush()?;
-        self.base.allocate(mode, offset, len)?;
+        let tiles = self.tiles()?;
+        self.base(&tiles)?.allocate(mode, offset, len)?;
         let in_place = match mode {
             AllocMode::Punch => Some(AllocMode::Punch),
             AllocMode::Zero | AllocMode::ZeroKeep => Some(AllocMode::ZeroKeep),
             AllocMode::Extend | AllocMode::Keep => None,
         };
         if let Some(mode) = in_place {
-            let tiles = self.tiles()?;
             let (mut found, _) = split(&tiles, offset, len);
             for group in groups(&mut found, true) {
                 let piece = self.piece(&tiles, group.piece, true)?;
@@ -226,7 +285,8 @@ impl TiledFile {
     /// A tiled file is all data, but for its end.
     pub(crate) fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
         self.flush()?;
-        let size = self.tiles()?.size(self.base.stat()?.size);
+        let tiles = self.tiles()?;
+        let size = tiles.size(self.base(&tiles)?.stat()?.size);
         match what {
             _ if offset >= size => Err(Errno::ENXIO),
             SeekFor::Data => Ok(offset),
@@ -237,7 +297,7 @@ impl TiledFile {
     /// Size, times and storage of the file; of the storage of its pieces, what the shard knows.
     pub(crate) fn stat(&self) -> Result<ObjectState, Errno> {
         let tiles = self.tiles()?;
-        let base = self.base.stat()?;
+        let base = self.base(&tiles)?.stat()?;
         let mut state = ObjectState { exists: true, size: tiles.size(base.size), ..base };
         for piece in self.written() {
             state.mtime = state.mtime.max(piece.stat()?.mtime);

@@ -11,7 +11,7 @@ use std::sync::{Arc, Weak};
 use tatami_layout::{Cut, Index, PieceTiles};
 use tatami_wire::meta::{DataState, MetaOp, MetaReply};
 use tatami_wire::tiles::{Growth, PAGE_PIECES, Page, Part, PieceInfo};
-use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece};
+use tatami_wire::{Attr, Cred, Errno, Ino, Layout, NodeId, Piece};
 
 /// How often the pages of a file are asked for anew because they changed in between.
 const ATTEMPTS: usize = 16;
@@ -24,6 +24,8 @@ pub struct Tiles {
     /// Of each piece, by number: the node that keeps it, whether it grows, how many
     /// bytes of its object the tiles refer to.
     pub pieces: BTreeMap<u32, PlacedPiece>,
+    /// The node and number of the base.
+    pub base: (NodeId, Piece),
     /// Storage of all pieces, in units of 512 bytes.
     pub blocks: u64,
     /// Which object has which byte. The base is not in it: what no tile covers is there.
@@ -59,7 +61,7 @@ impl Tiles {
         self.index.size().max(base)
     }
 
-    fn of(page: Page) -> Result<Tiles, Errno> {
+    fn of(page: Page, base: (NodeId, Piece)) -> Result<Tiles, Errno> {
         let mut pieces = BTreeMap::new();
         let mut decoded = Vec::with_capacity(page.pieces.len());
         for PieceInfo { piece, node, growth, tiles } in page.pieces {
@@ -80,7 +82,7 @@ impl Tiles {
         let cuts = page.cuts.iter().map(|cut| Cut { stamp: cut.stamp, size: cut.size }).collect();
         // Cuts have been carried out on the base.
         let index = Index::with_base(decoded, cuts, 0, u64::MAX);
-        Ok(Tiles { version: page.version, pieces, blocks: page.blocks, index })
+        Ok(Tiles { version: page.version, pieces, base, blocks: page.blocks, index })
     }
 }
 
@@ -143,10 +145,29 @@ impl Client {
     /// Those of the shard; `EIO` for tiles that do not read, `EBUSY` where they change
     /// all the time.
     pub fn tiles(&self, ino: Ino) -> Result<Tiles, Errno> {
-        self.raw_tiles(ino).and_then(Tiles::of)
+        let (page, layout) = self.pieces(ino)?;
+        Tiles::of(page, (layout.node(), layout.base()))
     }
 
-    /// The same as the shard keeps it: pieces with encoded tiles, and cuts.
+    /// All pieces of a file as the shard tells them, and its layout at the same time.
+    ///
+    /// # Errors
+    /// As for [`Client::tiles`].
+    pub fn pieces(&self, ino: Ino) -> Result<(Page, Layout), Errno> {
+        let mut before = self.getattr(&Cred::ROOT, ino)?.layout;
+        for _ in 0..ATTEMPTS {
+            let page = self.all_pages(ino)?;
+            let layout = self.getattr(&Cred::ROOT, ino)?.layout;
+            match page {
+                // A base never comes back, so there was no other in between.
+                Some(page) if layout == before => return Ok((page, layout)),
+                _ => before = layout,
+            }
+        }
+        Err(Errno::EBUSY)
+    }
+
+    /// All pieces of a file as the shard tells them.
     ///
     /// # Errors
     /// Those of the shard; `EBUSY` where they change all the time.

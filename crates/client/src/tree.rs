@@ -3,22 +3,14 @@
 //! Paths are absolute within the volume; a leading `/` may be left out.
 //! Symbolic links are followed as a kernel does, within the volume.
 
-use crate::{Client, DataFile, Tiles};
+use crate::{Client, DataFile, Whereabouts, whereabouts};
 use std::io;
 use std::sync::Arc;
 use tatami_wire::meta::{DataState, DirEntry, NewNode, RenameMode};
-use tatami_wire::{
-    Access, Attr, Cred, Errno, Ino, Kind, Layout, NAME_MAX, NodeId, PATH_MAX, Piece, READDIR_MAX,
-    SetAttr,
-};
+use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NAME_MAX, PATH_MAX, READDIR_MAX, SetAttr};
 
 /// Symbolic links followed in one path before it counts as a loop, as in Linux.
 const LINKS_MAX: usize = 40;
-
-/// Most runs of one tiled file that are told one by one.
-pub const RUNS_MAX: usize = 4096;
-/// Bytes of a tiled file that are looked at in one go.
-const LOOK: u64 = 4 << 20;
 
 /// A volume as a tree of paths, seen by one user.
 #[derive(Clone)]
@@ -36,19 +28,6 @@ pub struct FileHandle {
     position: u64,
     wrote: bool,
     writable: bool,
-}
-
-/// A run of a file's bytes and the node on which it lies.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Whereabouts {
-    /// First byte in the file.
-    pub offset: u64,
-    /// Number of bytes.
-    pub len: u64,
-    /// The node.
-    pub node: NodeId,
-    /// Which object of the file.
-    pub piece: u32,
 }
 
 /// Each method fails with the error of the system call it resembles.
@@ -284,63 +263,6 @@ pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     }
     joined.extend_from_slice(name);
     joined
-}
-
-/// On which nodes the bytes of the file with these attributes lie: run by run, in file order.
-/// Of a tiled file with more than [`RUNS_MAX`] runs, object by object: with the offset of the
-/// first byte and the number of bytes that were written there, whether or not all still count.
-///
-/// # Errors
-/// Those of [`Client::tiles`].
-pub fn whereabouts(client: &Client, attr: &Attr) -> Result<Vec<Whereabouts>, Errno> {
-    if attr.layout.is_tiled() {
-        return Ok(in_tiles(&client.tiles(attr.ino)?, attr));
-    }
-    let layout: Layout = attr.layout;
-    Ok(layout
-        .extents(0, attr.size)
-        .map(|e| Whereabouts { offset: e.file_offset, len: e.len, node: e.node, piece: e.piece.0 })
-        .collect())
-}
-
-fn in_tiles(tiles: &Tiles, attr: &Attr) -> Vec<Whereabouts> {
-    let base = attr.layout.node();
-    let (mut runs, mut offset): (Vec<Whereabouts>, u64) = (Vec::new(), 0);
-    let add = |run: Whereabouts, runs: &mut Vec<Whereabouts>| {
-        if let Some(last) = runs.last_mut().filter(|last| last.piece == run.piece) {
-            last.len += run.len;
-        } else {
-            runs.push(run);
-        }
-    };
-    while offset < attr.size && runs.len() <= RUNS_MAX {
-        let len = LOOK.min(attr.size - offset);
-        let mut at = offset;
-        for found in tiles.index.lookup(offset, len) {
-            at = found.file_offset + found.len;
-            let piece = found.piece.unwrap_or(Piece::BASE);
-            let node = tiles.pieces.get(&piece.number()).map_or(base, |place| place.node);
-            let (offset, len) = (found.file_offset, found.len);
-            add(Whereabouts { offset, len, node, piece: piece.0 }, &mut runs);
-        }
-        let len = offset + len - at;
-        if len > 0 {
-            add(Whereabouts { offset: at, len, node: base, piece: 0 }, &mut runs);
-        }
-        offset = at + len;
-    }
-    if runs.len() <= RUNS_MAX {
-        return runs;
-    }
-    let objects = tiles.pieces.iter().filter(|(_, place)| place.len > 0);
-    objects
-        .map(|(number, place)| Whereabouts {
-            offset: place.from,
-            len: place.len,
-            node: place.node,
-            piece: Piece::bytes_of(*number).0,
-        })
-        .collect()
 }
 
 /// Each method fails with the error of the system call it resembles.

@@ -23,7 +23,8 @@ impl std::fmt::Display for NodeId {
 pub struct Piece(pub u32);
 
 impl Piece {
-    /// The base: the whole of a whole file, and of a tiled file what no tile covers.
+    /// The base of a file that was never laid out anew: the whole of a whole file, and of a
+    /// tiled file what no tile covers.
     pub const BASE: Piece = Piece(0);
     /// Most pieces that one file gets over its life: their objects have numbers.
     pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
@@ -54,7 +55,7 @@ impl Piece {
 /// How the bytes of one file are spread over objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Layout {
-    /// The whole file is piece 0, on one node.
+    /// The whole file is piece 0, its base, on one node.
     Whole {
         /// The node that keeps the object.
         node: NodeId,
@@ -63,6 +64,16 @@ pub enum Layout {
     Tiled {
         /// The node that keeps piece 0, the base.
         node: NodeId,
+    },
+    /// Laid out anew since it was made: its base is another object than piece 0, so that
+    /// who knows the old one cannot take the new one for it.
+    Anew {
+        /// The node that keeps the base.
+        node: NodeId,
+        /// The base.
+        base: Piece,
+        /// Whether pieces may lie over it.
+        tiled: bool,
     },
 }
 
@@ -84,16 +95,38 @@ pub struct Extent {
 /// Of a tiled file a layout knows the base only: what these methods tell is what would be
 /// so without tiles. Who must know better asks the shard for the tiles.
 impl Layout {
-    /// The node that keeps piece 0.
-    pub fn node(&self) -> NodeId {
-        match *self {
-            Layout::Whole { node } | Layout::Tiled { node } => node,
+    /// The layout of a file with this base, over which pieces may lie or not.
+    pub fn over(node: NodeId, base: Piece, tiled: bool) -> Layout {
+        match (base, tiled) {
+            (Piece::BASE, false) => Layout::Whole { node },
+            (Piece::BASE, true) => Layout::Tiled { node },
+            _ => Layout::Anew { node, base, tiled },
         }
     }
 
-    /// Whether tiles may lie over piece 0.
+    /// The same base, with pieces over it or without.
+    pub fn with_tiles(&self, tiled: bool) -> Layout {
+        Layout::over(self.node(), self.base(), tiled)
+    }
+
+    /// The node that keeps the base.
+    pub fn node(&self) -> NodeId {
+        match *self {
+            Layout::Whole { node } | Layout::Tiled { node } | Layout::Anew { node, .. } => node,
+        }
+    }
+
+    /// The base: all of a whole file, and of a tiled one what no tile covers.
+    pub fn base(&self) -> Piece {
+        match *self {
+            Layout::Whole { .. } | Layout::Tiled { .. } => Piece::BASE,
+            Layout::Anew { base, .. } => base,
+        }
+    }
+
+    /// Whether tiles may lie over the base.
     pub fn is_tiled(&self) -> bool {
-        matches!(self, Layout::Tiled { .. })
+        matches!(self, Layout::Tiled { .. } | Layout::Anew { tiled: true, .. })
     }
 
     /// Splits the byte range `offset .. offset + len` of the file into extents,
@@ -102,24 +135,24 @@ impl Layout {
     pub fn extents(&self, offset: u64, len: u64) -> impl Iterator<Item = Extent> + use<> {
         let (node, len) = (self.node(), len.min(u64::MAX - offset));
         let extent =
-            Extent { file_offset: offset, node, piece: Piece::BASE, object_offset: offset, len };
+            Extent { file_offset: offset, node, piece: self.base(), object_offset: offset, len };
         (len > 0).then_some(extent).into_iter()
     }
 
     /// The file offset of byte `object_offset` of `piece`, or `None` when the
     /// layout has no such piece. The inverse of [`Layout::extents`].
     pub fn file_offset(&self, piece: Piece, object_offset: u64) -> Option<u64> {
-        (piece == Piece::BASE).then_some(object_offset)
+        (piece == self.base()).then_some(object_offset)
     }
 
     /// The size of a file whose objects have the sizes that `size_of` tells.
     pub fn file_size(&self, size_of: impl Fn(NodeId, Piece) -> u64) -> u64 {
-        size_of(self.node(), Piece::BASE)
+        size_of(self.node(), self.base())
     }
 
     /// All objects of the file.
     pub fn pieces(&self) -> impl Iterator<Item = (NodeId, Piece)> + use<> {
-        std::iter::once((self.node(), Piece::BASE))
+        std::iter::once((self.node(), self.base()))
     }
 }
 
@@ -133,10 +166,12 @@ mod tests {
         /// leads back to the byte.
         #[test]
         fn extents_cover_and_invert(
-            node in 0u16..8, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
+            node in 0u16..8, base in 0u32..3, tiled: bool, offset in 0u64..1 << 40, len in 0u64..5000,
         ) {
-            let node = NodeId(node);
-            let layout = if tiled { Layout::Tiled { node } } else { Layout::Whole { node } };
+            let layout = Layout::over(NodeId(node), Piece(base), tiled);
+            prop_assert_eq!((layout.node(), layout.base()), (NodeId(node), Piece(base)));
+            prop_assert_eq!(layout.is_tiled(), tiled);
+            prop_assert_eq!(layout.with_tiles(!tiled).with_tiles(tiled), layout);
             let mut at = offset;
             for e in layout.extents(offset, len) {
                 prop_assert_eq!(e.file_offset, at);

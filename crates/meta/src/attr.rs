@@ -44,6 +44,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     inode.ctime = inode.ctime.moved_to(now);
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
+        inode.moving = false;
         let changed = set.changed.unwrap_or(inode.changed);
         if let Some((size, blocks)) = cut {
             inode.size = size;
@@ -196,6 +197,7 @@ pub(crate) fn grant<S: Store>(
             let inode = txn.edit_hidden(ino)?;
             inode.writers += 1;
             inode.touched = true;
+            inode.moving = false;
             txn.put(mark, vec![1]);
         }
     }
@@ -222,6 +224,7 @@ pub(crate) fn commit<S: Store>(
             permission::check(&old, txn.cred, want::WRITE)?;
         }
         check_state(state)?;
+        tiled::disturb(txn, ino)?;
         let now = txn.now();
         let state = match old.layout.is_tiled() {
             true => tiled::base_told(txn, ino, &old, state)?,
@@ -251,6 +254,7 @@ pub(crate) fn commit<S: Store>(
 fn unmark<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mark: Key) -> Outcome<()> {
     txn.edit_hidden(ino)?.writers -= 1;
     txn.delete(mark);
+    tiled::release(txn, ino, Some(txn.ctx.client))?;
     tiled::abandon(txn, ino)
 }
 

@@ -118,9 +118,9 @@ fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode,
     let (gid, mode) = permission::inherit_group(dir, is_dir, new.mode & 0o7777, cred);
     let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
     match new.node {
-        // A file becomes tiled with its first piece.
-        NewNode::File(layout) if layout.is_tiled() => return Err(Errno::EINVAL),
-        NewNode::File(layout) => inode.layout = *layout,
+        NewNode::File(layout @ Layout::Whole { .. }) => inode.layout = *layout,
+        // A file becomes tiled with its first piece, and is laid out anew when it has bytes.
+        NewNode::File(_) => return Err(Errno::EINVAL),
         NewNode::Symlink(target) => {
             check_target(target)?;
             inode.mode = 0o777;

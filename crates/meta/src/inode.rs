@@ -4,7 +4,7 @@
 use crate::acl::Acl;
 use crate::record::{Damaged, Reader, kind_byte, put_time};
 use std::sync::Arc;
-use tatami_wire::{Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Timestamp};
+use tatami_wire::{Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Piece, Timestamp};
 
 /// Most names of one inode, and most subdirectories of one directory: XFS's bound.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
@@ -12,6 +12,8 @@ pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
 const VERSION: u8 = 1;
 const LAYOUT_WHOLE: u8 = 1;
 const LAYOUT_TILED: u8 = 2;
+const LAYOUT_WHOLE_ANEW: u8 = 3;
+const LAYOUT_TILED_ANEW: u8 = 4;
 
 /// An inode, in memory. Its number is the key it lies under.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +46,11 @@ pub(crate) struct Inode {
     pub unsettled: bool,
     /// It has, or had, pieces (a `T` record).
     pub pieces: bool,
+    /// Objects were set aside to lay it out anew, and since then nobody but who did that could
+    /// change its bytes.
+    pub moving: bool,
+    /// Objects are set aside for it.
+    pub aside: bool,
     /// Number of clients that keep it beyond its last name (`O` records).
     pub keepers: u32,
     /// Number of clients that have it open for writing (`W` records).
@@ -63,7 +70,9 @@ mod flag {
     pub const TOUCHED: u8 = 2;
     pub const UNSETTLED: u8 = 4;
     pub const PIECES: u8 = 8;
-    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES;
+    pub const MOVING: u8 = 16;
+    pub const ASIDE: u8 = 32;
+    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES | MOVING | ASIDE;
 }
 
 impl Inode {
@@ -90,6 +99,8 @@ impl Inode {
             touched: false,
             unsettled: false,
             pieces: false,
+            moving: false,
+            aside: false,
             keepers: 0,
             writers: 0,
             xattr_list: 0,
@@ -140,7 +151,9 @@ impl Inode {
         let flags = if self.linkable { flag::LINKABLE } else { 0 }
             | if self.touched { flag::TOUCHED } else { 0 }
             | if self.unsettled { flag::UNSETTLED } else { 0 }
-            | if self.pieces { flag::PIECES } else { 0 };
+            | if self.pieces { flag::PIECES } else { 0 }
+            | if self.moving { flag::MOVING } else { 0 }
+            | if self.aside { flag::ASIDE } else { 0 };
         out.extend_from_slice(&[VERSION, kind_byte(self.kind)]);
         out.extend_from_slice(&self.mode.to_le_bytes());
         for n in [self.nlink, self.uid, self.gid] {
@@ -158,6 +171,8 @@ impl Inode {
         let (layout, node) = match self.layout {
             Layout::Whole { node } => (LAYOUT_WHOLE, node),
             Layout::Tiled { node } => (LAYOUT_TILED, node),
+            Layout::Anew { node, tiled: false, .. } => (LAYOUT_WHOLE_ANEW, node),
+            Layout::Anew { node, tiled: true, .. } => (LAYOUT_TILED_ANEW, node),
         };
         out.extend_from_slice(&[flags, layout]);
         out.extend_from_slice(&node.0.to_le_bytes());
@@ -165,6 +180,9 @@ impl Inode {
         Acl::encode(self.default_acl.as_deref(), &mut out);
         out.extend_from_slice(&(self.target.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.target);
+        if let Layout::Anew { base, .. } = self.layout {
+            out.extend_from_slice(&base.0.to_le_bytes());
+        }
         out
     }
 
@@ -182,11 +200,6 @@ impl Inode {
         let (xattr_list, xattr_bytes) = (r.u32()?, r.u32()?);
         let flags = r.u8()?;
         let (layout, node) = (r.u8()?, NodeId(r.u16()?));
-        let layout = match layout {
-            LAYOUT_WHOLE => Layout::Whole { node },
-            LAYOUT_TILED => Layout::Tiled { node },
-            _ => return Err(bad),
-        };
         if flags & !flag::ALL != 0 || mode > 0o7777 {
             return Err(bad);
         }
@@ -197,6 +210,17 @@ impl Inode {
             return Err(bad);
         }
         let target = r.bytes(len)?.to_vec();
+        let mut anew = |tiled| match r.u32()? {
+            0 => Err(Damaged("inode")),
+            base => Ok(Layout::Anew { node, base: Piece(base), tiled }),
+        };
+        let layout = match layout {
+            LAYOUT_WHOLE => Layout::Whole { node },
+            LAYOUT_TILED => Layout::Tiled { node },
+            LAYOUT_WHOLE_ANEW => anew(false)?,
+            LAYOUT_TILED_ANEW => anew(true)?,
+            _ => return Err(bad),
+        };
         r.end()?;
         Ok(Inode {
             kind,
@@ -219,6 +243,8 @@ impl Inode {
             touched: flags & flag::TOUCHED != 0,
             unsettled: flags & flag::UNSETTLED != 0,
             pieces: flags & flag::PIECES != 0,
+            moving: flags & flag::MOVING != 0,
+            aside: flags & flag::ASIDE != 0,
             keepers,
             writers,
             xattr_list,
@@ -264,8 +290,11 @@ mod tests {
     fn an_inode_reads_as_it_was_written() {
         let plain = Inode::new(Kind::File, 0o644, 0, 0, Timestamp::from_sec(9));
         let layout = Layout::Tiled { node: NodeId(3) };
-        let tiled = Inode { layout, pieces: true, ..plain.clone() };
-        for inode in [rich(), plain, tiled] {
+        let tiled = Inode { layout, pieces: true, moving: true, aside: true, ..plain.clone() };
+        let anew = |tiled| Layout::Anew { node: NodeId(3), base: Piece(7), tiled };
+        let striped = Inode { layout: anew(true), ..rich() };
+        let whole = Inode { layout: anew(false), ..plain.clone() };
+        for inode in [rich(), plain, tiled, striped, whole] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
     }
@@ -312,6 +341,10 @@ mod tests {
         }
         expected.extend([2, 0, b't', b'o']);
         assert_eq!(inode.encode(), expected);
+        let layout = Layout::Anew { node: NodeId(18), base: Piece(0x0102), tiled: true };
+        expected[133] = 4;
+        expected.extend([2, 1, 0, 0]);
+        assert_eq!(Inode { layout, ..inode }.encode(), expected);
     }
 
     proptest! {

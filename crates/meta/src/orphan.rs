@@ -38,6 +38,7 @@ fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Ou
     }
     txn.edit(ino)?.writers -= 1;
     txn.delete(mark);
+    tiled::release(txn, ino, Some(client))?;
     tiled::abandon(txn, ino)?;
     Ok(true)
 }
@@ -171,12 +172,20 @@ pub(crate) fn dropped<S: Store>(
     node: NodeId,
     limit: u32,
 ) -> Outcome<MetaReply> {
-    let found = txn.keys(&keys::of_node(tag::DROPPED, node), bound(limit))?;
-    let object = |key: &Key| match keys::parse(key) {
-        Some(Parsed::Dropped { ino, object, .. }) => Some((ino, object)),
-        _ => None,
-    };
-    Ok(MetaReply::GarbagePieces(found.iter().filter_map(object).collect()))
+    let (mut found, limit) = (Vec::new(), bound(limit));
+    let prefix = keys::of_node(tag::DROPPED, node);
+    txn.scan(&prefix, &prefix, &mut |key, value| {
+        if found.len() >= limit {
+            return Ok(ControlFlow::Break(()));
+        }
+        if let Some(Parsed::Dropped { ino, object, .. }) = keys::parse(key)
+            && !tiled::is_reserved(txn, ino, value)?
+        {
+            found.push((ino, object));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(MetaReply::GarbagePieces(found))
 }
 
 pub(crate) fn dropped_done<S: Store>(
@@ -216,21 +225,26 @@ pub(crate) fn in_flux<S: Store>(
 
 /// The nodes that have garbage.
 pub(crate) fn garbage_nodes<S: Store>(state: &State<S>) -> Outcome<BTreeSet<NodeId>> {
+    let mut nodes = nodes_of(state, tag::GARBAGE)?;
+    nodes.extend(nodes_of(state, tag::DROPPED)?);
+    Ok(nodes)
+}
+
+/// The nodes that have garbage of one kind.
+pub(crate) fn nodes_of<S: Store>(state: &State<S>, tag: u8) -> Outcome<BTreeSet<NodeId>> {
     let mut nodes = BTreeSet::new();
-    for tag in [tag::GARBAGE, tag::DROPPED] {
-        let mut from = Some(vec![tag]);
-        while let Some(start) = from.take() {
-            state.scan(&start, &[tag], &mut |key, _| {
-                let (Some(Parsed::Garbage { node, .. }) | Some(Parsed::Dropped { node, .. })) =
-                    keys::parse(key)
-                else {
-                    return Ok(ControlFlow::Continue(()));
-                };
-                nodes.insert(node);
-                from = prefix_end(&keys::of_node(tag, node));
-                Ok(ControlFlow::Break(()))
-            })?;
-        }
+    let mut from = Some(vec![tag]);
+    while let Some(start) = from.take() {
+        state.scan(&start, &[tag], &mut |key, _| {
+            let (Some(Parsed::Garbage { node, .. }) | Some(Parsed::Dropped { node, .. })) =
+                keys::parse(key)
+            else {
+                return Ok(ControlFlow::Continue(()));
+            };
+            nodes.insert(node);
+            from = prefix_end(&keys::of_node(tag, node));
+            Ok(ControlFlow::Break(()))
+        })?;
     }
     Ok(nodes)
 }
@@ -267,6 +281,7 @@ pub(crate) fn settle<S: Store>(
             };
             let inode = txn.edit(ino)?;
             inode.unsettled = false;
+            inode.moving = false;
             if let Some(state) = state {
                 attr::learn(inode, &state, now);
             }

@@ -330,6 +330,10 @@ fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outc
         MetaOp::Publish { ino, parts, cuts, base } => {
             tiled::publish(txn, *ino, parts, cuts, base.as_ref())
         }
+        MetaOp::Reserve { ino, nodes } => tiled::reserve(txn, *ino, nodes),
+        MetaOp::Relayout { ino, pieces, base, state } => {
+            tiled::relayout(txn, *ino, pieces, *base, state)
+        }
         MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
         MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
         MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),

@@ -398,11 +398,11 @@ mod tests {
         assert!(matches!(open(VOLUME, ShardId(1), store.clone()), Err(OpenError::Shard { .. })));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 4;
+        record[8] = 5;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
         assert!(matches!(
             open(VOLUME, ShardId(0), newer),
-            Err(OpenError::Newer { found: 4, known: 3 })
+            Err(OpenError::Newer { found: 5, known: 4 })
         ));
         let mut older = store.clone();
         record[8] = 1;

@@ -11,8 +11,10 @@
 //! the journals of such pieces are read there for the last time.
 
 mod record;
+mod relayout;
 
 pub(crate) use record::{PieceRecord, Tiled};
+pub(crate) use relayout::{disturb, is_reserved, relayout, release, reserve};
 
 use crate::attr::{check_state, is_later};
 use crate::error::Outcome;
@@ -31,7 +33,7 @@ use tatami_wire::tiles::{
     ADD_MAX, CUTS_MAX, Cut, Growth, PAGE_BYTES, PAGE_PIECES, PARTS_MAX, PIECES_MAX, Page, Part,
     PieceInfo, TILES_MAX,
 };
-use tatami_wire::{ClientId, Errno, FILE_SIZE_MAX, Ino, Layout, NodeId, Piece, SetAttr};
+use tatami_wire::{ClientId, Errno, FILE_SIZE_MAX, Ino, NodeId, Piece, SetAttr};
 
 /// Stamps lie below this, so that there is always a later one.
 const STAMP_END: u64 = 1 << 63;
@@ -70,7 +72,8 @@ pub(crate) fn add_pieces<S: Store>(
     tiled.version += 1;
     let stamp = tick(txn, &mut tiled);
     put(txn, ino, &tiled);
-    let layout = Layout::Tiled { node: old.layout.node() };
+    disturb(txn, ino)?;
+    let layout = old.layout.with_tiles(true);
     if old.layout != layout {
         txn.edit(ino)?.layout = layout;
     }
@@ -114,6 +117,7 @@ pub(crate) fn publish<S: Store>(
         tiled.end = end_of_all(txn, ino, &tiled.cuts, told)?;
     }
     tiled.version += 1;
+    disturb(txn, ino)?;
     let now = txn.now();
     let base = base.filter(|base| is_later(base, old.changed, tiled.base_size));
     if let Some(base) = base {
@@ -128,7 +132,7 @@ pub(crate) fn publish<S: Store>(
     put(txn, ino, &tiled);
     let inode = txn.edit(ino)?;
     if whole {
-        inode.layout = Layout::Whole { node: old.layout.node() };
+        inode.layout = old.layout.with_tiles(false);
     }
     (inode.size, inode.blocks) = (tiled.size(), tiled.storage());
     inode.ctime = inode.ctime.moved_to(now);
@@ -243,7 +247,8 @@ pub(crate) fn tiles<S: Store>(
         return Err(Errno::EINVAL.into());
     }
     let Some(tiled) = load(txn, ino, &inode)?.filter(|_| inode.layout.is_tiled()) else {
-        let page = Page { end: true, base_size: inode.size, ..Page::default() };
+        let version = load(txn, ino, &inode)?.map_or(0, |tiled| tiled.version);
+        let page = Page { end: true, version, base_size: inode.size, ..Page::default() };
         return Ok(MetaReply::Tiles(page));
     };
     let (mut found, mut bytes, mut end) = (Vec::new(), 0, true);
@@ -307,7 +312,7 @@ pub(crate) fn cut<S: Store>(
     }
     if tiled.pieces == 0 {
         tiled.cuts.clear();
-        txn.edit(ino)?.layout = Layout::Whole { node: old.layout.node() };
+        txn.edit(ino)?.layout = old.layout.with_tiles(false);
     } else if tiled.size() > size || tiled.open > 0 {
         tiled.cut(Cut { stamp, size })?;
     }

@@ -14,7 +14,7 @@ use crate::state::{State, Visit};
 use crate::store::{Change, Store, StoreError};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::{Cred, Errno, Ino, NodeId, Timestamp};
+use tatami_wire::{Cred, Errno, Ino, NodeId, Piece, Timestamp};
 
 /// See the module.
 pub(crate) struct Txn<'a, S> {
@@ -328,6 +328,7 @@ impl<'a, S: Store> Txn<'a, S> {
         if writers {
             self.delete_under(&keys::of_ino(tag::WRITER, ino))?;
         }
+        crate::tiled::release(self, ino, None)?;
         if unsettled {
             self.delete(keys::unsettled(ino));
         }
@@ -338,8 +339,11 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         if touched {
             let layout = self.peek(ino, |inode| inode.layout)?;
-            for (node, _) in layout.pieces() {
+            for (node, piece) in layout.pieces() {
                 self.add_garbage(node, keys::garbage(node, ino));
+                if piece != Piece::BASE {
+                    self.add_garbage(node, keys::dropped(node, ino, piece));
+                }
             }
         }
         self.changed.push(ino);

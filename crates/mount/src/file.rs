@@ -269,6 +269,9 @@ impl FileSystem {
         made: Option<&Before>,
     ) -> Result<(u32, i32), Errno> {
         const DIRECT: u32 = fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES;
+        if let Some(stale) = self.stale(inode, attr, access)? {
+            return Ok((fopen::PASSTHROUGH | DIRECT, stale));
+        }
         if data.is_tiled() {
             return Ok((self.way_of_tiles(inode, access), 0));
         }
@@ -277,14 +280,15 @@ impl FileSystem {
                 return Ok((DIRECT, 0));
             }
             let keep = self.stamps.opened(attr, data)?;
+            inode.state.lock().through_us = true;
             return Ok((if keep { fopen::KEEP_CACHE } else { 0 }, 0));
         }
         let mut state = inode.state.lock();
         if let Some(backing) = &state.backing {
             return Ok((fopen::PASSTHROUGH, backing.id.0));
         }
-        // It is whole again, after a cut, while others have it open as it was.
-        if state.tiled {
+        // It is whole again, or here now, while others have it open as it was.
+        if state.through_us {
             return Ok((DIRECT, 0));
         }
         // Through us, the first write takes setuid away.
@@ -309,7 +313,8 @@ impl FileSystem {
         match self.device.open_backing(&file) {
             Ok(id) => {
                 state.told = Some(size::mark(&stat_file(&file)?));
-                state.backing = Some(Backing { id, file, lent: None, unwritten: None });
+                let base = attr.layout.base();
+                state.backing = Some(Backing { id, file, base, lent: None, unwritten: None });
                 Ok((fopen::PASSTHROUGH, id.0))
             }
             Err(errno) => {
@@ -319,12 +324,34 @@ impl FileSystem {
         }
     }
 
+    /// The backing file of an inode that was laid out anew since it got that one, while others
+    /// have it open still. The kernel demands that it is named with each further open, and with
+    /// `DIRECT_IO` asks us for all but mappings.
+    ///
+    /// # Errors
+    /// `EBUSY` for an open that could map it to write: what was written there would be lost.
+    fn stale(&self, inode: &OpenInode, attr: &Attr, access: Access) -> Result<Option<i32>, Errno> {
+        let mut state = inode.state.lock();
+        if state.backing.as_ref().is_some_and(|backing| backing.base != attr.layout.base()) {
+            state.stale = state.backing.take();
+            state.told = None;
+        }
+        let Some(stale) = &state.stale else { return Ok(None) };
+        if access.read && access.write {
+            return Err(Errno::EBUSY);
+        }
+        let id = stale.id.0;
+        state.through_us = true;
+        self.stamps.changed(inode.ino);
+        Ok(Some(id))
+    }
+
     /// The flags for a tiled file. What others wrote to its pieces no stamp of one object
     /// tells, so the kernel keeps nothing from one open to the next.
     fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> u32 {
         self.stamps.changed(inode.ino);
         let mut state = inode.state.lock();
-        state.tiled = true;
+        state.through_us = true;
         // The kernel does not mix its cache with a backing file, opened before there were tiles.
         if access.write || state.backing.is_some() { fopen::DIRECT_IO } else { 0 }
     }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use tatami_client::{DataFile, stat_file};
 use tatami_fuse::BackingId;
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Errno, Ino, Timestamp};
+use tatami_wire::{Errno, Ino, Piece, Timestamp};
 
 const SHARDS: usize = 16;
 
@@ -77,6 +77,9 @@ pub(crate) struct State {
     pub(crate) noted: bool,
     /// The local file, when the kernel uses it.
     pub(crate) backing: Option<Backing>,
+    /// A local file that was `backing` before the file was laid out anew. The kernel holds on to it
+    /// as long as anybody has the inode open.
+    pub(crate) stale: Option<Backing>,
     /// Of the backing file: what the shard knows already.
     pub(crate) told: Option<Told>,
     /// The last writer has left it as it was lent, without a byte.
@@ -85,8 +88,9 @@ pub(crate) struct State {
     pub(crate) writer: Option<Arc<DataFile>>,
     /// Permission bits when it was last looked at.
     pub(crate) mode: u16,
-    /// It was opened as a tiled file.
-    pub(crate) tiled: bool,
+    /// The kernel may have bytes of it in its own cache, as of a tiled file or of one on another
+    /// node, or read it through us: as long as anybody has it open, it gets no backing file.
+    pub(crate) through_us: bool,
     /// We made it and gave it no file capabilities: before a write, the kernel
     /// need not hear from the shard that there are none.
     pub(crate) no_capability: bool,
@@ -97,6 +101,8 @@ pub(crate) struct State {
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
     pub(crate) file: Arc<OwnedFd>,
+    /// Which object of the inode it is, or will be.
+    pub(crate) base: Piece,
     /// It is no object yet.
     pub(crate) lent: Option<Lent>,
     pub(crate) unwritten: Option<Unwritten>,
@@ -209,7 +215,8 @@ impl OpenInodes {
                 let kept = entry.kept;
                 shard.remove(&inode.ino);
                 let mut state = inode.state.lock();
-                Some(Last { kept, backing: state.backing.take(), is_empty: state.is_empty })
+                let backing = state.backing.take().or_else(|| state.stale.take());
+                Some(Last { kept, backing, is_empty: state.is_empty })
             } else {
                 None
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tatami_client::{DataFile, Loan, Spare};
 use tatami_fuse::{BackingId, Device};
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Errno, Ino, Timestamp};
+use tatami_wire::{Errno, Ino, Piece, Timestamp};
 
 /// So often in a row may a table be refused before none is asked for any more.
 const ATTEMPTS: u32 = 8;
@@ -102,7 +102,7 @@ impl Spares {
         }
         let unwritten = Some(Unwritten { real: ready.mtime, shown: mtime });
         let lent = Some(Lent { loan: loan.clone(), slot: ready.slot });
-        Some(Backing { id: ready.id, file: ready.file, lent, unwritten })
+        Some(Backing { id: ready.id, file: ready.file, base: Piece::BASE, lent, unwritten })
     }
 
     /// Asks for a table, for the files to come.

@@ -461,6 +461,12 @@ fn may(
                 return Err(Errno::EINVAL);
             }
         }
+        MetaOp::Reserve { nodes, .. } => {
+            let known = |node| shared.map.nodes.iter().any(|n| n.id == node);
+            if !nodes.iter().all(|node| known(*node)) {
+                return Err(Errno::EINVAL);
+            }
+        }
         // It came back: what it holds stays.
         MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
             return Err(Errno::EBUSY);

@@ -1,6 +1,6 @@
 //! Requests to a shard of the namespace, and its replies.
 
-use crate::tiles::{Cut, Page, Part};
+use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
     Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId, Timestamp,
 };
@@ -201,6 +201,20 @@ pub enum MetaOp {
     GarbagePieces { node: NodeId, limit: u32 },
     /// Housekeeping: those objects have been removed. → `Done`
     GarbagePiecesDone { node: NodeId, pieces: Vec<(Ino, Piece)> },
+
+    // A file is laid out anew: its bytes are copied into objects that nobody knows yet, which
+    // then take the place of those it has.
+    /// Sets an object aside on each of these nodes, at most [`RESERVE_MAX`](crate::tiles::RESERVE_MAX):
+    /// that of a piece, numbered one after the other. They are garbage as soon as this client has the
+    /// file not open for writing any more, which it must have now. `EBUSY` while somebody else
+    /// has, or what a writer left is not settled yet. Stamps as for `AddPieces`. → `Pieces`
+    Reserve { ino: Ino, nodes: Vec<NodeId> },
+    /// Lays the file out anew: these pieces, and as its base the piece with this number, on this
+    /// node, of which `state` tells, all set aside by this client. What the file consisted of
+    /// becomes garbage, and this client has it not open for writing any more. `EBUSY` where anybody
+    /// could have changed the bytes since they were set aside, `EINVAL` where the size would be
+    /// another. → `Attr`
+    Relayout { ino: Ino, pieces: Vec<NewPiece>, base: (NodeId, u32), state: DataState },
 }
 
 impl MetaOp {
@@ -241,6 +255,8 @@ impl MetaOp {
             | GarbagePiecesDone { .. }
             | AddPieces { .. }
             | Publish { .. }
+            | Reserve { .. }
+            | Relayout { .. }
             | ExpireClient { .. }
             | Settle { .. } => true,
         }
@@ -302,6 +318,8 @@ impl MetaOp {
             | Release { ino }
             | AddPieces { ino, .. }
             | Publish { ino, .. }
+            | Reserve { ino, .. }
+            | Relayout { ino, .. }
             | Tiles { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } => *dir,

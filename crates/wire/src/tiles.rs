@@ -17,6 +17,8 @@ pub const PIECES_MAX: u32 = 256 * 1024;
 pub const ADD_MAX: u32 = 64 * 1024;
 /// Most parts of one [`Publish`](crate::meta::MetaOp::Publish).
 pub const PARTS_MAX: usize = 16 * 1024;
+/// Most objects that one file is laid out to anew: as many as there are nodes at most.
+pub const RESERVE_MAX: usize = 4096;
 /// Most cuts that a file has at a time.
 pub const CUTS_MAX: usize = 4096;
 /// Bytes of tiles after which a page of them ends.
@@ -45,6 +47,19 @@ pub struct Part {
     pub blocks: u64,
     /// Nobody adds to it any more: its journal can go.
     pub close: bool,
+}
+
+/// A piece of a file that is laid out anew.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NewPiece {
+    /// Its number.
+    pub piece: u32,
+    /// The node that keeps its object.
+    pub node: NodeId,
+    /// All its tiles, at most [`TILES_MAX`] bytes.
+    pub tiles: Bytes,
+    /// Storage of its object, in units of 512 bytes.
+    pub blocks: u64,
 }
 
 /// Who may add to a piece.

@@ -62,6 +62,14 @@ fn ops() -> impl Strategy<Value = MetaOp> {
             ino,
             nodes: vec![(NodeId(node), count)],
         }),
+        (inos(), any::<u16>(), names(), any::<u32>()).prop_map(|(ino, node, tiles, piece)| {
+            let node = NodeId(node);
+            let pieces = vec![tiles::NewPiece { piece, node, tiles, blocks: 8 }];
+            let base = (node, piece);
+            MetaOp::Relayout { ino, pieces, base, state: object::ObjectState::default().into() }
+        }),
+        (inos(), any::<u16>())
+            .prop_map(|(ino, node)| MetaOp::Reserve { ino, nodes: vec![NodeId(node)] }),
         (inos(), any::<u64>()).prop_map(|(dir, after)| MetaOp::ReadDir {
             dir,
             after,

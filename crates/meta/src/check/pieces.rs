@@ -10,7 +10,7 @@ use crate::tiled::{PieceRecord, Tiled, end_of_encoded};
 use crate::txn::Txn;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
-use tatami_wire::{Ino, Layout};
+use tatami_wire::{Ino, NodeId, Piece};
 
 /// What lies beside one inode.
 #[derive(Default)]
@@ -28,6 +28,8 @@ pub(super) struct Beside {
     damaged: Vec<(u32, Key)>,
     /// Numbers of pieces, and whether each is open.
     numbers: BTreeMap<u32, bool>,
+    /// Objects that are to be removed, and the keys that say so.
+    dropped: Vec<(NodeId, Piece, Key)>,
 }
 
 /// Gathers the records of the range, and reports those of inodes that are not there.
@@ -67,9 +69,10 @@ pub(super) fn take<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<(
 fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
     let mut wrong: Vec<(Ino, u32, Key)> = Vec::new();
     txn.scan(&[tag::DROPPED], &[tag::DROPPED], &mut |key, _| {
-        if let Some(Parsed::Dropped { ino, object, .. }) = keys::parse(key)
+        if let Some(Parsed::Dropped { node, ino, object }) = keys::parse(key)
             && let Some(beside) = survey.tiled.get_mut(&ino)
         {
+            beside.dropped.push((node, object, key.to_vec()));
             let number = object.number();
             beside.highest = beside.highest.max(number);
             let needed = match beside.numbers.get(&number) {
@@ -115,7 +118,8 @@ impl Beside {
         let known = self.tiled.clone().flatten();
         let was_known = known.is_some();
         let mut tiled = known.unwrap_or_else(|| Tiled::default().over(inode.size, inode.blocks));
-        tiled.next = tiled.next.max(self.highest.saturating_add(1));
+        let highest = self.highest.max(inode.layout.base().number());
+        tiled.next = tiled.next.max(highest.saturating_add(1));
         (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);
         // What the last cut left counts as an end, too.
         let least = tiled.cuts.last().map_or(0, |cut| cut.size);
@@ -131,7 +135,7 @@ pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec
     let mut problem = |what: String, mend| problems.push(Problem { ino, what, mend });
     let Some(beside) = survey.tiled.get(&ino) else {
         if inode.pieces || inode.layout.is_tiled() {
-            let layout = Layout::Whole { node: inode.layout.node() };
+            let layout = inode.layout.with_tiles(false);
             let what = "the record of its pieces is not there".to_owned();
             let set = move |inode: &mut Inode| (inode.pieces, inode.layout) = (false, layout);
             problem(what, Mend::Set(Box::new(set)));
@@ -140,6 +144,11 @@ pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec
     };
     for (number, key) in &beside.damaged {
         let what = format!("the tiles of its piece {number} do not read");
+        problem(what, Mend::Write(vec![(key.clone(), None)]));
+    }
+    let base = (inode.layout.node(), inode.layout.base());
+    for (.., key) in beside.dropped.iter().filter(|(node, object, _)| (*node, *object) == base) {
+        let what = "its base is marked as garbage although it is in use".to_owned();
         problem(what, Mend::Write(vec![(key.clone(), None)]));
     }
     let right = beside.right(inode);
@@ -153,7 +162,7 @@ pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec
     let tiled = right.pieces > 0 || inode.layout.is_tiled();
     if !inode.pieces || inode.layout.is_tiled() != tiled {
         let what = "it has pieces and does not say so".to_owned();
-        let layout = Layout::Tiled { node: inode.layout.node() };
+        let layout = inode.layout.with_tiles(true);
         let set = move |inode: &mut Inode| {
             inode.pieces = true;
             if tiled {

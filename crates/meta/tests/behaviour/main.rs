@@ -11,6 +11,7 @@ mod model_run;
 mod on_disk;
 mod orphans;
 mod permissions;
+mod relayout;
 mod renames;
 mod tiled;
 mod xattrs;

@@ -1,0 +1,177 @@
+//! `tatami recover`: what is whole of a file after a job died.
+
+use crate::container_cmd;
+use crate::error::Outcome;
+use crate::place::At;
+use crate::session::{Found, Sessions, is_on_mount};
+use crate::term::{self, GOOD, HEAD, Out, Table, WARN};
+use crate::volume_path::{AnyPath, cred};
+use anstyle::Style;
+use serde::Serialize;
+use std::io::Write;
+use std::time::{Duration, Instant};
+use tatami_client::{PieceTold, pieces_told};
+use tatami_wire::tiles::Growth;
+use tatami_wire::{Access, Errno, Kind};
+
+/// Pause between two looks at pieces that are not settled.
+const LOOK: Duration = Duration::from_millis(200);
+/// Pieces listed one by one.
+const LISTED: usize = 64;
+
+/// `tatami recover`
+#[derive(Debug, clap::Args)]
+pub struct RecoverArgs {
+    #[command(flatten)]
+    at: At,
+    /// How long to wait, in seconds, for what dead jobs left to be settled: until their
+    /// lease has ended, and their nodes are up
+    #[arg(long, value_name = "SECONDS", default_value = "60")]
+    wait: u64,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Files on a mount, or in the volume with a colon in front; containers anywhere
+    #[arg(required = true)]
+    paths: Vec<AnyPath>,
+}
+
+#[derive(Serialize)]
+struct Told {
+    path: String,
+    size: u64,
+    /// Whether nothing is to be learnt any more.
+    settled: bool,
+    /// Pieces that were open at first.
+    found: Vec<Left>,
+    /// Pieces whose bytes are all known, in the end.
+    closed: usize,
+    /// And those that somebody may add to.
+    open: usize,
+}
+
+/// A piece that its writer had not closed.
+#[derive(Serialize)]
+struct Left {
+    piece: u32,
+    node: u16,
+    name: String,
+    state: &'static str,
+    /// Bytes that were published.
+    published: u64,
+    /// Bytes that the journal tells of; nothing where it cannot be read.
+    journal: Option<u64>,
+}
+
+/// Tells what there is of files whose writers died, and waits until they are settled.
+///
+/// # Errors
+/// A path that is not there, or is neither a file of a volume nor a container.
+pub fn run(args: &RecoverArgs) -> Outcome {
+    let mut out = Out::new();
+    let mut told = Vec::new();
+    let mut sessions = Sessions::new(&args.at);
+    for any in &args.paths {
+        if let AnyPath::Local(path) = any
+            && (!is_on_mount(path) || tatami_tiled::is_container(path))
+        {
+            told.extend(container_cmd::recover(&mut out, path, args.json)?);
+            continue;
+        }
+        let one = recover(&sessions.find(any)?, any, Duration::from_secs(args.wait))?;
+        match args.json {
+            true => told.extend(serde_json::to_value(&one).ok()),
+            false => print(&mut out, &one)?,
+        }
+    }
+    if args.json {
+        out.json(&serde_json::json!({ "files": told }))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn recover(found: &Found, any: &AnyPath, wait: Duration) -> Outcome<Told> {
+    let failed = |e| any.failed("cannot recover", e);
+    let Found { tree, volume, path } = found;
+    let attr = tree.stat(path, true).map_err(failed)?;
+    if attr.kind != Kind::File {
+        return Err(failed(if attr.kind == Kind::Dir { Errno::EISDIR } else { Errno::EINVAL }));
+    }
+    let client = tree.client();
+    let (_, cap) = client.open(&cred(), attr.ino, Access::READ).map_err(failed)?;
+    let look = || pieces_told(client, &attr, cap).map_err(failed);
+    let first = look()?;
+    let mut now = first.clone();
+    let began = Instant::now();
+    let waiting = term::spinner(&format!("waiting for {any} to be settled"));
+    while now.iter().any(is_left) && began.elapsed() < wait {
+        #[allow(clippy::disallowed_methods)] // the shard tells nobody when a file is settled
+        std::thread::sleep(LOOK.min(wait.saturating_sub(began.elapsed())));
+        now = look()?;
+    }
+    waiting.finish_and_clear();
+    let name = |node| volume.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
+    let left = first.iter().filter(|piece| is_left(piece)).map(|piece| Left {
+        piece: piece.number,
+        node: piece.node.0,
+        name: name(piece.node),
+        state: if piece.growth == Growth::Open { "open" } else { "left" },
+        published: piece.published,
+        journal: piece.journal,
+    });
+    let open = now.iter().filter(|piece| is_left(piece)).count();
+    Ok(Told {
+        path: any.to_string(),
+        size: tree.stat(path, true).map_err(failed)?.size,
+        settled: open == 0,
+        found: left.collect(),
+        closed: now.len() - open,
+        open,
+    })
+}
+
+/// Its writer has not closed it.
+fn is_left(piece: &PieceTold) -> bool {
+    piece.growth != Growth::Closed
+}
+
+fn print(out: &mut Out, told: &Told) -> Outcome {
+    let plain = Style::new();
+    let title = out.paint(HEAD, &told.path);
+    if told.found.is_empty() {
+        writeln!(out, "{title}: nothing to recover, {} bytes", told.size)?;
+        return Ok(());
+    }
+    let count = told.found.len();
+    match told.settled {
+        true => writeln!(
+            out,
+            "{title}: {count} pieces were not closed; they are now, {} bytes are there",
+            told.size
+        )?,
+        false => writeln!(
+            out,
+            "{title}: {} pieces are not closed: a job writes to them, or its lease has not ended, \
+             or their node is down; {} bytes so far",
+            told.open, told.size
+        )?,
+    }
+    let mut table = Table::new(&[">PIECE", "NODE", "STATE", ">PUBLISHED", ">BY JOURNAL"]);
+    for piece in told.found.iter().take(LISTED) {
+        let journal = piece.journal.map_or_else(|| "-".to_owned(), |bytes| bytes.to_string());
+        let style = if told.settled { GOOD } else { WARN };
+        table.row([
+            (piece.piece.to_string(), plain),
+            (piece.name.clone(), plain),
+            (piece.state.to_owned(), style),
+            (piece.published.to_string(), plain),
+            (journal, plain),
+        ]);
+    }
+    out.table(&table)?;
+    if count > LISTED {
+        writeln!(out, "and so on: --json tells all {count}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! `tatami relayout`: files of the volume whole or in stripes, containers as files and back.
+
+use crate::container_cmd;
+use crate::error::{Failure, Outcome};
+use crate::place::At;
+use crate::session::{Found, Sessions, is_on_mount};
+use crate::term::{self, HEAD, Out};
+use crate::volume_path::{AnyPath, cred};
+use clap::ValueEnum;
+use serde::Serialize;
+use std::io::Write;
+use std::time::Duration;
+use tatami_client::relayout::{Goal, Relayout};
+use tatami_client::tree::{Tree, join};
+use tatami_cluster::VolumeFile;
+use tatami_wire::{Attr, Errno, Kind, NodeId};
+
+/// How often a file is copied anew because a program had it open for writing meanwhile.
+const ATTEMPTS: usize = 3;
+/// How long a program may still have a file open for writing.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Shortest stripes, in bytes: the page of a disk.
+const STRIPE_MIN: u64 = 4096;
+
+/// `tatami relayout`
+#[derive(Debug, clap::Args)]
+pub struct RelayoutArgs {
+    #[command(flatten)]
+    at: At,
+    /// What the files are to become
+    #[arg(long, value_enum, default_value = "whole")]
+    to: Target,
+    /// Nodes, by number or name, that get stripes [default: all], or the one that gets the whole
+    /// file [default: the one that has its base]
+    #[arg(long, value_name = "NODE", value_delimiter = ',')]
+    nodes: Vec<String>,
+    /// Bytes of a stripe, such as 64k or 4m
+    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = tatami_bench::size::parse)]
+    stripe: u64,
+    /// Directories: all files below
+    #[arg(short = 'r', short_alias = 'R', long)]
+    recursive: bool,
+    /// Threads that copy; by default as many as there are processors
+    #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
+    threads: Option<u16>,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Files on a mount, or in the volume with a colon in front; containers and ordinary files
+    /// anywhere
+    #[arg(required = true)]
+    paths: Vec<AnyPath>,
+}
+
+/// What a file can become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Target {
+    /// One object on one node, or one ordinary file
+    Whole,
+    /// Dealt out to nodes in turn, so that they work together on every read and write
+    Striped,
+    /// A directory to which each process of a job writes a file of its own
+    Container,
+}
+
+#[derive(Serialize)]
+struct Told {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    size: Option<u64>,
+    changed: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+/// What is done with each file, and what was done.
+struct Work<'a> {
+    args: &'a RelayoutArgs,
+    threads: usize,
+    out: Out,
+    told: Vec<Told>,
+    failures: Vec<Failure>,
+}
+
+/// Lays files out anew.
+///
+/// # Errors
+/// Those of the single files, when all the others are done.
+pub fn run(args: &RelayoutArgs) -> Outcome {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.map_or(processors, usize::from);
+    let (out, told, failures) = (Out::new(), Vec::new(), Vec::new());
+    let mut work = Work { args, threads, out, told, failures };
+    let mut sessions = Sessions::new(&args.at);
+    for any in &args.paths {
+        if let Err(failure) = work.path(&mut sessions, any) {
+            work.fail(any.to_string(), failure)?;
+        }
+    }
+    let Work { mut out, told, mut failures, .. } = work;
+    if args.json {
+        out.json(&serde_json::json!({ "files": told }))?;
+    }
+    out.flush()?;
+    let last = failures.pop();
+    failures.iter().for_each(|failure| term::complain(&failure.report()));
+    last.map_or(Ok(()), Err)
+}
+
+impl Work<'_> {
+    fn path(&mut self, sessions: &mut Sessions<'_>, any: &AnyPath) -> Outcome {
+        if let AnyPath::Local(path) = any
+            && (!is_on_mount(path)
+                || self.args.to == Target::Container
+                || tatami_tiled::is_container(path))
+        {
+            let done = match self.args.to {
+                Target::Container => container_cmd::to_container(path)?.to_owned(),
+                Target::Whole => container_cmd::to_whole(path, self.threads)?,
+                Target::Striped => {
+                    let what = format!("{any} is not on a mount of Tatami: there are no nodes");
+                    return Err(Failure::usage(what));
+                }
+            };
+            let changed = !done.contains("already");
+            let size = std::fs::metadata(path).ok().filter(|m| m.is_file()).map(|m| m.len());
+            return self.tell(any.to_string(), size, changed, &done);
+        }
+        let Found { tree, volume, path } = sessions.find(any)?;
+        let goal = goal(self.args, &volume)?;
+        let attr = tree.stat(&path, true).map_err(|e| any.failed("cannot look at", e))?;
+        match attr.kind {
+            Kind::File => self.file(&tree, &goal, any.to_string(), &attr),
+            Kind::Dir if self.args.recursive => self.below(&tree, &goal, &path),
+            Kind::Dir => {
+                let what = format!("{any} is a directory");
+                Err(Failure::usage(what).try_this("with all files below it: -r"))
+            }
+            _ => Err(Failure::new(format!("{any} is a special file: it has no bytes"))),
+        }
+    }
+
+    fn below(&mut self, tree: &Tree, goal: &Goal, path: &[u8]) -> Outcome {
+        let mut todo = vec![path.to_vec()];
+        while let Some(path) = todo.pop() {
+            let entries = match tree.read_dir(&path, true) {
+                Ok(entries) => entries,
+                Err(Errno::ENOENT) => continue, // removed meanwhile
+                Err(e) => return Err(AnyPath::Volume(path).failed("cannot list", e)),
+            };
+            for entry in entries {
+                let path = join(&path, &entry.name);
+                let shown = AnyPath::Volume(path.clone()).to_string();
+                match (entry.kind, entry.attr) {
+                    (Kind::Dir, _) => todo.push(path),
+                    (Kind::File, Some(attr)) => {
+                        if let Err(failure) = self.file(tree, goal, shown.clone(), &attr) {
+                            self.fail(shown, failure)?;
+                        }
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn file(&mut self, tree: &Tree, goal: &Goal, shown: String, attr: &Attr) -> Outcome {
+        let done = relayout(tree, goal, &shown, attr, self.threads);
+        let changed = done.map_err(|errno| failed(&shown, errno))?;
+        let what = match (changed, goal) {
+            _ if attr.size == 0 => "has no byte: nothing to do".to_owned(),
+            (false, _) => "lies so already".to_owned(),
+            (true, Goal::Whole(_)) => format!("is whole now, {}", term::size(attr.size)),
+            (true, Goal::Striped { nodes, unit }) => {
+                let (size, unit) = (term::size(attr.size), term::size(*unit));
+                format!("lies in stripes of {unit} on {} nodes now, {size}", nodes.len())
+            }
+        };
+        self.tell(shown, Some(attr.size), changed, &what)
+    }
+
+    fn tell(&mut self, path: String, size: Option<u64>, changed: bool, what: &str) -> Outcome {
+        if self.args.json {
+            self.told.push(Told { path, size, changed, error: None });
+        } else {
+            let title = self.out.paint(HEAD, &path);
+            writeln!(self.out, "{title}: {what}")?;
+            self.out.flush()?;
+        }
+        Ok(())
+    }
+
+    /// A usage error ends everything, other failures the one file.
+    fn fail(&mut self, path: String, failure: Failure) -> Outcome {
+        if failure.exit == crate::error::Exit::Usage {
+            return Err(failure);
+        }
+        let error = Some(failure.what.clone());
+        self.told.push(Told { path, size: None, changed: false, error });
+        self.failures.push(failure);
+        Ok(())
+    }
+}
+
+/// What the arguments ask for, with the nodes of this volume.
+fn goal(args: &RelayoutArgs, volume: &VolumeFile) -> Outcome<Goal> {
+    let find = |which: &String| {
+        let fits = |node: &&tatami_cluster::NodeEntry| {
+            node.name == *which || node.id.to_string() == *which
+        };
+        volume.nodes.iter().find(fits).map(|node| NodeId(node.id)).ok_or_else(|| {
+            let names: Vec<&str> = volume.nodes.iter().map(|node| node.name.as_str()).collect();
+            Failure::usage(format!("there is no node {which:?}"))
+                .try_this(format!("one of: {}", names.join(", ")))
+        })
+    };
+    let nodes = args.nodes.iter().map(find).collect::<Outcome<Vec<_>>>()?;
+    match (args.to, &nodes[..]) {
+        (Target::Whole, []) => Ok(Goal::Whole(None)),
+        (Target::Whole, [node]) => Ok(Goal::Whole(Some(*node))),
+        (Target::Whole, _) => Err(Failure::usage("a whole file lies on one node")
+            .try_this("over several: --to striped --nodes …")),
+        (Target::Striped, _) if args.stripe < STRIPE_MIN => {
+            let what = format!("stripes of {} bytes are too short", args.stripe);
+            Err(Failure::usage(what).try_this("at least --stripe 4k"))
+        }
+        (Target::Striped, []) => {
+            let nodes = volume.nodes.iter().map(|node| NodeId(node.id)).collect();
+            Ok(Goal::Striped { nodes, unit: args.stripe })
+        }
+        (Target::Striped, _) => Ok(Goal::Striped { nodes, unit: args.stripe }),
+        (Target::Container, _) => Err(Failure::usage("a container is a directory on a mount")
+            .try_this("name it by a path on a mount, not by one that begins with a colon")),
+    }
+}
+
+/// Copies a file to its new place, by so many threads. False if it lay so already.
+fn relayout(
+    tree: &Tree,
+    goal: &Goal,
+    shown: &str,
+    attr: &Attr,
+    threads: usize,
+) -> Result<bool, Errno> {
+    let mut attempt = 1;
+    loop {
+        let Some(work) = Relayout::begin(tree.client(), &cred(), attr.ino, goal, PATIENCE)? else {
+            return Ok(false);
+        };
+        let bar = term::byte_bar(work.size()).with_message(shown.to_owned());
+        let copied = std::thread::scope(|scope| {
+            let copy = || work.copy(&|bytes| bar.inc(bytes));
+            let all: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(copy)).collect();
+            let join =
+                |one: std::thread::ScopedJoinHandle<'_, _>| one.join().unwrap_or(Err(Errno::EIO));
+            all.into_iter().map(join).fold(Ok(()), Result::and)
+        });
+        bar.finish_and_clear();
+        match copied.and_then(|()| work.finish()) {
+            Err(Errno::EBUSY) if attempt < ATTEMPTS => attempt += 1,
+            done => return done.map(|_| true),
+        }
+    }
+}
+
+fn failed(shown: &str, errno: Errno) -> Failure {
+    let failure = crate::volume_path::failed(&format!("cannot relayout {shown}"), errno);
+    match errno {
+        Errno::EBUSY => failure
+            .because("a program has it open for writing, or opened it meanwhile; it is as it was")
+            .try_this("again when that has closed it"),
+        Errno::ENOSPC => failure.because("there is no room for the copy; it is as it was"),
+        _ => failure,
+    }
+}

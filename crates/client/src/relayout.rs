@@ -1,0 +1,346 @@
+//! Laying a file out anew: whole on one node, or in stripes over several.
+//!
+//! The bytes are copied into objects that nobody knows, and one request to the shard puts these
+//! in the place of those that the file has, if nobody could have changed the bytes since the
+//! copy began. So readers see the same bytes at any time, whoever writes finds what they wrote
+//! or keeps the file as it is, and what a crash leaves is garbage that the shard knows of.
+
+use crate::peer::Retry;
+use crate::{Client, DataFile};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+use tatami_layout::{PieceTiles, Stripes};
+use tatami_wire::meta::{DataState, MetaOp, MetaReply};
+use tatami_wire::object::ObjectState;
+use tatami_wire::tiles::{NewPiece, Page, RESERVE_MAX};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece};
+
+/// Bytes that are read at a time.
+const CHUNK: u64 = 4 << 20;
+/// What is zero in runs of so many bytes is not written.
+const BLOCK: usize = 4096;
+
+/// What a file is to become.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Goal {
+    /// One object, on this node, or on the one that has the base.
+    Whole(Option<NodeId>),
+    /// Stripes of so many bytes, dealt out to these nodes in turn.
+    Striped {
+        /// 1 to [`RESERVE_MAX`] - 1 nodes.
+        nodes: Vec<NodeId>,
+        /// Bytes that each gets in its turn.
+        unit: u64,
+    },
+}
+
+/// A file that is being laid out anew. Dropped before [`Relayout::finish`], it stays as it is.
+pub struct Relayout {
+    open: OpenForWriting,
+    attr: Attr,
+    source: DataFile,
+    /// Objects that get bytes, in order of their numbers: the pieces, or the one of a whole file.
+    targets: Vec<Target>,
+    /// `None` for a whole file.
+    stripes: Option<Stripes>,
+    /// Node and number of the base to come.
+    base: (NodeId, u32),
+    stamp: u64,
+    next: AtomicU64,
+    failed: AtomicBool,
+}
+
+struct Target {
+    node: NodeId,
+    number: u32,
+    data: DataFile,
+}
+
+/// That we have the file open for writing: as long as that is so, what was set aside for us stays.
+struct OpenForWriting {
+    client: Arc<Client>,
+    ino: Ino,
+    ended: bool,
+}
+
+impl Drop for OpenForWriting {
+    fn drop(&mut self) {
+        if !self.ended
+            && let Err(error) = self.client.commit(&Cred::ROOT, self.ino, None, true)
+        {
+            tracing::warn!(ino = %self.ino, %error, "the end of a relayout was not told");
+        }
+    }
+}
+
+impl Relayout {
+    /// Opens the file and has objects set aside for it. `None` where it is laid out so already, or
+    /// has no byte. While somebody else has it open for writing, waits for `patience`.
+    ///
+    /// # Errors
+    /// Those of opening it for reading and writing, `EBUSY` when patience was at an end, `ENOSPC`,
+    /// `EINVAL` for nodes and stripes that are not possible.
+    pub fn begin(
+        client: &Arc<Client>,
+        cred: &Cred,
+        ino: Ino,
+        goal: &Goal,
+        patience: Duration,
+    ) -> Result<Option<Relayout>, Errno> {
+        let stripes = match goal {
+            Goal::Whole(_) => None,
+            Goal::Striped { nodes, unit } => {
+                if nodes.len() >= RESERVE_MAX {
+                    return Err(Errno::EINVAL);
+                }
+                let stripes = Stripes::new(nodes.len() as u64, *unit);
+                Some(stripes.map_err(|_| Errno::EINVAL)?)
+            }
+        };
+        let (_, cap) = client.open(cred, ino, Access::BOTH)?;
+        let open = OpenForWriting { client: client.clone(), ino, ended: false };
+        let (page, layout) = client.pieces(ino)?;
+        let size = client.getattr(cred, ino)?.size;
+        if size == 0 || is_so(goal, stripes, &page, layout, size) {
+            return Ok(None);
+        }
+        let nodes = nodes_of(goal, stripes, layout, size);
+        let (first, stamp) = reserve(client, cred, ino, &nodes, patience)?;
+        // From here on nobody changes it without taking from us what was set aside.
+        let attr = client.getattr(cred, ino)?;
+        if nodes_of(goal, stripes, attr.layout, attr.size) != nodes {
+            return Err(Errno::EBUSY);
+        }
+        let source = client.data(&attr, cap)?;
+        let mut numbered: Vec<(NodeId, u32)> = nodes.iter().copied().zip(first..).collect();
+        // The base is the last one. That of a striped file gets no byte before somebody appends.
+        let base = *numbered.last().ok_or(Errno::EINVAL)?;
+        numbered.truncate(nodes.len() - usize::from(stripes.is_some()));
+        let mut this = Relayout {
+            open,
+            source,
+            targets: Vec::new(),
+            stripes,
+            base,
+            stamp: stamp + 1,
+            next: AtomicU64::new(0),
+            failed: AtomicBool::new(false),
+            attr,
+        };
+        this.make_targets(&numbered, cap)?;
+        Ok(Some(this))
+    }
+
+    fn make_targets(&mut self, numbered: &[(NodeId, u32)], cap: Cap) -> Result<(), Errno> {
+        let client = &self.open.client;
+        for (i, &(node, number)) in numbered.iter().enumerate() {
+            let data = client.object(self.open.ino, node, Piece::bytes_of(number), cap)?;
+            self.targets.push(Target { node, number, data });
+            let size = self.attr.size;
+            let len = self.stripes.map_or(size, |stripes| stripes.len(i as u64, size));
+            // So long it must be, also where it ends with zeros.
+            self.targets[i].data.truncate(len)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.attr.size
+    }
+
+    /// Copies until nothing is left, or another caller has failed; by as many threads as call it.
+    /// `progress` is told of bytes that are done.
+    ///
+    /// # Errors
+    /// Those of reading and writing.
+    pub fn copy(&self, progress: &dyn Fn(u64)) -> Result<(), Errno> {
+        let size = self.attr.size;
+        let mut bytes = vec![0; CHUNK.min(size) as usize];
+        let mut parts: Vec<(u64, Vec<u8>)> = vec![(0, Vec::new()); self.targets.len()];
+        while !self.failed.load(Ordering::Relaxed) {
+            let offset = self.next.fetch_add(CHUNK, Ordering::Relaxed);
+            if offset >= size {
+                break;
+            }
+            let bytes = &mut bytes[..CHUNK.min(size - offset) as usize];
+            let copied = self.source.read_at(bytes, offset).and_then(|got| {
+                bytes[got..].fill(0);
+                self.deal_out(bytes, offset, &mut parts)
+            });
+            copied.inspect_err(|_| self.failed.store(true, Ordering::Relaxed))?;
+            progress(bytes.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn deal_out(
+        &self,
+        bytes: &[u8],
+        offset: u64,
+        parts: &mut [(u64, Vec<u8>)],
+    ) -> Result<(), Errno> {
+        let Some(stripes) = self.stripes else {
+            return write_sparsely(&self.targets[0].data, bytes, offset);
+        };
+        parts.iter_mut().for_each(|(_, part)| part.clear());
+        let mut done = 0;
+        while done < bytes.len() {
+            let (number, at, run) = stripes.place(offset + done as u64);
+            let end = bytes.len().min(done.saturating_add(run as usize));
+            let (start, part) = &mut parts[number as usize];
+            if part.is_empty() {
+                *start = at;
+            }
+            part.extend_from_slice(&bytes[done..end]);
+            done = end;
+        }
+        for (target, (at, part)) in self.targets.iter().zip(parts) {
+            write_sparsely(&target.data, part, *at)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the copy the file, when [`Relayout::copy`] has returned well to all who called it.
+    ///
+    /// # Errors
+    /// `EBUSY` where somebody could have changed the file since it was begun, `EIO` where
+    /// not all was copied, those of writing.
+    pub fn finish(mut self) -> Result<Attr, Errno> {
+        if self.failed.load(Ordering::Relaxed) || self.next.load(Ordering::Relaxed) < self.size() {
+            return Err(Errno::EIO);
+        }
+        let mut states = Vec::with_capacity(self.targets.len());
+        for target in &self.targets {
+            states.push(target.data.sync(false)?);
+        }
+        let (pieces, base) = self.outcome(&states)?;
+        let state = DataState { mtime: self.attr.mtime, ..DataState::from(base) };
+        let ino = self.open.ino;
+        let op = MetaOp::Relayout { ino, pieces, base: self.base, state };
+        let MetaReply::Attr(attr) = self.open.client.meta(&Cred::ROOT, op)? else {
+            return Err(Errno::EPROTO);
+        };
+        // The shard has noted our end, too.
+        self.open.ended = true;
+        self.open.client.sync(ino)?;
+        Ok(attr)
+    }
+
+    /// The pieces, and the state of the base.
+    fn outcome(&self, states: &[ObjectState]) -> Result<(Vec<NewPiece>, ObjectState), Errno> {
+        let Some(stripes) = self.stripes else {
+            let state = states.first().copied().ok_or(Errno::EIO)?;
+            return Ok((Vec::new(), state));
+        };
+        let piece = |(i, (target, state)): (usize, (&Target, &ObjectState))| {
+            let tiles = stripes.tiles(i as u64, self.attr.size, self.stamp);
+            let tiles = tiles.map_err(|_| Errno::EINVAL)?.encode().into();
+            let (piece, node, blocks) = (target.number, target.node, state.blocks);
+            Ok(NewPiece { piece, node, tiles, blocks })
+        };
+        let pieces = self.targets.iter().zip(states).enumerate().map(piece);
+        Ok((pieces.collect::<Result<_, Errno>>()?, ObjectState::default()))
+    }
+}
+
+impl Drop for Relayout {
+    /// Gives the space back at once; the rest is done when the shard hears that we have ended.
+    fn drop(&mut self) {
+        if self.open.ended {
+            return;
+        }
+        for target in &self.targets {
+            // What could not be written is of no interest any more.
+            let _ = target.data.flush();
+            if let Err(error) = target.data.truncate(0) {
+                tracing::debug!(ino = %self.open.ino, %error, "a copy is removed later");
+            }
+        }
+    }
+}
+
+/// The nodes of the objects to be set aside: those of pieces that get bytes, then that of the base.
+fn nodes_of(goal: &Goal, stripes: Option<Stripes>, layout: Layout, size: u64) -> Vec<NodeId> {
+    match goal {
+        Goal::Whole(node) => vec![node.unwrap_or(layout.node())],
+        Goal::Striped { nodes, .. } => {
+            let used = |i: usize| stripes.is_some_and(|stripes| stripes.len(i as u64, size) > 0);
+            let used = nodes.iter().enumerate().filter(|(i, _)| used(*i)).map(|(_, node)| *node);
+            used.chain([layout.node()]).collect()
+        }
+    }
+}
+
+fn reserve(
+    client: &Client,
+    cred: &Cred,
+    ino: Ino,
+    nodes: &[NodeId],
+    patience: Duration,
+) -> Result<(u32, u64), Errno> {
+    let mut retry = Retry::new(patience);
+    loop {
+        let op = MetaOp::Reserve { ino, nodes: nodes.to_vec() };
+        match client.meta(cred, op) {
+            Ok(MetaReply::Pieces { first, stamp }) => return Ok((first, stamp)),
+            Ok(_) => return Err(Errno::EPROTO),
+            // The shard tells nobody when a writer has closed.
+            Err(Errno::EBUSY) if retry.pause() => {}
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Whether a file has the layout that it is to get.
+fn is_so(goal: &Goal, stripes: Option<Stripes>, page: &Page, layout: Layout, size: u64) -> bool {
+    let (Goal::Striped { nodes, .. }, Some(stripes)) = (goal, stripes) else {
+        let node = if let Goal::Whole(Some(node)) = goal { *node } else { layout.node() };
+        return !layout.is_tiled() && layout.node() == node;
+    };
+    let used: Vec<NodeId> = nodes_of(goal, Some(stripes), layout, size);
+    let is_stripe = |number: usize, tiles: &[u8]| {
+        let (Ok(tiles), Ok(view)) = (PieceTiles::decode(tiles), stripes.view(number as u64)) else {
+            return false;
+        };
+        let len = stripes.len(number as u64, size);
+        tiles.views() == [view]
+            && matches!(tiles.tiles(), [tile] if (tile.start, tile.at, tile.len) == (0, 0, len))
+    };
+    debug_assert!(used.len() <= nodes.len() + 1);
+    layout.is_tiled()
+        && page.cuts.is_empty()
+        && page.pieces.len() + 1 == used.len()
+        && page
+            .pieces
+            .iter()
+            .zip(&used)
+            .enumerate()
+            .all(|(i, (piece, node))| piece.node == *node && is_stripe(i, &piece.tiles))
+}
+
+/// Writes `bytes` to a new object, which reads as zeros where nothing was written.
+fn write_sparsely(to: &DataFile, bytes: &[u8], at: u64) -> Result<(), Errno> {
+    let is_zero = |from: usize| {
+        let block = &bytes[from..bytes.len().min(from + BLOCK)];
+        block.iter().all(|byte| *byte == 0)
+    };
+    let mut start = 0;
+    while start < bytes.len() {
+        if is_zero(start) {
+            start += BLOCK;
+            continue;
+        }
+        let mut end = start + BLOCK;
+        while end < bytes.len() && !is_zero(end) {
+            end += BLOCK;
+        }
+        let run = &bytes[start..end.min(bytes.len())];
+        if to.write_at(run, at + start as u64)? < run.len() {
+            return Err(Errno::ENOSPC);
+        }
+        start = end;
+    }
+    Ok(())
+}

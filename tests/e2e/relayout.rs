@@ -1,0 +1,485 @@
+//! `tatami relayout`, `where` and `recover` on files of a volume, with readers, writers and deaths
+//! beside them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::time::{Duration, Instant};
+use tatami_layout::journal;
+use tatami_tests::command::{Said, ask, program, run};
+use tatami_tests::files::{bytes_of, get, open, put, stat};
+use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
+use tatami_tests::model::pattern;
+use tatami_tests::process::{is_alive, kill_hard};
+use tatami_tests::{Cluster, Setup};
+use tatami_wire::{Ino, NodeId, Piece};
+
+#[allow(clippy::disallowed_methods)] // housekeeping tells nobody when it is done
+fn pause() {
+    std::thread::sleep(Duration::from_millis(20));
+}
+
+/// `tatami relayout ARGS`, which must work and change the file.
+fn relayout(cluster: &Cluster, args: &[&str]) {
+    let said = run(cluster.command("relayout").arg("--json").args(args));
+    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!(told["files"][0]["changed"], true, "{args:?}: {told}");
+}
+
+/// `tatami where --json` of one file.
+fn whereabouts(cluster: &Cluster, path: &str) -> serde_json::Value {
+    let said = cluster.tatami("where", &["--json", path]);
+    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    told["files"][0].clone()
+}
+
+fn nodes_of(told: &serde_json::Value) -> Vec<u64> {
+    let extents = told["extents"].as_array().expect("extents");
+    extents.iter().map(|extent| extent["node"].as_u64().expect("a node")).collect()
+}
+
+/// All objects on the disks of the nodes: node, and name.
+fn objects(cluster: &Cluster) -> BTreeSet<(u16, String)> {
+    let mut found = BTreeSet::new();
+    for node in 0..cluster.nodes() {
+        let objects = cluster.dir().join(format!("node{node}/objects"));
+        for bucket in fs::read_dir(&objects).expect("buckets") {
+            // Buckets and objects come and go.
+            let Ok(names) = fs::read_dir(bucket.expect("a bucket").path()) else { continue };
+            let names = names.filter_map(Result::ok).map(|name| name.file_name());
+            found.extend(names.map(|name| (node, name.to_string_lossy().into_owned())));
+        }
+    }
+    found
+}
+
+/// Waits until the volume has so many objects.
+fn wait_for_objects(cluster: &Cluster, count: usize) {
+    let start = Instant::now();
+    loop {
+        let found = objects(cluster);
+        if found.len() == count {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(120), "{count}, not {found:?}");
+        pause();
+    }
+}
+
+fn writer(path: &Path) -> fs::File {
+    let opened = OpenOptions::new().write(true).open(path);
+    opened.unwrap_or_else(|e| panic!("open {}: {e}", path.display()))
+}
+
+#[test]
+fn a_file_is_laid_out_anew_and_stays_what_it_is() {
+    let cluster = Cluster::start(NODES);
+    let mounts: Vec<_> = (0..NODES).map(|node| cluster.mount(node)).collect();
+    let mut bytes = pattern(1, 0, SIZE);
+    tiled_file(&cluster, "f", &bytes);
+    let told = whereabouts(&cluster, ":/f");
+    assert_eq!(nodes_of(&told), [0, 1, 2, 3]);
+    assert_eq!(told["extents"][1]["count"], 50, "{told}");
+    assert_eq!(told["extents"][1]["stride"], 4000, "{told}");
+    let before = stat(mounts[0].join("f"));
+    let mut readers = Vec::new();
+    let steps: [&[&str]; 8] = [
+        &[":/f"],
+        &["--to", "striped", "--stripe", "4k", ":/f"],
+        &["--to", "striped", "--stripe", "16k", "--nodes", "3,node1", ":/f"],
+        &["--nodes", "2", ":/f"],
+        &["--nodes", "0", "--threads", "1", ":/f"],
+        &["--to", "striped", "--nodes", "0", ":/f"],
+        &["--to", "striped", "--stripe", "64k", ":/f"],
+        &[":/f"],
+    ];
+    let nodes: [&[u64]; 8] = [&[0], &[0, 1, 2, 3], &[3, 1], &[2], &[0], &[0], &[0, 1, 2, 3], &[0]];
+    for (step, nodes) in steps.into_iter().zip(nodes) {
+        for mount in &mounts {
+            readers.push(fs::File::open(mount.join("f")).expect("open"));
+        }
+        relayout(&cluster, step);
+        let told = whereabouts(&cluster, ":/f");
+        assert_eq!(nodes_of(&told), nodes, "{step:?}: {told}");
+        for (i, reader) in readers.iter().enumerate() {
+            assert!(bytes_of(reader) == bytes, "reader {i} after {step:?}");
+        }
+        for mount in &mounts {
+            assert!(get(mount.join("f")) == bytes, "after {step:?} on {}", mount.display());
+        }
+        let again = cluster.tatami("relayout", step);
+        assert!(again.out.contains("lies so already"), "{step:?}: {}", again.out);
+        let after = stat(mounts[1].join("f"));
+        assert_eq!(after.modified().ok(), before.modified().ok(), "the bytes did not change");
+        assert_eq!((after.ino(), after.len()), (before.ino(), before.len()));
+        // All the old objects go, whoever has them open. A striped file has a base with its first append.
+        wait_for_objects(&cluster, nodes.len());
+    }
+    drop(readers);
+    // Whatever it is now, it is a file as any other.
+    for (i, step) in steps.iter().enumerate() {
+        let mount = &mounts[i % mounts.len()];
+        let new = pattern(50 + i as u8, 0, 5555);
+        let at = 7777 * (i + 1);
+        writer(&mount.join("f")).write_all_at(&new, at as u64).expect("write");
+        bytes[at..at + new.len()].copy_from_slice(&new);
+        let end = bytes.len() as u64 + 10;
+        writer(&mount.join("f")).write_all_at(&new, end).expect("write beyond the end");
+        bytes.resize(end as usize, 0);
+        bytes.extend(&new);
+        for other in &mounts {
+            assert!(get(other.join("f")) == bytes, "before {step:?} on {}", other.display());
+        }
+        let end = bytes.len() - 3000;
+        writer(&mounts[3].join("f")).set_len(end as u64).expect("cut");
+        bytes.truncate(end);
+        cluster.tatami("relayout", step);
+        for other in &mounts {
+            assert!(get(other.join("f")) == bytes, "after {step:?} on {}", other.display());
+        }
+        cluster.fsck();
+    }
+    // A job tiles it, and cut to nothing it is whole.
+    let job = Job::open(&cluster, Ino(before.ino()));
+    let parts = job.write(&pattern(9, 0, SIZE));
+    job.publish(parts);
+    job.close();
+    assert!(get(mounts[1].join("f"))[..SIZE] == pattern(9, 0, SIZE));
+    put(mounts[2].join("f"), "short");
+    assert_eq!(get(mounts[0].join("f")), b"short");
+    fs::remove_file(mounts[3].join("f")).expect("unlink");
+    wait_for_objects(&cluster, 0);
+    cluster.finish();
+}
+
+#[test]
+fn who_had_it_open_reads_on_and_new_writers_are_heard() {
+    let cluster = Cluster::start(2);
+    let mounts = [cluster.mount(0), cluster.mount(1)];
+    let mut bytes = pattern(3, 0, 300_000);
+    put(mounts[0].join("f"), &bytes);
+    // At home the kernel reads the disk itself.
+    let readers = [fs::File::open(mounts[0].join("f")), fs::File::open(mounts[1].join("f"))];
+    relayout(&cluster, &["--to", "striped", "--stripe", "4k", ":/f"]);
+    wait_for_objects(&cluster, 2);
+    for reader in readers.iter().flatten() {
+        assert!(bytes_of(reader) == bytes);
+    }
+    for (i, mount) in mounts.iter().enumerate() {
+        let new = pattern(20 + i as u8, 0, 10_000);
+        writer(&mount.join("f")).write_all_at(&new, 5000 * i as u64).expect("write");
+        bytes[5000 * i..5000 * i + new.len()].copy_from_slice(&new);
+        for other in &mounts {
+            assert!(get(other.join("f")) == bytes, "{i} on {}", other.display());
+        }
+    }
+    // What it maps would be the old file: it is refused, and says so.
+    let both = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
+    if let Err(error) = both {
+        assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
+    }
+    drop(readers);
+    let file = open(mounts[0].join("f"));
+    assert!(bytes_of(&file) == bytes);
+    drop(file);
+    cluster.finish();
+}
+
+#[test]
+fn a_file_that_is_written_stays_as_it_is() {
+    let cluster = Cluster::start(NODES);
+    let bytes = pattern(1, 0, SIZE);
+    tiled_file(&cluster, "f", &bytes);
+    let file = writer(&cluster.mount(2).join("f"));
+    let said = ask(cluster.command("relayout").arg(":/f"));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("a program has it open for writing"), "{}", said.err);
+    file.write_all_at(b"new", 5).expect("write");
+    drop(file);
+    relayout(&cluster, &[":/f"]);
+    assert!(get(cluster.mount(1).join("f"))[..10] == [&bytes[..5], b"new", &bytes[8..10]].concat());
+    // A job that has it open, too.
+    let job = Job::open(&cluster, Ino(stat(cluster.mount(0).join("f")).ino()));
+    let said = ask(cluster.command("relayout").args(["--to", "striped", ":/f"]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    job.publish(job.write(&pattern(2, 0, SIZE)));
+    job.close();
+    relayout(&cluster, &["--to", "striped", ":/f"]);
+    assert!(get(cluster.mount(3).join("f")) == pattern(2, 0, SIZE));
+    cluster.finish();
+}
+
+#[test]
+fn what_was_overwritten_is_given_back() {
+    let cluster = Cluster::start(NODES);
+    let path = cluster.mount(1).join("f");
+    tiled_file(&cluster, "f", &pattern(1, 0, SIZE));
+    let once = stat(&path).blocks();
+    for seed in 2..5 {
+        let job = Job::open(&cluster, Ino(stat(&path).ino()));
+        job.publish(job.write(&pattern(seed, 0, SIZE)));
+        job.close();
+    }
+    assert!(stat(&path).blocks() > 3 * once, "old pieces stay");
+    relayout(&cluster, &["-r", ":/"]);
+    assert!(stat(&path).blocks() <= once + 8, "{} of {once} blocks", stat(&path).blocks());
+    assert!(get(&path) == pattern(4, 0, SIZE));
+    wait_for_objects(&cluster, 1);
+    cluster.finish();
+}
+
+/// Blocks of the file that is written and read while it is laid out anew.
+const BLOCKS: usize = 64;
+const BLOCK: usize = 9000;
+const WRITES: u8 = 60;
+
+/// Each byte of a block is the number of a write. Of each block: the last write whose close has returned,
+/// and the last that has begun.
+struct Versions {
+    closed: Vec<AtomicU8>,
+    begun: Vec<AtomicU8>,
+}
+
+impl Versions {
+    fn check(&self, mount: &Path) {
+        let lowest: Vec<u8> = self.closed.iter().map(|v| v.load(Ordering::SeqCst)).collect();
+        let bytes = get(mount.join("f"));
+        assert_eq!(bytes.len(), BLOCKS * BLOCK);
+        for (i, block) in bytes.chunks(BLOCK).enumerate() {
+            let highest = self.begun[i].load(Ordering::SeqCst);
+            let wrong = block.iter().position(|byte| !(lowest[i]..=highest).contains(byte));
+            if let Some(at) = wrong {
+                let is = block[at];
+                panic!("byte {at} of block {i} is {is}, not {}..={highest}", lowest[i]);
+            }
+        }
+    }
+}
+
+#[test]
+fn readers_and_writers_beside_it_lose_nothing() {
+    let cluster = Cluster::start(NODES);
+    let mounts: Vec<_> = (0..NODES).map(|node| cluster.mount(node)).collect();
+    put(mounts[1].join("f"), vec![1; BLOCKS * BLOCK]);
+    let versions = Versions {
+        closed: (0..BLOCKS).map(|_| AtomicU8::new(1)).collect(),
+        begun: (0..BLOCKS).map(|_| AtomicU8::new(1)).collect(),
+    };
+    let end = AtomicBool::new(false);
+    let mut changed = 0;
+    std::thread::scope(|scope| {
+        for mount in &mounts {
+            scope.spawn(|| {
+                while !end.load(Ordering::SeqCst) {
+                    versions.check(mount);
+                }
+            });
+        }
+        let mut writers = Vec::new();
+        for rank in 0..2 {
+            let (versions, mounts) = (&versions, &mounts);
+            let mut random = fastrand::Rng::with_seed(cluster.seed() ^ rank);
+            writers.push(scope.spawn(move || {
+                for number in 2..WRITES {
+                    let i = random.usize(..BLOCKS / 2) * 2 + rank as usize;
+                    versions.begun[i].store(number, Ordering::SeqCst);
+                    let file = writer(&mounts[random.usize(..mounts.len())].join("f"));
+                    let at = (i * BLOCK) as u64;
+                    file.write_all_at(&vec![number; BLOCK], at).expect("write");
+                    drop(file);
+                    versions.closed[i].store(number, Ordering::SeqCst);
+                    for _ in 0..random.usize(..20) {
+                        pause();
+                    }
+                }
+            }));
+        }
+        let goals: [&[&str]; 4] = [
+            &["--to", "striped", "--stripe", "8k"],
+            &["--nodes", "2"],
+            &["--to", "striped", "--stripe", "32k", "--nodes", "1,3"],
+            &["--nodes", "0"],
+        ];
+        let mut last_round = false;
+        while !last_round {
+            last_round = writers.iter().all(std::thread::ScopedJoinHandle::is_finished);
+            for goal in goals {
+                let said = ask(cluster.command("relayout").args(goal).arg(":/f"));
+                let busy = said.code == Some(1) && said.err.contains("open for writing");
+                assert!(said.code == Some(0) || busy && !last_round, "{said:?}");
+                changed += u32::from(said.code == Some(0));
+            }
+        }
+        end.store(true, Ordering::SeqCst);
+    });
+    println!("laid out anew {changed} times");
+    mounts.iter().for_each(|mount| versions.check(mount));
+    wait_for_objects(&cluster, 1);
+    cluster.finish();
+}
+
+/// A command that runs until it is told otherwise.
+fn start(command: &mut Command) -> std::process::Child {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts")
+}
+
+/// Relayout, as often as it takes for a dead command to count as dead.
+fn relayout_in_the_end(cluster: &Cluster, args: &[&str]) {
+    let start = Instant::now();
+    loop {
+        let said: Said = ask(cluster.command("relayout").args(args));
+        if said.code == Some(0) {
+            return;
+        }
+        assert!(said.err.contains("open for writing"), "{said:?}");
+        assert!(start.elapsed() < Duration::from_secs(120), "{said:?}");
+    }
+}
+
+#[test]
+fn a_command_that_is_killed_leaves_the_file_and_no_garbage() {
+    let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
+    let mount = cluster.mount(3);
+    let bytes = pattern(7, 0, 24 << 20);
+    put(cluster.mount(1).join("f"), &bytes);
+    let mut random = fastrand::Rng::with_seed(cluster.seed());
+    let goals: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
+    for round in 0..6 {
+        let mut child = start(cluster.command("relayout").args(goals[round % 2]));
+        for _ in 0..random.usize(..15) {
+            pause();
+        }
+        // It may have come to its end.
+        child.kill().expect("killed");
+        child.wait().expect("waited for");
+        assert!(get(mount.join("f")) == bytes, "round {round}");
+        cluster.fsck();
+    }
+    relayout_in_the_end(&cluster, goals[0]);
+    relayout_in_the_end(&cluster, goals[1]);
+    assert!(get(mount.join("f")) == bytes);
+    wait_for_objects(&cluster, 1);
+    cluster.finish();
+}
+
+#[test]
+fn daemons_that_are_killed_cost_time_only() {
+    let cluster = Cluster::start(NODES);
+    let mount = cluster.mount(3);
+    let bytes = pattern(8, 0, 24 << 20);
+    put(cluster.mount(1).join("f"), &bytes);
+    let mut random = fastrand::Rng::with_seed(cluster.seed());
+    let goals: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
+    for round in 0..6 {
+        let mut child = start(cluster.command("relayout").args(goals[round % 2]));
+        for _ in 0..random.usize(..10) {
+            pause();
+        }
+        let node = random.u16(..NODES);
+        cluster.kill_node(node);
+        cluster.start_node(node);
+        let ended = child.wait().expect("waited for");
+        // A node that was away when it began is an error, and so is nothing else.
+        assert!(matches!(ended.code(), Some(0 | 1 | 3)), "{ended:?}");
+        assert!(get(mount.join("f")) == bytes, "round {round}, node {node}");
+        cluster.fsck();
+    }
+    relayout_in_the_end(&cluster, goals[0]);
+    relayout_in_the_end(&cluster, goals[1]);
+    assert!(get(mount.join("f")) == bytes);
+    wait_for_objects(&cluster, 1);
+    cluster.finish();
+}
+
+#[test]
+fn a_full_disk_leaves_the_file_as_it_was() {
+    let small = |dir: &Path| {
+        let place = dir.join("node1");
+        fs::create_dir_all(&place).expect("mkdir");
+        run(program("mount -t tmpfs -o mode=0711,size=8m tmpfs").arg(place));
+    };
+    let cluster = Setup::nodes(2).prepare(small).start();
+    let bytes = pattern(5, 0, 20 << 20);
+    put(cluster.mount(0).join("f"), &bytes);
+    for goal in [["--nodes", "1"], ["--to", "striped"]] {
+        let said = ask(cluster.command("relayout").args(goal).arg(":/f"));
+        assert_eq!(said.code, Some(1), "{said:?}");
+        assert!(said.err.contains("there is no room for the copy"), "{}", said.err);
+        assert!(get(cluster.mount(1).join("f")) == bytes);
+        wait_for_objects(&cluster, 1);
+    }
+    put(cluster.mount(1).join("g"), pattern(6, 0, 4 << 20));
+    cluster.finish();
+}
+
+#[test]
+fn what_a_dead_job_left_is_told_and_settled() {
+    let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
+    let job = Job::create(&cluster, "f");
+    let bytes = pattern(5, 0, SIZE);
+    for rank in 0..u32::from(NODES) {
+        let (part, tiles) = job.write_rank(rank, &bytes);
+        let object = Piece::journal_of(part.piece);
+        let client = &job.clients[rank as usize];
+        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let told = journal::encode(&tiles);
+        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
+        file.flush().expect("flushed");
+    }
+    let said = ask(cluster.command("recover").args(["--json", "--wait", "0", ":/f"]));
+    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    let file = &told["files"][0];
+    assert_eq!(file["settled"], false, "{told}");
+    assert_eq!(file["found"].as_array().map(Vec::len), Some(usize::from(NODES)), "{told}");
+    assert_eq!(file["found"][1]["journal"], SIZE / usize::from(NODES), "{told}");
+    assert_eq!(file["found"][1]["state"], "open", "{told}");
+    let ends = cluster.tatami("recover", &["--wait", "0", ":/f"]);
+    assert!(ends.out.contains("4 pieces are not closed"), "{}", ends.out);
+    // It dies.
+    drop(job);
+    let path = cluster.mount(2).join("f");
+    let said = cluster.tatami("recover", &[&path.display().to_string()]);
+    assert!(said.out.contains(&format!("{SIZE} bytes are there")), "{}", said.out);
+    assert!(get(&path) == bytes);
+    let said = cluster.tatami("recover", &[":/f"]);
+    assert!(said.out.contains("nothing to recover"), "{}", said.out);
+    relayout(&cluster, &["--to", "striped", ":/f"]);
+    assert!(get(&path) == bytes);
+    cluster.finish();
+}
+
+#[test]
+fn wrong_usage_is_told_and_changes_nothing() {
+    let cluster = Cluster::start(2);
+    let mount = cluster.mount(0);
+    fs::create_dir(mount.join("d")).expect("mkdir");
+    put(mount.join("d/f"), "bytes");
+    put(mount.join("empty"), "");
+    for (args, what) in [
+        (&["--nodes", "7", ":/d/f"][..], "there is no node \"7\""),
+        (&["--nodes", "0,1", ":/d/f"], "a whole file lies on one node"),
+        (&["--to", "striped", "--stripe", "100", ":/d/f"], "too short"),
+        (&["--to", "container", ":/d/f"], "a container is a directory"),
+        (&[":/d"], "is a directory"),
+    ] {
+        let said = ask(cluster.command("relayout").args(args));
+        assert_eq!(said.code, Some(2), "{said:?}");
+        assert!(said.err.contains(what), "{}", said.err);
+    }
+    let said = ask(cluster.command("relayout").args([":/missing", ":/empty"]));
+    assert_eq!(said.code, Some(1), "{said:?}");
+    assert!(said.err.contains("missing") && said.out.contains("no byte"), "{said:?}");
+    relayout(&cluster, &["--to", "striped", "-r", &mount.join("d").display().to_string()]);
+    assert_eq!(get(mount.join("d/f")), b"bytes");
+    let pid = cluster.node_pid(0);
+    assert!(is_alive(pid));
+    kill_hard(pid);
+    let said = ask(cluster.command("relayout").env("TATAMI_CLIENT_PATIENCE_SEC", "1").arg(":/d/f"));
+    assert_eq!(said.code, Some(3), "{said:?}");
+    cluster.start_node(0);
+    assert_eq!(get(mount.join("d/f")), b"bytes");
+    cluster.finish();
+}
