@@ -4,9 +4,9 @@
 //! the old one is dropped and the young one grows old. Each step costs the same, nothing
 //! is scanned, and the bound holds.
 
-use crate::hash;
 use std::collections::HashMap;
 use std::hash::Hash;
+use tatami_wire::hash;
 
 /// Records of one generation; a cache holds at most twice as many. An inode takes about 300
 /// bytes, an entry 120: both caches together stay below 60 MB.

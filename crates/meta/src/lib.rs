@@ -26,7 +26,6 @@ mod cache;
 mod check;
 mod entry;
 mod error;
-mod hash;
 mod inode;
 mod keys;
 mod orphan;
