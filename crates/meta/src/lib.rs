@@ -29,6 +29,7 @@ mod error;
 mod inode;
 mod keys;
 mod orphan;
+mod overlay;
 mod permission;
 mod record;
 mod rename;
