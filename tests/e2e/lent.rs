@@ -166,6 +166,48 @@ fn what_was_written_before_the_mount_died_is_in_the_object() {
     cluster.finish();
 }
 
+/// The shard is told of files that were closed without an object, and then has nothing removed: it must
+/// never believe so of one that somebody else, or the same mount, has made an object for.
+#[test]
+fn a_file_that_was_closed_empty_leaves_nothing_whoever_opens_it_besides() {
+    let (cluster, a, b) = two();
+    warm(&a);
+    let make = |i: usize| {
+        let (here, there) = (a.join(format!("f{i}")), b.join(format!("f{i}")));
+        let file = create(&here);
+        match i % 7 {
+            0 => {}
+            1 => drop(open(&there)),
+            2 => assert_eq!(get(&there), b""),
+            3 => file.set_len(10).and_then(|()| file.set_len(0)).expect("ftruncate"),
+            4 => {
+                drop(file);
+                drop(open(&here));
+            }
+            5 => {
+                drop(file);
+                open(&there).write_all_at(b"theirs", 0).expect("pwrite");
+            }
+            _ => {
+                drop(file);
+                open(&here).write_all_at(b"ours", 0).expect("pwrite");
+                fs::File::create(&there).expect("cut");
+            }
+        }
+        here
+    };
+    for i in 0..70 {
+        fs::remove_file(make(i)).expect("unlink");
+    }
+    // So many that the shard has heard of most before they are removed.
+    let files: Vec<_> = (100..450).map(make).collect();
+    for file in files {
+        fs::remove_file(file).expect("unlink");
+    }
+    until("all objects are removed", || objects(&cluster, 0) == 0);
+    cluster.finish();
+}
+
 #[test]
 fn a_file_removed_while_it_is_open_leaves_nothing() {
     let (cluster, a, _) = two();

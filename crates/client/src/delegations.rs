@@ -15,8 +15,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, Errno, Ino, Kind};
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+use tatami_wire::{Attr, Errno, Ino, Kind, hash};
 
 const SHARDS: usize = 16;
 /// Places for the last events, in each shard.
@@ -44,13 +43,13 @@ struct Known {
 
 #[derive(Default)]
 struct Dir {
-    names: HashMap<Box<[u8]>, Name, Xxh3DefaultBuilder>,
+    names: HashMap<Box<[u8]>, Name, hash::Build>,
     /// Whatever is not in `names` is not in the directory.
     complete: bool,
 }
 
 struct Shard {
-    known: HashMap<Ino, Known, Xxh3DefaultBuilder>,
+    known: HashMap<Ino, Known, hash::Build>,
     /// Moments of the last events.
     attrs: Box<[u64; EVENTS]>,
     names: Box<[u64; EVENTS]>,
@@ -86,7 +85,7 @@ pub(crate) struct Delegations {
     until: AtomicU64,
     /// Inodes and entries remembered.
     size: AtomicUsize,
-    hasher: Xxh3DefaultBuilder,
+    hasher: hash::Build,
 }
 
 impl Default for Delegations {
@@ -97,7 +96,7 @@ impl Default for Delegations {
             since: AtomicU64::new(u64::MAX),
             until: AtomicU64::new(0),
             size: AtomicUsize::new(0),
-            hasher: Xxh3DefaultBuilder::new(),
+            hasher: hash::Build::default(),
         }
     }
 }

@@ -143,9 +143,9 @@ impl Client {
 
     /// Tells that no handle of ours can change these files any more, at most
     /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX) of one shard, and that we have nothing
-    /// to tell of their bytes.
-    pub fn closed(&self, inos: Vec<Ino>) -> Result<(), Errno> {
-        expect!(self.meta(&Cred::ROOT, MetaOp::Closed { inos }), MetaReply::Done => ())
+    /// to tell of their bytes. Those in `empty` had no object when we closed them.
+    pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>) -> Result<(), Errno> {
+        expect!(self.meta(&Cred::ROOT, MetaOp::Closed { inos, empty }), MetaReply::Done => ())
     }
 
     /// Makes everything acknowledged by the shard of `ino` survive a power cut.

@@ -6,6 +6,7 @@ use crate::encode::{Attr, DirEntries, Fixed, Opened, StatFs, Validity};
 use crate::passage::{Passage, Room};
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// The duty to answer one request. Dropped without an answer, it answers
@@ -19,17 +20,31 @@ pub struct Reply<'a> {
     room: &'a mut Room,
     unique: u64,
     wanted: bool,
+    idle: Option<&'a AtomicUsize>,
 }
 
 impl<'a> Reply<'a> {
     /// The duty to answer request `unique`; `room` is for long answers.
     /// Where no reply is `wanted`, none will be sent.
     pub fn new(device: &'a Device, room: &'a mut Room, unique: u64, wanted: bool) -> Reply<'a> {
-        Reply { device, room, unique, wanted }
+        Reply { device, room, unique, wanted, idle: None }
+    }
+
+    /// Adds one to `idle` when the request is answered, before the kernel gets the answer.
+    pub(crate) fn counted(mut self, idle: &'a AtomicUsize) -> Reply<'a> {
+        self.idle = Some(idle);
+        self
     }
 
     fn send(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
+        self.count();
         transmit(self.device, &mut self.wanted, self.unique, error, parts)
+    }
+
+    fn count(&mut self) {
+        if let Some(idle) = self.idle.take() {
+            idle.fetch_add(1, SeqCst);
+        }
     }
 
     /// It failed, with this (positive) error number.
@@ -97,6 +112,7 @@ impl<'a> Reply<'a> {
         }
         match fill(&mut self.room.scratch[..size]) {
             Ok(len) => {
+                self.count();
                 let data = &self.room.scratch[..len.min(size)];
                 transmit(self.device, &mut self.wanted, self.unique, 0, [data, &[]])
             }
@@ -113,6 +129,10 @@ impl<'a> Reply<'a> {
         let mut passage = Passage::new(self.room, self.unique);
         if let Err(errno) = fill(&mut passage) {
             return self.error(errno);
+        }
+        // Counted before, as everywhere.
+        if let Some(idle) = self.idle.take() {
+            idle.fetch_add(1, SeqCst);
         }
         match passage.send(self.device) {
             // Nothing has gone to the kernel.
@@ -132,6 +152,7 @@ impl<'a> Reply<'a> {
     ) -> bool {
         match fill(&mut DirEntries::new(&mut self.room.scratch, size)) {
             Ok(()) => {
+                self.count();
                 let entries = self.room.scratch.as_slice();
                 transmit(self.device, &mut self.wanted, self.unique, 0, [entries, &[]])
             }
@@ -202,6 +223,7 @@ fn taken(sent: Result<(), Errno>, unique: u64) -> bool {
 
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
+        self.count();
         if self.wanted {
             transmit(self.device, &mut self.wanted, self.unique, -libc::EIO, [&[], &[]]);
         }

@@ -37,20 +37,24 @@ pub struct Threads {
 }
 
 const STACK_BYTES: usize = 1 << 20;
-/// So many threads more than the base may be idle before one ends. Whoever gets an
-/// answer often has its next question here before the thread that answered is
-/// idle again, so that all seem busy for a moment; if the thread that is started
-/// then ended at once, threads would come and go with every few requests, and
-/// cost more than the requests.
-const SPARE: usize = 16;
+/// Requests after which it is seen whether there were more threads than were ever busy, and one
+/// of these ends. The kernel wakes them in turn, so each that is not needed makes all of them
+/// colder; but to start one costs as much as a few requests.
+const WINDOW: usize = 1024;
 
 struct Shared<H> {
     handler: Arc<H>,
     device: Arc<Device>,
     threads: Threads,
     buffer_len: usize,
+    /// Threads that wait for a request, or will at once: those that have given their answer
+    /// count. Whoever gets it often has its next question here before the thread is back.
     idle: AtomicUsize,
     total: AtomicUsize,
+    /// Requests taken.
+    taken: AtomicUsize,
+    /// The fewest threads that were idle since the last window.
+    spare: AtomicUsize,
     /// A kernel answers INTERRUPT's refusal by never sending it again.
     refused_interrupt: AtomicBool,
     ended: Mutex<bool>,
@@ -104,6 +108,8 @@ impl Session {
             buffer_len: agreed.max_write as usize + abi::REQUEST_OVERHEAD,
             idle: AtomicUsize::new(0),
             total: AtomicUsize::new(0),
+            taken: AtomicUsize::new(0),
+            spare: AtomicUsize::new(usize::MAX),
             refused_interrupt: AtomicBool::new(false),
             ended: Mutex::new(false),
             end: Condvar::new(),
@@ -142,7 +148,7 @@ fn spawn<H: Handler>(shared: &Arc<Shared<H>>) -> std::io::Result<()> {
         .spawn(move || {
             let end = work(&of_thread, &device);
             drop(device);
-            if of_thread.total.fetch_sub(1, SeqCst) == 1 && end == End::Unmounted {
+            if end == End::Unmounted && of_thread.total.fetch_sub(1, SeqCst) == 1 {
                 *of_thread.ended.lock() = true;
                 of_thread.end.notify_all();
             }
@@ -173,17 +179,36 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
                 return End::Unmounted;
             }
         };
-        if shared.idle.fetch_sub(1, SeqCst) == 1
+        let others = shared.idle.fetch_sub(1, SeqCst) - 1;
+        if others == 0
             && shared.total.load(SeqCst) < shared.threads.max
             && let Err(error) = spawn(shared)
         {
             tracing::warn!(%error, "no further thread for requests");
         }
         dispatch(shared, device, &buffer[..len], &mut room);
-        if shared.idle.fetch_add(1, SeqCst) >= shared.threads.base + SPARE {
+        if shared.is_one_too_many(others) {
+            // It is not counted in `total` any more.
             shared.idle.fetch_sub(1, SeqCst);
             return End::NotNeeded;
         }
+    }
+}
+
+impl<H> Shared<H> {
+    /// Whether a thread shall end, after it has handled a request that left so many `others` idle;
+    /// if so, `total` does not count it any more.
+    fn is_one_too_many(&self, others: usize) -> bool {
+        if others < self.spare.load(SeqCst) {
+            self.spare.fetch_min(others, SeqCst);
+        }
+        if !(self.taken.fetch_add(1, SeqCst) + 1).is_multiple_of(WINDOW) {
+            return false;
+        }
+        // One that was idle all the time is needed as soon as all others are busy.
+        let fewer = |total: usize| (total > self.threads.base).then(|| total - 1);
+        self.spare.swap(usize::MAX, SeqCst) > 1
+            && self.total.fetch_update(SeqCst, SeqCst, fewer).is_ok()
     }
 }
 
@@ -192,14 +217,18 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room:
         Ok(request) => request,
         Err(error) => {
             tracing::error!(%error, "a request of the kernel cannot be read");
-            if let Ok(header) = Header::parse(bytes) {
-                Reply::new(device, room, header.unique, true).error(libc::EIO);
+            match Header::parse(bytes) {
+                Ok(header) => {
+                    let reply = Reply::new(device, room, header.unique, true);
+                    reply.counted(&shared.idle).error(libc::EIO);
+                }
+                Err(_) => drop(shared.idle.fetch_add(1, SeqCst)),
             }
             return;
         }
     };
     let wanted = !matches!(request.op, Op::Forget { .. } | Op::BatchForget | Op::Destroy);
-    let reply = Reply::new(device, room, request.header.unique, wanted);
+    let reply = Reply::new(device, room, request.header.unique, wanted).counted(&shared.idle);
     match request.op {
         Op::Unknown => {
             reply.error(libc::ENOSYS);

@@ -193,15 +193,35 @@ pub(crate) fn grant<S: Store>(
 ) -> Outcome<Cap> {
     if access.write {
         let mark = keys::writer(ino, txn.ctx.client);
-        if txn.peek(ino, |inode| inode.writers)? == 0 || txn.get(&mark)?.is_none() {
+        let (writers, touched) = txn.peek(ino, |inode| (inode.writers, inode.touched))?;
+        if writers == 0 || txn.get(&mark)?.is_none() {
+            if writers > 0 {
+                not_sole(txn, ino)?;
+            }
             let inode = txn.edit_hidden(ino)?;
             inode.writers += 1;
             inode.touched = true;
             inode.moving = false;
-            txn.put(mark, vec![1]);
+            txn.put(mark, if touched { MARK } else { SOLE_MARK }.to_vec());
         }
     }
     Ok(Cap::sign(key, ino, access, txn.now()))
+}
+
+/// The value of a note that a client may change the bytes.
+const MARK: &[u8] = &[1];
+/// The same, where nobody else could since there was no object: what the client says of the
+/// object's existence is true.
+const SOLE_MARK: &[u8] = &[2];
+
+/// Somebody else may make an object now.
+fn not_sole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+    for mark in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
+        if txn.get(&mark)?.as_deref() == Some(SOLE_MARK) {
+            txn.put(mark, MARK.to_vec());
+        }
+    }
+    Ok(())
 }
 
 /// What a writer learnt of the bytes.
@@ -258,17 +278,29 @@ fn unmark<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mark: Key) -> Outcome<()> {
     tiled::abandon(txn, ino)
 }
 
-/// Files that the client has not open for writing any more.
-pub(crate) fn closed<S: Store>(txn: &mut Txn<'_, S>, inos: &[Ino]) -> Outcome<MetaReply> {
-    if inos.len() > CLOSED_MAX {
+/// Files that the client has not open for writing any more; those in `empty` have no object,
+/// if nobody else could make one.
+pub(crate) fn closed<S: Store>(
+    txn: &mut Txn<'_, S>,
+    inos: &[Ino],
+    empty: &[Ino],
+) -> Outcome<MetaReply> {
+    if inos.len() + empty.len() > CLOSED_MAX {
         return Err(Errno::EINVAL.into());
     }
-    for ino in inos {
-        let mark = keys::writer(*ino, txn.ctx.client);
-        let there = txn.find(*ino)?.is_some_and(|inode| inode.writers > 0);
-        if there && txn.get(&mark)?.is_some() {
-            unmark(txn, *ino, mark)?;
+    let none = inos.iter().map(|ino| (*ino, false));
+    for (ino, is_empty) in none.chain(empty.iter().map(|ino| (*ino, true))) {
+        let mark = keys::writer(ino, txn.ctx.client);
+        if txn.find(ino)?.is_none_or(|inode| inode.writers == 0) {
+            continue;
         }
+        let Some(value) = txn.get(&mark)? else { continue };
+        if is_empty && value == SOLE_MARK {
+            let inode = txn.edit_hidden(ino)?;
+            let told_of = inode.size > 0 || inode.blocks > 0 || inode.pieces || inode.unsettled;
+            inode.touched = told_of || inode.writers > 1;
+        }
+        unmark(txn, ino, mark)?;
     }
     Ok(MetaReply::Done)
 }

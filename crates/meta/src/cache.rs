@@ -4,9 +4,9 @@
 //! the old one is dropped and the young one grows old. Each step costs the same, nothing
 //! is scanned, and the bound holds.
 
-use crate::hash;
 use std::collections::HashMap;
 use std::hash::Hash;
+use tatami_wire::hash;
 
 /// Records of one generation; a cache holds at most twice as many. An inode takes about 300
 /// bytes, an entry 120: both caches together stay below 60 MB.
@@ -28,6 +28,9 @@ impl<K, V> Default for Cache<K, V> {
 
 impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
     pub fn get(&mut self, key: &K) -> Option<V> {
+        if self.young.is_empty() && self.old.is_empty() {
+            return None;
+        }
         if let Some(value) = self.young.get(key) {
             return Some(value.clone());
         }
@@ -43,17 +46,22 @@ impl<K: Clone + Eq + Hash, V: Clone> Cache<K, V> {
         self.young.insert(key, value);
     }
 
-    /// Puts a new value where there is one of that key.
-    pub fn replace(&mut self, key: &K, value: impl FnOnce() -> V) {
-        match self.young.get_mut(key) {
-            Some(old) => *old = value(),
-            None => drop(self.old.remove(key).map(|_| self.put(key.clone(), value()))),
+    /// Changes the value of that key, if there is one.
+    pub fn update(&mut self, key: &K, change: impl FnOnce(&mut V)) {
+        if let Some(value) = self.young.get_mut(key) {
+            change(value);
+        } else if let Some(mut value) = self.old.remove(key) {
+            change(&mut value);
+            self.put(key.clone(), value);
         }
     }
 
     pub fn remove(&mut self, key: &K) {
-        self.young.remove(key);
-        self.old.remove(key);
+        for map in [&mut self.young, &mut self.old] {
+            if !map.is_empty() {
+                map.remove(key);
+            }
+        }
     }
 
     pub fn clear(&mut self) {
@@ -85,11 +93,11 @@ mod tests {
         for n in 100..100 + GENERATION {
             cache.put(n, 0);
         }
-        cache.replace(&7, || 2);
+        cache.update(&7, |v| *v = 2);
         assert_eq!(cache.get(&7), Some(2));
-        cache.replace(&7, || 3);
+        cache.update(&7, |v| *v = 3);
         assert_eq!(cache.get(&7), Some(3));
-        cache.replace(&8, || 3);
+        cache.update(&8, |v| *v = 3);
         assert_eq!(cache.get(&8), None, "nobody asked for it");
         cache.remove(&7);
         assert_eq!(cache.get(&7), None);

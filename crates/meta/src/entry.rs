@@ -223,6 +223,7 @@ pub(crate) fn unlink<S: Store>(
     if victim.is_dir() {
         return Err(Errno::EISDIR.into());
     }
+    txn.adopt(ino, victim);
     txn.detach(parent, name, ino)?;
     let last = txn.settle(ino, keep)?;
     Ok(MetaReply::Removed { ino: Some(ino), last })

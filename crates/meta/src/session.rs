@@ -13,12 +13,12 @@
 
 use crate::Context;
 use crate::error::Outcome;
-use crate::hash;
 use crate::keys;
 use crate::record::{decode_reply, decode_reply_seq};
 use crate::state::State;
 use crate::store::Store;
 use std::collections::HashMap;
+use tatami_wire::hash;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::{ClientId, Errno};
 

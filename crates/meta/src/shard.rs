@@ -296,7 +296,7 @@ fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outc
         }
         MetaOp::Open { ino, access } => attr::open(txn, key, *ino, *access),
         MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
-        MetaOp::Closed { inos } => attr::closed(txn, inos),
+        MetaOp::Closed { inos, empty } => attr::closed(txn, inos, empty),
         // The daemon syncs once for all that ask; the answer is the same.
         MetaOp::Sync => Ok(MetaReply::Done),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),

@@ -10,10 +10,10 @@ use crate::cache::Cache;
 use crate::error::{OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
+use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
-use crate::store::{Change, Store, StoreError};
-use std::collections::BTreeMap;
-use std::ops::{Bound, ControlFlow};
+use crate::store::{Store, StoreError};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::{Errno, Ino, ShardId, VolumeId};
 
@@ -30,7 +30,7 @@ pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> 
 /// See the module.
 pub(crate) struct State<S> {
     pub store: S,
-    overlay: BTreeMap<Key, Option<Vec<u8>>>,
+    overlay: Overlay,
     inode_cache: Cache<Ino, Arc<Inode>>,
     /// Entries that were looked up in the store's tables, and keys where there is none.
     entry_cache: Cache<Key, Option<Entry>>,
@@ -80,7 +80,7 @@ impl<S: Store> State<S> {
         }
         Ok(State {
             store,
-            overlay: BTreeMap::new(),
+            overlay: Overlay::default(),
             inode_cache: Cache::default(),
             entry_cache: Cache::default(),
             next: shard.reserved,
@@ -145,7 +145,7 @@ impl<S: Store> State<S> {
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         match self.overlay.get(key) {
-            Some(value) => Ok(value.clone()),
+            Some(value) => Ok(value.map(<[u8]>::to_vec)),
             None => self.store.get(key),
         }
     }
@@ -153,7 +153,7 @@ impl<S: Store> State<S> {
     /// What is at `key`, where memory holds it.
     fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         match self.overlay.get(key) {
-            Some(value) => Some(value.as_deref()),
+            Some(value) => Some(value),
             None => self.store.known(key),
         }
     }
@@ -174,7 +174,7 @@ impl<S: Store> State<S> {
         if let Some(entry) = self.entry_cache.get(key) {
             return Ok(entry);
         }
-        let entry = self.store.get(key)?.map(|record| Entry::decode(&record)).transpose()?;
+        let entry = self.store.fetch(key)?.map(|record| Entry::decode(&record)).transpose()?;
         if again {
             self.entry_cache.put(key.clone(), entry);
         }
@@ -187,18 +187,27 @@ impl<S: Store> State<S> {
             return Ok(Some(inode));
         }
         let key = keys::inode(ino);
-        let inode = match self.known(&key) {
+        let known = self.known(&key);
+        let in_memory = known.is_some();
+        let inode = match known {
             Some(record) => record.map(Inode::decode).transpose()?,
-            None => self.store.get(&key)?.map(|record| Inode::decode(&record)).transpose()?,
+            None => self.store.fetch(&key)?.map(|record| Inode::decode(&record)).transpose()?,
         };
         let Some(inode) = inode.map(Arc::new) else { return Ok(None) };
-        self.inode_cache.put(ino, inode.clone());
+        // What is in memory is read nearly as fast without the cache; a directory is asked for
+        // again and again.
+        if !in_memory || inode.is_dir() {
+            self.inode_cache.put(ino, inode.clone());
+        }
         Ok(Some(inode))
     }
 
     pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
         self.put(keys::inode(ino), Some(inode.encode()));
-        self.inode_cache.replace(&ino, || Arc::new(inode));
+        self.inode_cache.update(&ino, |known| match Arc::get_mut(known) {
+            Some(known) => *known = inode,
+            None => *known = Arc::new(inode),
+        });
     }
 
     /// As [`State::put_inode`], of a number that was never used. The cache does without: not everybody
@@ -215,12 +224,7 @@ impl<S: Store> State<S> {
     /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in order.
     pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
         let start = from.max(prefix);
-        let bounds = (Bound::Included(start), Bound::Unbounded);
-        let mut over = self
-            .overlay
-            .range::<[u8], _>(bounds)
-            .take_while(|(k, _)| k.starts_with(prefix))
-            .peekable();
+        let mut over = self.overlay.ordered(start, prefix).into_iter().peekable();
         let mut result = Ok(ControlFlow::Continue(()));
         self.store.scan(start, prefix, &mut |key, value| {
             while let Some((k, v)) = over.next_if(|(k, _)| k.as_slice() < key) {
@@ -268,8 +272,8 @@ impl<S: Store> State<S> {
         if self.shard.inodes != self.committed_inodes {
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
         }
-        let batch: Vec<Change> = std::mem::take(&mut self.overlay).into_iter().collect();
-        match self.with_store(|store| store.commit(&batch)) {
+        let result = self.overlay.drain(|batch| self.store.commit(batch));
+        match self.judged(result) {
             Ok(()) => {
                 self.committed_inodes = self.shard.inodes;
                 Ok(())
@@ -292,9 +296,13 @@ impl<S: Store> State<S> {
         &mut self,
         write: impl FnOnce(&mut S) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        write(&mut self.store).inspect_err(|e| {
-            self.poisoned |= !matches!(e, StoreError::Full { .. });
-        })
+        let result = write(&mut self.store);
+        self.judged(result)
+    }
+
+    /// Notes what the result of a write says of the store.
+    fn judged(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
+        result.inspect_err(|e| self.poisoned |= !matches!(e, StoreError::Full { .. }))
     }
 }
 
@@ -303,6 +311,7 @@ mod tests {
     use super::*;
     use crate::store::{FaultyStore, MemoryStore};
     use proptest::prelude::*;
+    use std::collections::BTreeMap;
 
     const VOLUME: VolumeId = VolumeId([1; 16]);
 

@@ -44,6 +44,14 @@ pub trait Store {
         None
     }
 
+    /// What [`Store::get`] would say of a key of which nothing is [`Store::known`].
+    ///
+    /// # Errors
+    /// Those of the disk.
+    fn fetch(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        self.get(key)
+    }
+
     /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in
     /// key order, until it breaks.
     ///
@@ -53,7 +61,7 @@ pub trait Store {
 
     /// Makes all changes or none. When it returns, they survive the death of
     /// the process; what survives a power cut is told by [`Store::sync`]. The
-    /// keys of a batch are distinct and in order.
+    /// keys of a batch are distinct.
     ///
     /// # Errors
     /// After [`StoreError::Full`] nothing has been written and the store goes on

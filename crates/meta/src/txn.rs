@@ -142,6 +142,13 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(self.inodes.len() - 1)
     }
 
+    /// An inode that is about to be edited, as [`Txn::inode`] has just told it: spares a second look.
+    pub fn adopt(&mut self, ino: Ino, inode: Arc<Inode>) {
+        if !self.inodes.iter().any(|(i, _)| *i == ino) {
+            self.inodes.push((ino, Some(Arc::unwrap_or_clone(inode))));
+        }
+    }
+
     /// Adds a new inode, of a number that was allocated for it.
     pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
         self.inode_delta += 1;

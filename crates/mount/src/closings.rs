@@ -5,7 +5,7 @@
 //! it is told must not overtake a new open: see [`Closings::reopen`].
 
 use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,9 +16,22 @@ use tatami_wire::meta::CLOSED_MAX;
 /// For so long closings gather.
 const GATHER: Duration = Duration::from_millis(50);
 
+/// Names a closing that waits, so that a later one of the same file is not taken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Closing(u64);
+
+/// A file of which the shard shall hear.
+struct Waiting {
+    closing: Closing,
+    /// It has no object.
+    is_empty: bool,
+}
+
 #[derive(Default)]
 struct State {
-    waiting: BTreeSet<Ino>,
+    waiting: BTreeMap<Ino, Waiting>,
+    /// Closings so far.
+    closings: u64,
     under_way: HashSet<Ino>,
     /// How many times something was told.
     times: u64,
@@ -57,17 +70,28 @@ impl Closings {
         Closings { shared, client, thread }
     }
 
-    /// The last writer of `ino` is gone.
-    pub(crate) fn add(&self, ino: Ino) {
+    /// The last writer of `ino` is gone. `None` when the shard has been told already.
+    pub(crate) fn add(&self, ino: Ino) -> Option<Closing> {
         let mut state = self.shared.state.lock();
         if self.thread.is_none() || state.ended {
             drop(state);
-            tell(&self.client, vec![ino]);
-            return;
+            tell(&self.client, vec![ino], Vec::new());
+            return None;
         }
-        state.waiting.insert(ino);
+        state.closings += 1;
+        let closing = Closing(state.closings);
+        state.waiting.insert(ino, Waiting { closing, is_empty: false });
         if matches!(state.waiting.len(), 1 | CLOSED_MAX) {
             self.shared.wanted.notify_one();
+        }
+        Some(closing)
+    }
+
+    /// At that closing of `ino` there was no object: told with it, if it still waits.
+    pub(crate) fn add_empty(&self, ino: Ino, closing: Closing) {
+        let mut state = self.shared.state.lock();
+        if let Some(waiting) = state.waiting.get_mut(&ino).filter(|w| w.closing == closing) {
+            waiting.is_empty = true;
         }
     }
 
@@ -80,7 +104,7 @@ impl Closings {
     /// is not told from now on. Returns whether it may have been told since `moment`.
     pub(crate) fn reopen(&self, ino: Ino, moment: u64) -> bool {
         let mut state = self.shared.state.lock();
-        if state.waiting.remove(&ino) {
+        if state.waiting.remove(&ino).is_some() {
             return false;
         }
         while state.under_way.contains(&ino) {
@@ -120,14 +144,18 @@ impl Shared {
             if state.waiting.len() < CLOSED_MAX && !state.ended {
                 self.wanted.wait_for(&mut state, GATHER);
             }
-            while let Some(first) = state.waiting.first().copied() {
-                // A request is for one shard; numbers of one shard follow each other.
-                let here = |ino: &Ino| ino.shard() == first.shard();
-                let inos: Vec<Ino> =
-                    state.waiting.iter().copied().take_while(here).take(CLOSED_MAX).collect();
-                state.waiting.retain(|ino| !inos.contains(ino));
-                state.under_way = inos.iter().copied().collect();
-                parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos));
+            while let Some(first) = state.waiting.keys().next().copied() {
+                let (mut inos, mut empty) = (Vec::new(), Vec::new());
+                while inos.len() + empty.len() < CLOSED_MAX
+                    && let Some(next) = state.waiting.first_entry()
+                    // A request is for one shard; numbers of one shard follow each other.
+                    && next.key().shard() == first.shard()
+                {
+                    let (ino, waiting) = next.remove_entry();
+                    if waiting.is_empty { &mut empty } else { &mut inos }.push(ino);
+                }
+                state.under_way = inos.iter().chain(&empty).copied().collect();
+                parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos, empty));
                 state.under_way.clear();
                 state.times += 1;
                 self.told.notify_all();
@@ -139,8 +167,8 @@ impl Shared {
     }
 }
 
-fn tell(client: &Client, inos: Vec<Ino>) {
-    if let Err(error) = client.closed(inos) {
+fn tell(client: &Client, inos: Vec<Ino>, empty: Vec<Ino>) {
+    if let Err(error) = client.closed(inos, empty) {
         tracing::warn!(%error, "the shard believes that we may still write to some files");
     }
 }

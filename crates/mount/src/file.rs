@@ -1,5 +1,6 @@
 //! Files: opening, the ways to their bytes, closing.
 
+use crate::closings::Closing;
 use crate::errno::to_kernel;
 use crate::filesystem::FileSystem;
 use crate::open::{Backing, OpenInode, Sort, Told};
@@ -63,7 +64,7 @@ impl Opening<'_> {
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
         if let Some(inode) = self.inode.take() {
-            self.fs.leave(&inode, self.writes);
+            self.fs.leave(&inode, self.writes, None);
         }
     }
 }
@@ -93,7 +94,8 @@ impl FileSystem {
         Opening { fs: self, inode: Some(inode), writes }
     }
 
-    fn leave(&self, inode: &Arc<OpenInode>, writes: bool) {
+    /// One user of `inode` less; `closing` if it was the last writer, and the shard is yet to hear so.
+    fn leave(&self, inode: &Arc<OpenInode>, writes: bool, closing: Option<Closing>) {
         if writes {
             let mut state = inode.state.lock();
             state.writers -= 1;
@@ -104,8 +106,11 @@ impl FileSystem {
         let Some(last) = self.open.leave(inode, Sort::File) else {
             return;
         };
-        if let Some(backing) = last.backing {
-            self.spares.give_back(&self.device, inode.ino, backing, last.is_empty);
+        if let Some(backing) = last.backing
+            && self.spares.give_back(&self.device, inode.ino, backing, last.is_empty)
+            && let Some(closing) = closing
+        {
+            self.closings.add_empty(inode.ino, closing);
         }
         if last.kept
             && let Err(error) = self.client.release(inode.ino)
@@ -365,17 +370,21 @@ impl FileSystem {
 
     /// Ends an open file that is in no table any more.
     pub(crate) fn close(&self, file: &OpenFile) {
+        let mut closing = None;
         if file.access.write {
             let flushed = file.data.flush();
             // Counted out before the shard is told, and back in for `leave`.
             file.inode.state.lock().writers -= 1;
             let told = self.commit(&file.inode, &file.data, Occasion::Release);
             file.inode.state.lock().writers += 1;
-            if let Err(error) = flushed.and(told) {
-                tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
+            match flushed.and(told) {
+                Ok(waits) => closing = waits,
+                Err(error) => {
+                    tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
+                }
             }
         }
-        self.leave(&file.inode, file.access.write);
+        self.leave(&file.inode, file.access.write, closing);
     }
 
     fn file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
@@ -393,7 +402,7 @@ impl FileSystem {
         }
         let flushed = file.data.flush();
         let told = self.commit(&file.inode, &file.data, Occasion::Flush);
-        flushed.and(told)
+        flushed.and(told.map(drop))
     }
 
     /// FSYNC.
@@ -537,7 +546,7 @@ impl FileSystem {
     pub(crate) fn tell_all(&self) {
         for file in self.files.all().iter().filter(|f| f.access.write) {
             let told = file.data.flush();
-            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Sync));
+            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Sync).map(drop));
             if let Err(error) = told {
                 tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
             }

@@ -4,22 +4,23 @@ use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use tatami_wire::hash;
 
 const SHARDS: usize = 16;
 
 /// A table of open things. Numbers are not used twice.
 pub(crate) struct Handles<T> {
-    shards: Vec<RwLock<HashMap<u64, Arc<T>>>>,
+    shards: Vec<RwLock<HashMap<u64, Arc<T>, hash::Build>>>,
     next: AtomicU64,
 }
 
 impl<T> Handles<T> {
     pub(crate) fn new() -> Handles<T> {
-        let shards = (0..SHARDS).map(|_| RwLock::new(HashMap::new())).collect();
+        let shards = (0..SHARDS).map(|_| RwLock::new(HashMap::default())).collect();
         Handles { shards, next: AtomicU64::new(1) }
     }
 
-    fn shard(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<T>>> {
+    fn shard(&self, handle: u64) -> &RwLock<HashMap<u64, Arc<T>, hash::Build>> {
         &self.shards[handle as usize % SHARDS]
     }
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use tatami_client::{DataFile, stat_file};
 use tatami_fuse::BackingId;
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Errno, Ino, Piece, Timestamp};
+use tatami_wire::{Errno, Ino, Piece, Timestamp, hash};
 
 const SHARDS: usize = 16;
 
@@ -142,7 +142,7 @@ struct Entry {
 
 /// All that is open.
 pub(crate) struct OpenInodes {
-    shards: Vec<Mutex<HashMap<Ino, Entry>>>,
+    shards: Vec<Mutex<HashMap<Ino, Entry, hash::Build>>>,
     files: Gate,
     dirs: Gate,
 }
@@ -160,13 +160,13 @@ pub(crate) struct Last {
 impl OpenInodes {
     pub(crate) fn new() -> OpenInodes {
         OpenInodes {
-            shards: (0..SHARDS).map(|_| Mutex::new(HashMap::new())).collect(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             files: Gate::default(),
             dirs: Gate::default(),
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry>> {
+    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry, hash::Build>> {
         &self.shards[ino.0 as usize % SHARDS]
     }
 

@@ -1,6 +1,7 @@
 //! Sizes and times of files that are open: what the shard knows, what we know
 //! better, and telling it.
 
+use crate::closings::Closing;
 use crate::filesystem::FileSystem;
 use crate::open::{OpenInode, Told};
 use crate::spares::Unwritten;
@@ -140,7 +141,8 @@ impl FileSystem {
     }
 
     /// Tells the shard what the bytes of `inode` are, if they have changed since
-    /// it was told, and when writing has come to an end, that.
+    /// it was told, and when writing has come to an end, that: at once, or with the closing
+    /// that is returned.
     ///
     /// # Errors
     /// Those of the shard and of the object's node. Then it is tried again on
@@ -150,7 +152,7 @@ impl FileSystem {
         inode: &OpenInode,
         data: &DataFile,
         occasion: Occasion,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Closing>, Errno> {
         let _order = inode.order.lock();
         self.commit_in_order(inode, data, occasion)
     }
@@ -161,7 +163,7 @@ impl FileSystem {
         inode: &OpenInode,
         data: &DataFile,
         occasion: Occasion,
-    ) -> Result<(), Errno> {
+    ) -> Result<Option<Closing>, Errno> {
         let (last, noted) = {
             let state = inode.state.lock();
             let last = match occasion {
@@ -181,9 +183,9 @@ impl FileSystem {
             }
             if last && noted && occasion == Occasion::Release {
                 inode.state.lock().noted = false;
-                self.closings.add(inode.ino);
+                return Ok(self.closings.add(inode.ino));
             }
-            return Ok(());
+            return Ok(None);
         };
         self.make_object(inode, data)?;
         let told = Some(DataState::from(now));
@@ -199,7 +201,7 @@ impl FileSystem {
         if passed {
             self.drop_suid(&attr);
         }
-        Ok(())
+        Ok(None)
     }
 
     /// What has bytes must be found by others, and after whatever may happen to us.

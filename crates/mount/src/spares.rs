@@ -200,31 +200,41 @@ impl Spares {
     }
 
     /// Nobody has `ino` open any more. Where its file has no byte, as the caller says, it is
-    /// used again.
-    pub(crate) fn give_back(&self, device: &Device, ino: Ino, backing: Backing, is_empty: bool) {
+    /// used again. Returns whether `ino` has no object.
+    pub(crate) fn give_back(
+        &self,
+        device: &Device,
+        ino: Ino,
+        backing: Backing,
+        is_empty: bool,
+    ) -> bool {
         let (Some(lent), Some(unwritten)) = (&backing.lent, backing.unwritten) else {
             unregister(device, backing.id);
-            return;
+            return false;
         };
         let Lent { loan, slot } = lent;
         if is_empty {
             let Backing { id, file, .. } = backing;
             let ready = Ready { slot: *slot, file, id, mtime: unwritten.real };
-            self.take_back(device, loan, ino, ready);
+            self.take_back(device, loan, ino, ready)
         } else {
             // Telling of it has failed. It stays lent until the table ends.
             unregister(device, backing.id);
+            false
         }
     }
 
-    fn take_back(&self, device: &Device, loan: &Arc<Loan>, ino: Ino, ready: Ready) {
-        if loan.give_back(ready.slot, ino) {
+    /// Whether the file has become no object.
+    fn take_back(&self, device: &Device, loan: &Arc<Loan>, ino: Ino, ready: Ready) -> bool {
+        let is_back = loan.give_back(ready.slot, ino);
+        if is_back {
             self.keep(device, loan, ready);
         } else {
             // It is an object now, somebody else has asked for it.
             unregister(device, ready.id);
             self.vacate(loan, ready.slot);
         }
+        is_back
     }
 }
 

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tatami_client::DataFile;
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Attr, Errno, Ino, Timestamp};
+use tatami_wire::{Attr, Errno, Ino, Timestamp, hash};
 
 /// Files remembered at most; beyond, all are forgotten.
 const FILES_MAX: usize = 64 * 1024;
@@ -24,7 +24,7 @@ const SETTLED_SEC: i64 = 180;
 
 /// The states in which files were last opened for cached reading.
 #[derive(Default)]
-pub(crate) struct Stamps(Mutex<HashMap<Ino, Option<ObjectState>>>);
+pub(crate) struct Stamps(Mutex<HashMap<Ino, Option<ObjectState>, hash::Build>>);
 
 impl Stamps {
     /// Notes that a file is being opened. Returns whether the kernel may keep

@@ -8,8 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
-use tatami_wire::{ClientId, Ino};
-use xxhash_rust::xxh3::Xxh3DefaultBuilder;
+use tatami_wire::{ClientId, Ino, hash};
 
 /// Most inodes that are delegated at a time; beyond it, none is until some are
 /// recalled or a holder leaves.
@@ -23,7 +22,7 @@ const CONTENDED_SWEEP: usize = 4096;
 /// Number of a holder: one term of one client, never used twice.
 type HolderId = u32;
 
-type Map<K, V> = HashMap<K, V, Xxh3DefaultBuilder>;
+type Map<K, V> = HashMap<K, V, hash::Build>;
 
 /// Few inodes have more than one holder.
 #[derive(Debug)]

@@ -84,6 +84,8 @@ pub(crate) struct Executor {
     slots: HashMap<(ClientId, u32), usize>,
     /// Connections that may have requests.
     ready: Vec<usize>,
+    /// Room for those that are looked at.
+    looked_at: Vec<usize>,
     round: Vec<Answer>,
     recalls: Recalls,
 }
@@ -111,6 +113,7 @@ impl Executor {
             free: Vec::new(),
             slots: HashMap::new(),
             ready: Vec::new(),
+            looked_at: Vec::new(),
             round: Vec::new(),
             recalls: Recalls::new(TERM, HoldersFile::at(holders)),
         };
@@ -224,7 +227,9 @@ impl Executor {
     /// Drains, applies, commits, answers.
     fn do_round(&mut self) {
         let closed = self.recalls.closed_until().is_some();
-        for at in std::mem::take(&mut self.ready) {
+        let room = std::mem::take(&mut self.looked_at);
+        let mut ready = std::mem::replace(&mut self.ready, room);
+        for at in ready.drain(..) {
             let Some(connection) = &mut self.connections[at] else { continue };
             if connection.kind == Kind::Recall {
                 connection.listed = false;
@@ -242,6 +247,7 @@ impl Executor {
                 self.drain(at);
             }
         }
+        self.looked_at = ready;
         if self.round.is_empty() {
             return;
         }
@@ -357,15 +363,17 @@ impl Executor {
     }
 
     fn answer(&mut self, round: &mut Vec<Answer>) {
-        let mut to = Vec::with_capacity(round.len());
+        let mut last = None;
         for Answer { to: at, seq, result, granted, .. } in round.drain(..) {
+            // Those to one connection follow each other.
+            if let Some(before) = last.replace(at).filter(|before| *before != at) {
+                self.send(before);
+            }
             if let Some(connection) = &mut self.connections[at] {
                 connection.answer(seq, &result, granted.as_ref());
-                to.push(at);
             }
         }
-        to.dedup();
-        for at in to {
+        if let Some(at) = last {
             self.send(at);
         }
     }

@@ -14,6 +14,7 @@ pub mod delegation;
 pub mod errno;
 pub mod frame;
 pub mod handshake;
+pub mod hash;
 pub mod ids;
 pub mod key;
 pub mod meta;

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// as in POSIX, not text.
 pub type Bytes = serde_bytes::ByteBuf;
 
-/// Most inodes that one [`MetaOp::Closed`] names.
+/// Most inodes that one [`MetaOp::Closed`] names, both kinds together.
 pub const CLOSED_MAX: usize = 128;
 
 /// One request to one shard.
@@ -118,9 +118,10 @@ pub enum MetaOp {
     /// handle for writing any more. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
     /// This client has no handle for writing on these inodes (of one shard, at
-    /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. Those that are
-    /// gone are passed over. → `Done`
-    Closed { inos: Vec<Ino> },
+    /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. It knows of those in
+    /// `empty` that they had no object when it closed them. Those that are gone are passed
+    /// over. → `Done`
+    Closed { inos: Vec<Ino>, empty: Vec<Ino> },
     /// Makes everything acknowledged so far survive a power cut. → `Done`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that
@@ -323,7 +324,8 @@ impl MetaOp {
             | Tiles { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } => *dir,
-            InFlux { inos, .. } | Closed { inos } => inos.first().copied().unwrap_or(Ino::ROOT),
+            InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
+            Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
             Sync
             | StatVolume

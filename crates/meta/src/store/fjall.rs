@@ -350,6 +350,10 @@ impl Store for FjallStore {
         if let Some(value) = self.known(key) {
             return Ok(value.map(<[u8]>::to_vec));
         }
+        self.fetch(key)
+    }
+
+    fn fetch(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
         let value = self.opened()?.keyspace.get(key).map_err(|e| self.error("read", e))?;
         Ok(value.map(|v| v.to_vec()))
     }

@@ -4,11 +4,11 @@
 //! is made when somebody asks for it: what came since the last time is sorted into a run, and runs
 //! are merged as they grow, so that a key is moved about as often as their number can be halved.
 
-use crate::hash;
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 use std::iter::Peekable;
+use tatami_wire::hash;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of keys and values that are kept together, unless one is longer.

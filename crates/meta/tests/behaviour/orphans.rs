@@ -1,7 +1,7 @@
 //! What outlives its name or its writer.
 
 use crate::harness::*;
-use tatami_wire::meta::NewNode;
+use tatami_wire::meta::{MetaOp, NewNode};
 use tatami_wire::{Access, Errno, NodeId};
 
 #[test]
@@ -88,6 +88,54 @@ fn garbage_is_listed_per_node_until_done() {
     s.garbage_done(1, vec![f]).expect("done");
     assert!(s.garbage(1).is_empty());
     s.assert_sound();
+}
+
+/// Nobody looks for an object of which its only writer says that it was never made.
+#[test]
+fn a_file_that_never_had_an_object_leaves_no_garbage() {
+    let mut s = Shard::new();
+    let empty = |s: &mut Shard, f| {
+        s.as_client(A).apply(MetaOp::Closed { inos: vec![], empty: vec![f] }).expect("closed");
+        s.unlink(ROOT, "f", false).expect("unlink");
+        let found = s.garbage(1);
+        s.garbage_done(1, found.clone()).expect("done");
+        s.assert_sound();
+        !found.is_empty()
+    };
+    let make =
+        |s: &mut Shard| s.as_client(A).create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
+    let f = make(&mut s);
+    s.open(f, Access::WRITE).expect("it is the same client");
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert!(!empty(&mut s, f), "also after a start");
+
+    let f = make(&mut s);
+    s.as_client(B).open(f, Access::WRITE).expect("open");
+    assert!(empty(&mut s, f), "another one may still make it");
+
+    let f = make(&mut s);
+    s.as_client(B).open(f, Access::WRITE).expect("open");
+    s.commit(f, None, true).expect("without a word of its bytes");
+    assert!(empty(&mut s, f), "another one may have made it");
+
+    let f = make(&mut s);
+    s.apply(MetaOp::Closed { inos: vec![f], empty: vec![] }).expect("closed");
+    s.open(f, Access::WRITE).expect("open");
+    assert!(empty(&mut s, f), "it may be from the first time");
+
+    let f = make(&mut s);
+    s.apply(MetaOp::Closed { inos: vec![], empty: vec![f] }).expect("closed");
+    s.as_client(B).open(f, Access::WRITE).expect("open");
+    assert!(empty(&mut s, f), "who has closed it knows nothing of what comes later");
+
+    let f = make(&mut s);
+    s.commit(f, Some(10), false).expect("commit");
+    assert!(empty(&mut s, f), "it has bytes");
+
+    let f = make(&mut s);
+    s.as_client(B).expire(A).expect("expire");
+    assert!(empty(&mut s, f), "who was taken for dead is not believed");
 }
 
 #[test]

@@ -4,11 +4,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// For the type of a table.
-pub(crate) type Build = BuildHasherDefault<Quick>;
+pub type Build = BuildHasherDefault<Quick>;
 
 /// See the module. Not for keys that an enemy of the volume may choose at will and in masses.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Quick(u64);
+pub struct Quick(u64);
 
 impl Quick {
     /// Folds both halves of a product together, as wyhash does.
