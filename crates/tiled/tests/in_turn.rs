@@ -18,6 +18,7 @@ fn open(path: &Path, flags: Flags, ranks: u32) -> Vec<File> {
         hints: &hints,
         environment: &environment,
         ranks,
+        nodes: &[],
         machine,
     });
     let token = begin.unwrap();
