@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Shows Tatami at work on this machine: builds it, starts four nodes, runs two
-# parallel programs on them and compares their files with the same runs on the
-# local disk. Everything lies in one folder: TATAMI_QUICKSTART_DIR, by default
+# parallel programs on them, with the MPI-IO layer, and compares their files with
+# the same runs on the local disk. Everything lies in one folder: TATAMI_QUICKSTART_DIR, by default
 # /var/tmp/tatami-quickstart. Run it as often as you like.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,9 +24,10 @@ on_disk() {
   (cd "$1" && shift && mpirun --oversubscribe -n "$nodes" "$@")
 }
 # Runs it with four ranks, each on the mount of its own node: rank 0 on node 0
-# and so on. As on a real cluster, all see the volume under the same path.
+# and so on. As on a real cluster, all see the volume under the same path. What
+# a rank writes into a shared file goes to its own node's disk.
 on_tatami() {
-  mpirun --oversubscribe -n "$nodes" "$PWD/$tatami" exec --dir "$volume" --node rank -- \
+  "$tatami" mpirun --oversubscribe -n "$nodes" "$PWD/$tatami" exec --dir "$volume" --node rank -- \
     sh -c 'cd "$0" && exec "$@"' "$@"
 }
 # Compares every file of a folder on the disk with the one on each node's mount.
@@ -40,11 +41,23 @@ same_everywhere() {
   done
 }
 
+# Every node has bytes of the file: a rank each wrote them there.
+on_all_nodes() {
+  local found
+  found=$("$tatami" where --json "$1" | grep -o '"node": *[0-9]*' | sort -u | wc -l)
+  [ "$found" -eq "$nodes" ] || fail "$(basename "$1") lies on $found of $nodes nodes"
+}
+
 step "Installing what is missing from Debian, building Tatami"
 scripts/packages.sh build jobs
-cargo build --locked --release --bin tatami
+cargo build --locked --release -p tatami-cli -p tatami-capi
+make --silent -C mpi IO=../target/release BUILD=../target/release/mpi
 mkdir -p "$dir"
 mpicc -O2 "$examples/pnetcdf_shared.c" -lpnetcdf -o "$dir/pnetcdf_shared"
+
+step "Is the MPI-IO layer active in these programs?"
+"$tatami" mpi-check -- lmp
+"$tatami" mpi-check -- "$dir/pnetcdf_shared"
 
 step "Starting a file system of $nodes nodes on this machine, mounted once for each"
 "$tatami" up --dir "$volume" --nodes "$nodes" --mount "$mount"
@@ -68,6 +81,7 @@ ncdump -h "$mount/node3/netcdf/shared.nc"
 
 step "On which nodes the bytes lie"
 "$tatami" where "$mount"/node0/melt/* "$mount"/node0/netcdf/shared.nc
+for file in "$mount"/node0/melt/*.mpiio "$mount"/node0/netcdf/shared.nc; do on_all_nodes "$file"; done
 
 step "All as it should be, after $SECONDS s. The file system is running. Try next:"
 cat <<TXT

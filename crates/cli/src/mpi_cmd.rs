@@ -150,7 +150,7 @@ fn front() -> Outcome<PathBuf> {
     }
     let program = std::env::current_exe().unwrap_or_default();
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join("../lib/tatami"), folder.join("../mpi")];
+    let places = ["../lib/tatami", "mpi", "../mpi"].map(|place| folder.join(place));
     places
         .iter()
         .map(|place| place.join(FRONT))
