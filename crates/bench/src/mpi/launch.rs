@@ -140,7 +140,9 @@ impl Runner {
         command.arg("env");
         if let Some(layer) = self.layer.as_ref().filter(|_| place.layer) {
             command.arg(format!("LD_PRELOAD={}", layer.display()));
-            command.arg(format!("TATAMI_CONTAINER={}", place.dir.display()));
+            if place.container {
+                command.arg(format!("TATAMI_CONTAINER={}", place.dir.display()));
+            }
         }
         command
     }
@@ -252,7 +254,7 @@ mod tests {
     fn only_the_program_gets_the_layer() {
         let layer = Some("/lib/layer.so".into());
         let runner = Runner { programs: "/p".into(), layer, tatami: "/bin/tatami".into() };
-        let place = Place { layer: true, ..Place::plain("x", Path::new("/data")) };
+        let place = Place::layer("x", Path::new("/data"));
         let words = |place: &Place| {
             let command = runner.command(Mpi::Mpich, place, 4, "ior");
             let words = command.get_args().map(|w| w.to_string_lossy().into_owned());
@@ -266,6 +268,11 @@ mod tests {
         assert_eq!(
             words(&plain),
             "-n 4 /bin/tatami exec --node rank --dir /vol -- env /p/mpich/ior"
+        );
+        let tiled = Place { layer: true, container: false, ..plain };
+        assert_eq!(
+            words(&tiled),
+            "-n 4 /bin/tatami exec --node rank --dir /vol -- env LD_PRELOAD=/lib/layer.so /p/mpich/ior"
         );
     }
 }

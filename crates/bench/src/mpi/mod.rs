@@ -287,12 +287,16 @@ fn local_places(work: &Path) -> Result<Places, BenchError> {
 /// Each process on its own node's mount, with the layer and without.
 fn volume_places(volume: &Volume) -> Result<Vec<Place>, BenchError> {
     let mut places = Vec::new();
-    for (name, layer) in [("layer, container on a volume", true), ("volume without layer", false)] {
-        let folder = if layer { "layer" } else { "plain" };
+    for (name, folder, layer, container) in [
+        ("layer, tiled file of a volume", "tiled", true, false),
+        ("layer, container on a volume", "layer", true, true),
+        ("volume without layer", "plain", false, false),
+    ] {
         let inside = volume.mount(0).join(folder);
         std::fs::create_dir_all(&inside).map_err(at("creating", &inside))?;
         places.push(Place {
             layer,
+            container,
             volume: Some(volume.dir().to_owned()),
             ..Place::plain(name, &volume.dir().join("mnt").join(folder))
         });

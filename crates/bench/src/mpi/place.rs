@@ -12,6 +12,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// With the MPI-IO layer.
     pub layer: bool,
+    /// Files become containers there.
+    pub container: bool,
     /// On the mounts of the volume in this folder, each process on a node's.
     pub volume: Option<PathBuf>,
     /// A file for each process instead of one for all.
@@ -22,12 +24,12 @@ impl Place {
     /// A directory that the MPI library sees as it is.
     pub fn plain(name: &str, dir: &Path) -> Place {
         let (name, dir) = (name.to_owned(), dir.to_owned());
-        Place { name, dir, layer: false, volume: None, per_process: false }
+        Place { name, dir, layer: false, container: false, volume: None, per_process: false }
     }
 
-    /// A directory on this machine with the layer.
+    /// A directory on this machine with the layer, for containers.
     pub fn layer(name: &str, dir: &Path) -> Place {
-        Place { layer: true, ..Place::plain(name, dir) }
+        Place { layer: true, container: true, ..Place::plain(name, dir) }
     }
 
     /// Where the shared file lies, or the names of the others begin.
