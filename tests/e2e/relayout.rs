@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 use tatami_layout::journal;
 use tatami_tests::command::{Said, ask, program, run};
-use tatami_tests::files::{bytes_of, get, open, put, stat};
+use tatami_tests::files::{bytes_of, get, put, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_tests::process::{is_alive, kill_hard};
@@ -66,6 +66,20 @@ fn wait_for_objects(cluster: &Cluster, count: usize) {
         }
         assert!(start.elapsed() < Duration::from_secs(120), "{count}, not {found:?}");
         pause();
+    }
+}
+
+/// Opens for reading and writing. The kernel tells the mount of the close of others some time after it.
+fn open_when_free(path: &Path) -> fs::File {
+    let start = Instant::now();
+    loop {
+        match OpenOptions::new().read(true).write(true).open(path) {
+            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
+                assert!(start.elapsed() < Duration::from_secs(120), "{}: {e}", path.display());
+                pause();
+            }
+            opened => return opened.unwrap_or_else(|e| panic!("open {}: {e}", path.display())),
+        }
     }
 }
 
@@ -182,7 +196,7 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
     }
     drop(readers);
-    let file = open(mounts[0].join("f"));
+    let file = open_when_free(&mounts[0].join("f"));
     assert!(bytes_of(&file) == bytes);
     drop(file);
     cluster.finish();
