@@ -2,41 +2,14 @@
 //! machines, each with a gfarm2fs mount of its own, between which neither
 //! memory nor locks are shared.
 
-use parking_lot::Mutex;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::get;
 use tatami_tests::gfarm::Gfarm;
+use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
 use tatami_tests::seed::{root_seed, scaled};
-
-const MPIS: [&str; 2] = ["openmpi", "mpich"];
-
-/// One job at a time: ranks that wait for each other do so busily.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// A test program of the layer, compiled for one of the MPI libraries.
-fn compiled(name: &str, mpi: &str) -> PathBuf {
-    let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
-    assert!(path.is_file(), "{}: make -C mpi IO=../target/debug tests", path.display());
-    path
-}
-
-/// On this machine, as root, with more ranks than processors.
-fn mpirun(mut command: Command) -> Command {
-    for (name, value) in [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_plm_rsh_agent", ""),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_mpi_yield_when_idle", "1"),
-        ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-    ] {
-        command.env(name, value);
-    }
-    command
-}
 
 fn tatami() -> Command {
     program(&tatami_bin().display().to_string())
@@ -49,7 +22,8 @@ fn layered(gfarm: &Gfarm, mpi: &str, ranks: u64) -> Command {
     command.arg(gfarm.here()).args(["-n", &ranks.to_string()]);
     command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
     gfarm.on_its_machine(&mut command);
-    mpirun(command)
+    on_this_machine(&mut command);
+    command
 }
 
 fn is_container(path: &Path) -> bool {
@@ -80,7 +54,8 @@ fn random_calls_leave_what_simple_ones_leave() {
             let at = |name: &str| gfarm.local().join(format!("{mpi}.{round}.{name}"));
             let name = format!("{mpi}.{round}.dat");
             let program_path = compiled("random_calls", mpi);
-            let mut reference = mpirun(program(&format!("mpirun.{mpi} -n {ranks}")));
+            let mut reference = program(&format!("mpirun.{mpi} -n {ranks}"));
+            on_this_machine(&mut reference);
             reference.arg(&program_path).arg(at("reference.dat")).args([&seed, "6"]);
             run(reference.arg(at("reference")).arg("simple"));
             let mut ours = layered(&gfarm, mpi, ranks);

@@ -2,49 +2,21 @@
 //! and Python, unmodified, whose shared files are containers. `scripts/test.sh`
 //! builds the layer and the programs (`mpi/Makefile`, target `tests`).
 
-use parking_lot::Mutex;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::get;
+use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
 use tatami_tests::seed::{root_seed, scaled};
 use tempfile::TempDir;
-
-const MPIS: [&str; 2] = ["openmpi", "mpich"];
-
-/// One job at a time: ranks that wait for each other do so busily.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// A test program, compiled for one of the MPI libraries.
-fn compiled(name: &str, mpi: &str) -> PathBuf {
-    let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
-    assert!(
-        path.is_file(),
-        "{} is not there: make -C mpi IO=../target/debug tests",
-        path.display()
-    );
-    path
-}
-
-/// On this machine, as root, with more ranks than processors.
-fn local(mut command: Command) -> Command {
-    command
-        .env("OMPI_ALLOW_RUN_AS_ROOT", "1")
-        .env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
-        .env("OMPI_MCA_plm_rsh_agent", "")
-        .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
-        .env("OMPI_MCA_mpi_yield_when_idle", "1")
-        .env("OMPI_MCA_btl_vader_single_copy_mechanism", "none")
-        .env_remove("LD_PRELOAD");
-    command
-}
 
 /// The MPI library's own MPI-IO.
 fn native(mpi: &str, ranks: u64) -> Command {
     let mut command = program(&format!("mpirun.{mpi}"));
     command.args(["-n", &ranks.to_string()]);
-    local(command)
+    on_this_machine(&mut command);
+    command
 }
 
 /// With the layer; new files in `containers` become containers.
@@ -53,7 +25,8 @@ fn layered(mpi: &str, ranks: u64, containers: &Path) -> Command {
     command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "--container"]);
     command.arg(containers).args(["-n", &ranks.to_string()]);
     command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
-    local(command)
+    on_this_machine(&mut command);
+    command
 }
 
 fn folder() -> TempDir {
@@ -184,7 +157,8 @@ fn mpi_check_tells_why_not() {
         let mut command = Command::new(tatami_bin());
         command.arg("mpi-check").args(args);
         command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
-        local(command)
+        on_this_machine(&mut command);
+        command
     };
     for (mpi, name) in MPIS.into_iter().zip(["Open MPI", "MPICH"]) {
         let program = compiled("semantics", mpi);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tatami_tests::command::{ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names};
+use tatami_tests::mpi::on_this_machine;
 use tempfile::TempDir;
 
 const RANKS: u32 = 4;
@@ -72,17 +73,7 @@ impl Job {
     fn mpirun(&self, folder: &Path, ranks: u32) -> Command {
         let mut command = program(&format!("mpirun.{} -n {ranks}", self.mpi));
         command.current_dir(folder);
-        for (name, value) in [
-            ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-            ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-            ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-            ("OMPI_MCA_mpi_yield_when_idle", "1"),
-            ("OMPI_MCA_plm_rsh_agent", ""),
-            ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-            ("OMP_NUM_THREADS", "1"),
-        ] {
-            command.env(name, value);
-        }
+        on_this_machine(&mut command);
         if folder == self.tiled() {
             command.arg("env").arg(format!("LD_PRELOAD={}", layer().display()));
             command.arg(format!("TATAMI_CONTAINER={}", folder.display()));

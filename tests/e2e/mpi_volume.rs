@@ -1,7 +1,6 @@
 //! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own: the layer
 //! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
-use parking_lot::Mutex;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,26 +9,15 @@ use std::time::{Duration, Instant};
 use tatami_tests::command::{program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names, put, stat};
 use tatami_tests::model::pattern;
+use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
 use tatami_tests::process::kill_hard;
 use tatami_tests::seed::{Rng, root_seed, scaled};
 use tatami_tests::{Cluster, Setup};
 use tempfile::TempDir;
 
-const MPIS: [&str; 2] = ["openmpi", "mpich"];
 const NODES: u16 = 4;
 /// Bytes of a block of the program `endless`.
 const BLOCK: u64 = 1000;
-
-/// One job at a time: ranks that wait for each other do so busily.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// A test program, compiled for one of the MPI libraries.
-fn compiled(name: &str, mpi: &str) -> PathBuf {
-    let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
-    let make = "make -C mpi IO=../target/debug tests";
-    assert!(path.is_file(), "{} is not there: {make}", path.display());
-    path
-}
 
 /// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for the
 /// mount of the rank's node: ranks go round the nodes.
@@ -45,23 +33,8 @@ fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
     command.env("TATAMI_MPI_LIBRARY", target_dir().join("mpi/libtatami_mpi.so"));
     command.env("MOUNTS", cluster.mount(0).parent().expect("a folder of mounts"));
     command.env("NODES", cluster.nodes().to_string());
-    local(&mut command);
+    on_this_machine(&mut command).stdin(Stdio::null());
     command
-}
-
-/// On this machine, as root, with more ranks than processors.
-fn local(command: &mut Command) {
-    for (name, value) in [
-        ("OMPI_ALLOW_RUN_AS_ROOT", "1"),
-        ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"),
-        ("OMPI_MCA_plm_rsh_agent", ""),
-        ("OMPI_MCA_rmaps_base_oversubscribe", "1"),
-        ("OMPI_MCA_mpi_yield_when_idle", "1"),
-        ("OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-    ] {
-        command.env(name, value);
-    }
-    command.env("OMP_NUM_THREADS", "1").env_remove("LD_PRELOAD").stdin(Stdio::null());
 }
 
 /// Puts the rank's mount in the place of each `@`, goes there, and becomes the program.
@@ -342,7 +315,7 @@ impl Pair {
     fn both(&self, mpi: &str, what: &Path, arguments: &str) {
         let mut command = program(&format!("mpirun.{mpi} -n 4"));
         command.current_dir(self.local.path()).arg(what);
-        local(&mut command);
+        on_this_machine(&mut command).stdin(Stdio::null());
         run(command.args(arguments.split_whitespace()));
         self.layered(mpi, 4, what, arguments);
     }

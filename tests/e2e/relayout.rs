@@ -340,6 +340,9 @@ fn start(command: &mut Command) -> std::process::Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts")
 }
 
+/// Dealt out and whole again, in turns.
+const GOALS: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
+
 /// Relayout, as often as it takes for a dead command to count as dead.
 fn relayout_in_the_end(cluster: &Cluster, args: &[&str]) {
     let start = Instant::now();
@@ -360,9 +363,8 @@ fn a_command_that_is_killed_leaves_the_file_and_no_garbage() {
     let bytes = pattern(7, 0, 24 << 20);
     put(cluster.mount(1).join("f"), &bytes);
     let mut random = fastrand::Rng::with_seed(cluster.seed());
-    let goals: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
     for round in 0..6 {
-        let mut child = start(cluster.command("relayout").args(goals[round % 2]));
+        let mut child = start(cluster.command("relayout").args(GOALS[round % 2]));
         for _ in 0..random.usize(..15) {
             pause();
         }
@@ -372,8 +374,9 @@ fn a_command_that_is_killed_leaves_the_file_and_no_garbage() {
         assert!(get(mount.join("f")) == bytes, "round {round}");
         cluster.fsck();
     }
-    relayout_in_the_end(&cluster, goals[0]);
-    relayout_in_the_end(&cluster, goals[1]);
+    for goal in GOALS {
+        relayout_in_the_end(&cluster, goal);
+    }
     assert!(get(mount.join("f")) == bytes);
     wait_for_objects(&cluster, 1);
     cluster.finish();
@@ -386,9 +389,8 @@ fn daemons_that_are_killed_cost_time_only() {
     let bytes = pattern(8, 0, 24 << 20);
     put(cluster.mount(1).join("f"), &bytes);
     let mut random = fastrand::Rng::with_seed(cluster.seed());
-    let goals: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
     for round in 0..6 {
-        let mut child = start(cluster.command("relayout").args(goals[round % 2]));
+        let mut child = start(cluster.command("relayout").args(GOALS[round % 2]));
         for _ in 0..random.usize(..10) {
             pause();
         }
@@ -401,8 +403,9 @@ fn daemons_that_are_killed_cost_time_only() {
         assert!(get(mount.join("f")) == bytes, "round {round}, node {node}");
         cluster.fsck();
     }
-    relayout_in_the_end(&cluster, goals[0]);
-    relayout_in_the_end(&cluster, goals[1]);
+    for goal in GOALS {
+        relayout_in_the_end(&cluster, goal);
+    }
     assert!(get(mount.join("f")) == bytes);
     wait_for_objects(&cluster, 1);
     cluster.finish();

@@ -10,6 +10,7 @@ pub mod gfarm;
 pub mod job;
 pub mod map;
 pub mod model;
+pub mod mpi;
 pub mod process;
 pub mod seed;
 mod starter;

@@ -32,6 +32,7 @@ pub mod memory;
 pub mod piece;
 pub mod place;
 pub mod plain;
+pub mod plan;
 pub mod pointer;
 pub mod published;
 pub mod ranges;

@@ -10,6 +10,7 @@ use crate::journal;
 use crate::marker::{self, Name};
 use crate::memory::Buffer;
 use crate::piece::{Home, OwnPiece, decode_sealed};
+use crate::plan::{self, Planned};
 use crate::published::Entry;
 use crate::reader::Reader;
 use crate::roll::{Alive, Open, RANKS_MAX, Roll};
@@ -239,30 +240,16 @@ impl Tiled {
         Ok(run.0)
     }
 
-    /// Which parts of a write go over bytes of this rank's piece that are the
-    /// file's now: stream position, length, where in the piece; the others are new.
-    fn plan(&mut self, view: &View, stream: u64, len: u64) -> Result<Vec<(u64, u64, Option<u64>)>> {
-        let epoch = self.epoch;
-        let by_epoch = !view.is_default() && !self.atomic;
-        let piece = &self.writer()?.piece;
-        let own = piece.tiles().covered(view, stream, len);
-        if own.iter().all(|part| part.at.is_none_or(|(_, stamp)| by_epoch && stamp == epoch)) {
-            let plain = own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at)));
-            return Ok(plain.collect());
+    /// What of a write is rewritten in place.
+    fn plan(&mut self, view: &View, stream: u64, len: u64) -> Result<Vec<Planned>> {
+        let epoch = (!view.is_default() && !self.atomic).then_some(self.epoch);
+        if let Some(parts) = plan::by_piece(&self.writer()?.piece, view, stream, len, epoch) {
+            return Ok(parts);
         }
-        // Others may have written there since: what counts is who has the bytes now.
         self.look()?;
-        let name = self.writer()?.piece.own().map(|own| own.name);
-        let mut parts: Vec<(u64, u64, Option<u64>)> = Vec::new();
-        let mut at = stream;
-        for found in self.world.index().lookup_view(view, stream, len) {
-            let mine = found.piece.is_some_and(|piece| self.world.name(piece) == name);
-            let place = (mine && name.is_some()).then_some(found.at);
-            push_part(&mut parts, (at, found.len, place));
-            at += found.len;
-        }
-        push_part(&mut parts, (at, stream + len - at, None));
-        Ok(parts)
+        let name = self.writer()?.name();
+        let is_own = |piece| self.world.name(piece) == Some(name);
+        Ok(plan::by_index(self.world.index(), view, stream, len, is_own))
     }
 
     /// Writes bytes that are new, which are the data from `from` on.
@@ -284,16 +271,6 @@ impl Tiled {
 
     fn live(&self) -> Option<&Roll> {
         self.writer.as_ref().map(|writer| &writer.roll)
-    }
-}
-
-fn push_part(parts: &mut Vec<(u64, u64, Option<u64>)>, new: (u64, u64, Option<u64>)) {
-    if new.1 == 0 {
-        return;
-    }
-    match parts.last_mut() {
-        Some(last) if last.2.is_none() && new.2.is_none() => last.1 += new.1,
-        _ => parts.push(new),
     }
 }
 

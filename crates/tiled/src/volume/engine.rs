@@ -14,6 +14,7 @@ use crate::machine;
 use crate::marker::Name;
 use crate::memory::Buffer;
 use crate::piece::{Home, OwnPiece, decode_sealed};
+use crate::plan::{self, Planned};
 use crate::reader::{Reader, Source};
 use crate::token::Token;
 use rustix::io::Errno;
@@ -34,9 +35,6 @@ const TILES_STEP: usize = 2048;
 const VIEW_MAX: usize = 64 * 1024;
 /// Bytes of tiles that are published with one request.
 const PUBLISH_BYTES: usize = 256 * 1024;
-
-/// A part of a write: stream position, length, and where in the own piece the bytes are already.
-type Planned = (u64, u64, Option<u64>);
 
 /// A file of a volume as one rank has it open.
 pub struct Native {
@@ -204,28 +202,18 @@ impl Native {
 
     /// Which parts of a write go over bytes of this rank's piece that are the file's now.
     fn plan(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<Vec<Planned>> {
-        let epoch = self.epoch;
+        let epoch = by_epoch.then_some(self.epoch);
         let piece = &self.writer()?.piece;
         if !piece.may_have(view, stream, len) {
             return Ok(vec![(stream, len, None)]);
         }
-        let own = piece.tiles().covered(view, stream, len);
-        if own.iter().all(|part| part.at.is_none_or(|(_, stamp)| by_epoch && stamp == epoch)) {
-            let plain = own.iter().map(|part| (part.stream, part.len, part.at.map(|(at, _)| at)));
-            return Ok(plain.collect());
+        if let Some(parts) = plan::by_piece(piece, view, stream, len, epoch) {
+            return Ok(parts);
         }
-        // Others may have written there since: what counts is who has the bytes now.
         self.look(0)?;
         let number = self.writer()?.number;
-        let mut parts: Vec<Planned> = Vec::new();
-        let mut at = stream;
-        for found in self.world.index().lookup_view(view, stream, len) {
-            let mine = found.piece.and_then(World::number) == Some(number);
-            push_part(&mut parts, (at, found.len, mine.then_some(found.at)));
-            at += found.len;
-        }
-        push_part(&mut parts, (at, stream + len - at, None));
-        Ok(parts)
+        let is_own = |piece| World::number(piece) == Some(number);
+        Ok(plan::by_index(self.world.index(), view, stream, len, is_own))
     }
 
     /// Writes the data from `skip` on as stream bytes of a view.
@@ -347,16 +335,6 @@ fn check(path: &Path, flags: Flags) -> Result<()> {
     let mut options = std::fs::OpenOptions::new();
     let opened = options.read(flags.reads()).write(flags.writes()).open(path);
     opened.context("open", path).map(drop)
-}
-
-fn push_part(parts: &mut Vec<Planned>, new: Planned) {
-    if new.1 == 0 {
-        return;
-    }
-    match parts.last_mut() {
-        Some(last) if last.2.is_none() && new.2.is_none() => last.1 += new.1,
-        _ => parts.push(new),
-    }
 }
 
 fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
