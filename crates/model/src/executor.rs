@@ -1,0 +1,87 @@
+//! One executor: what its store holds, what its memory holds.
+
+use crate::message::Transaction;
+use crate::records::{Answer, Key, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A record that a transaction has read or wants to change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Lock {
+    pub key: Key,
+    pub by: Transaction,
+    /// The provisional version.
+    pub value: Option<Value>,
+}
+
+/// A transaction on its way, at its home.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Run {
+    pub transaction: Transaction,
+    pub read: BTreeMap<Key, Value>,
+    /// Executors whose word is missing, and the life in which each was asked; `None` while it
+    /// still reads.
+    pub waits: Option<BTreeMap<usize, u8>>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Executor {
+    // In the store.
+    pub records: BTreeMap<Key, Value>,
+    pub locks: BTreeSet<Lock>,
+    /// Transactions that have committed here, with those who do not know it yet.
+    pub committed: BTreeMap<Transaction, BTreeSet<usize>>,
+    pub replies: BTreeMap<usize, Answer>,
+    pub incarnation: u8,
+    // In memory.
+    pub running: BTreeMap<usize, Run>,
+    pub attempts: BTreeMap<usize, u8>,
+    /// Operations whose transaction was aborted, with the one that comes first.
+    pub yields: BTreeMap<usize, usize>,
+    /// Transactions that are over: what still comes from them is late.
+    pub over: BTreeSet<Transaction>,
+}
+
+impl Executor {
+    /// Whether a transaction is on its way here, or has committed.
+    pub fn has(&self, transaction: Transaction) -> bool {
+        let run = self.running.get(&transaction.operation);
+        run.is_some_and(|run| run.transaction == transaction)
+            || self.committed.contains_key(&transaction)
+    }
+
+    /// Dies, and comes back with what was in the store.
+    pub fn restart(&mut self) {
+        self.incarnation += 1;
+        self.running.clear();
+        self.attempts.clear();
+        self.yields.clear();
+        self.over.clear();
+    }
+
+    /// The transaction other than `but` that has a lock in the way of reading, or of writing, `key`.
+    pub fn conflict(&self, key: Key, write: bool, but: Option<Transaction>) -> Option<Transaction> {
+        let in_the_way = |lock: &&Lock| {
+            lock.key == key && Some(lock.by) != but && (write || lock.value.is_some())
+        };
+        self.locks.iter().find(in_the_way).map(|lock| lock.by)
+    }
+
+    /// Ends what is left of earlier attempts of the same operation.
+    pub fn end_earlier(&mut self, latest: Transaction) {
+        let mine = |by: &Transaction| by.operation == latest.operation && *by < latest;
+        let earlier: Vec<_> = self.locks.iter().map(|lock| lock.by).filter(mine).collect();
+        earlier.into_iter().for_each(|transaction| self.finish(transaction, false));
+    }
+
+    /// Ends a transaction that has, or may get, locks here.
+    pub fn finish(&mut self, transaction: Transaction, committed: bool) {
+        for lock in self.locks.iter().filter(|lock| lock.by == transaction) {
+            if let (true, Some(value)) = (committed, lock.value) {
+                self.records.insert(lock.key, value);
+            }
+        }
+        self.locks.retain(|lock| lock.by != transaction);
+        self.over.insert(transaction);
+    }
+}

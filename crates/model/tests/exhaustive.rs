@@ -1,0 +1,106 @@
+//! Every state of small cases.
+
+use stateright::{Checker, Model};
+use tatami_model::{Defect, Operation, Protocol};
+
+const DONE: &str = "everything done";
+
+fn transaction(home: usize, reads: &[u8], writes: &[(u8, u8)]) -> Operation {
+    Operation::Transaction { home, reads: reads.to_vec(), writes: writes.to_vec() }
+}
+
+fn protocol(places: &[usize], clients: Vec<Vec<Operation>>, deaths: u8) -> Protocol {
+    Protocol { places: places.to_vec(), clients, deaths, attempts: 6, defect: None }
+}
+
+/// Two that exchange the same records from both ends, and one who reads one after the other.
+fn opposite(deaths: u8) -> Protocol {
+    let clients = vec![
+        vec![transaction(0, &[0, 1], &[(0, 1), (1, 1)])],
+        vec![transaction(1, &[0, 1], &[(0, 2), (1, 2)])],
+        vec![Operation::Get(0), Operation::Get(1)],
+    ];
+    protocol(&[0, 1], clients, deaths)
+}
+
+/// Each reads what the other changes: two renames that would make a cycle together.
+fn crossed(deaths: u8) -> Protocol {
+    let clients =
+        vec![vec![transaction(0, &[1], &[(0, 1)])], vec![transaction(1, &[0], &[(1, 2)])]];
+    protocol(&[0, 1], clients, deaths)
+}
+
+/// A record is changed while a transaction is on its way, and changed back.
+fn there_and_back(deaths: u8) -> Protocol {
+    let clients = vec![
+        vec![transaction(0, &[1], &[(1, 1)])],
+        vec![Operation::Put(1, 2), Operation::Put(1, 0), Operation::Get(1)],
+    ];
+    protocol(&[0, 1], clients, deaths)
+}
+
+/// A record is changed while a transaction that has read it is on its way.
+fn overwritten(deaths: u8) -> Protocol {
+    let clients =
+        vec![vec![transaction(0, &[1], &[(1, 1)])], vec![Operation::Put(1, 2), Operation::Get(1)]];
+    protocol(&[0, 1], clients, deaths)
+}
+
+/// Two participants, which a reader compares.
+fn three(deaths: u8) -> Protocol {
+    let clients = vec![
+        vec![transaction(0, &[1, 2], &[(1, 1), (2, 1)])],
+        vec![Operation::Get(1), Operation::Get(2)],
+    ];
+    protocol(&[0, 1, 2], clients, deaths)
+}
+
+fn states(name: &str, protocol: Protocol) {
+    let checker = protocol.checker().threads(2).spawn_dfs().join();
+    if let Some((what, path)) = checker.discoveries().into_iter().find(|(what, _)| *what != DONE) {
+        let actions: Vec<_> = path.into_actions().iter().map(|a| format!("  {a:?}\n")).collect();
+        panic!("{name}: not {what}:\n{}", actions.concat());
+    }
+    assert!(checker.is_done() && checker.discovery(DONE).is_some(), "{name}: {DONE}?");
+    println!("{name}: {} states", checker.unique_state_count());
+}
+
+#[test]
+fn all_orders_of_everything_are_right() {
+    states("opposite", opposite(0));
+    states("crossed, one dies", crossed(1));
+    states("there and back, one dies", there_and_back(1));
+    states("overwritten, one dies", overwritten(1));
+    states("three, one dies", three(1));
+}
+
+/// Some million states: minutes. `make soak` has them.
+#[test]
+fn all_orders_of_more_are_right() {
+    let scale = std::env::var("TATAMI_TEST_SCALE").ok().and_then(|text| text.parse::<u32>().ok());
+    if scale.is_some_and(|scale| scale > 1) {
+        states("opposite, one dies", opposite(1));
+        states("crossed, two die", crossed(2));
+    }
+}
+
+/// Whether it is seen that a part of the protocol is left out.
+fn is_seen(defect: Defect, protocol: Protocol, what: &str) -> bool {
+    let protocol = Protocol { defect: Some(defect), ..protocol };
+    let checker = protocol.checker().threads(2).spawn_bfs().join();
+    checker.discoveries().contains_key(what)
+}
+
+#[test]
+fn every_part_is_needed() {
+    let wrong = "linearizable";
+    assert!(is_seen(Defect::LocksUnseen, overwritten(0), wrong));
+    assert!(is_seen(Defect::LeavesReadsOpen, crossed(0), wrong));
+    assert!(is_seen(Defect::ReadsBelowLocks, three(0), wrong));
+    assert!(is_seen(Defect::CommitsEarly, three(0), wrong));
+    assert!(is_seen(Defect::ForgetsIncarnation, there_and_back(1), wrong));
+    assert!(is_seen(Defect::ForgetsTheOver, there_and_back(0), wrong));
+    assert!(is_seen(Defect::DropsRecord, three(0), wrong));
+    assert!(is_seen(Defect::TrustsLocks, crossed(1), "finished"));
+    assert!(is_seen(Defect::BothGiveWay, crossed(0), "finished"));
+}
