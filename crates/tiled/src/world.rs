@@ -171,8 +171,7 @@ impl World {
         let before = self.container.version()?;
         if self.version != Some(before) {
             self.published = self.container.read_index()?;
-            self.entries =
-                self.published.pieces.iter().enumerate().map(|(i, e)| (e.name, i)).collect();
+            self.entries = self.published.places();
             self.version = Some(before);
         }
         self.find_opens()?;
