@@ -71,6 +71,7 @@ struct file *file_of(MPI_File handle);
 int file_register(struct file *file);
 void file_forget(struct file *file);
 int shadow_open(MPI_File *shadow);
+void shadow_close(MPI_File *shadow);
 
 /* ---- errors.c ---- */
 /* All of these take and return error classes; 0 is MPI_SUCCESS. */

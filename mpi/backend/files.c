@@ -7,6 +7,7 @@
 
 #include "wordmap.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -28,7 +29,54 @@ void file_forget(struct file *file)
   wordmap_take(&files, (uintptr_t)file->shadow);
 }
 
-int shadow_open(MPI_File *shadow)
+/*
+ * Shadows of files that were closed, for those that will be opened: to open and close one takes a good part of what
+ * a close takes. They end with MPI_COMM_SELF, whose attributes are deleted first in MPI_Finalize, the latest first, so
+ * ours before that by which ROMIO ends.
+ */
+enum { SPARES = 8 };
+static struct {
+  pthread_mutex_t lock;
+  bool known, over; /* MPI_Finalize will tell; it has */
+  int count;
+  MPI_File handles[SPARES];
+} spares = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int end_spares(MPI_Comm comm, int key, void *value, void *extra)
+{
+  (void)comm;
+  (void)key;
+  (void)value;
+  (void)extra;
+  pthread_mutex_lock(&spares.lock);
+  spares.over = true;
+  while (spares.count > 0)
+    REAL(File_close)(&spares.handles[--spares.count]);
+  pthread_mutex_unlock(&spares.lock);
+  return MPI_SUCCESS;
+}
+
+static bool will_be_told(void)
+{
+  int key;
+  if (!spares.known && PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, end_spares, &key, NULL) == MPI_SUCCESS)
+    spares.known = PMPI_Comm_set_attr(MPI_COMM_SELF, key, &spares) == MPI_SUCCESS;
+  return spares.known && !spares.over;
+}
+
+/* A spare one has the error handler that new files have by default. Does the program want another one? */
+static bool by_default(void)
+{
+  MPI_Errhandler handler;
+  if (PMPI_File_get_errhandler(MPI_FILE_NULL, &handler) != MPI_SUCCESS)
+    return false;
+  bool is = handler == MPI_ERRORS_RETURN;
+  if (!is)
+    PMPI_Errhandler_free(&handler);
+  return is;
+}
+
+static int shadow_new(MPI_File *shadow)
 {
   char path[64];
   int fd = memfd_create("tatami", MFD_CLOEXEC);
@@ -38,4 +86,31 @@ int shadow_open(MPI_File *shadow)
   int error = REAL(File_open)(MPI_COMM_SELF, path, MPI_MODE_RDWR, MPI_INFO_NULL, shadow);
   close(fd);
   return error == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_OTHER;
+}
+
+int shadow_open(MPI_File *shadow)
+{
+  bool found = false;
+  pthread_mutex_lock(&spares.lock);
+  if (spares.count > 0 && by_default()) {
+    *shadow = spares.handles[--spares.count];
+    found = true;
+  }
+  pthread_mutex_unlock(&spares.lock);
+  return found ? MPI_SUCCESS : shadow_new(shadow);
+}
+
+void shadow_close(MPI_File *shadow)
+{
+  bool kept = false;
+  pthread_mutex_lock(&spares.lock);
+  if (spares.count < SPARES && will_be_told() &&
+      PMPI_File_set_errhandler(*shadow, MPI_ERRORS_RETURN) == MPI_SUCCESS) {
+    spares.handles[spares.count++] = *shadow;
+    kept = true;
+  }
+  pthread_mutex_unlock(&spares.lock);
+  if (!kept)
+    REAL(File_close)(shadow);
+  *shadow = MPI_FILE_NULL;
 }

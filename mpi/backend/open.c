@@ -129,7 +129,7 @@ static void file_free(struct file *file)
   if (file->io != NULL)
     tio_close(file->io);
   if (file->shadow != MPI_FILE_NULL)
-    REAL(File_close)(&file->shadow);
+    shadow_close(&file->shadow);
   if (file->hints != MPI_INFO_NULL)
     PMPI_Info_free(&file->hints);
   if (file->comm != MPI_COMM_NULL)

@@ -68,8 +68,10 @@ fn random_calls_leave_what_simple_ones_leave() {
     let _turn = ONE_AT_A_TIME.lock();
     let root = root_seed() % 1_000_000_000;
     for mpi in MPIS {
-        for round in 0..scaled(3) {
-            let (ranks, seed) = (1 + (root + round) % 4, (root + round).to_string());
+        for round in 0..=scaled(3) {
+            // More processes than CPUs take long to wait for each other: once is enough.
+            let ranks = if round == 0 { 8 } else { 1 + (root + round) % 4 };
+            let seed = (root + round).to_string();
             let dir = folder();
             let at = |name: &str| dir.path().join(name);
             let program = compiled("random_calls", mpi);

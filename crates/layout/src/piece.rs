@@ -153,6 +153,15 @@ impl PieceTiles {
         Ok(Appended::Changed(changed))
     }
 
+    /// Makes the last tile, which has no gaps, `len` bytes longer, for a write that goes on where it ends in stream and
+    /// piece, with its stamp; the caller knows that the file has room for them. Its length then; 0 without a tile.
+    pub fn lengthen(&mut self, len: u64) -> u64 {
+        let Some(last) = self.tiles.last_mut() else { return 0 };
+        debug_assert!(last.block == last.stride, "the tile has gaps");
+        last.len += len;
+        last.len
+    }
+
     /// Where the writer's own piece has the stream bytes `stream .. stream + len` of
     /// `view`: without gaps, in stream order. Of several tiles over a byte the one that wins counts.
     pub fn covered(&self, view: &View, stream: u64, len: u64) -> Vec<Own> {

@@ -125,6 +125,11 @@ impl View {
         Ok(View(Arc::new(Inner { disp, etype, filetype, origin, kind, period, size, hash })))
     }
 
+    /// Whether it is the other one, or a clone of it: an answer without looking at them.
+    pub fn is_same(&self, other: &View) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether the view is one run of bytes without end, from some displacement on:
     /// what a program gets that sets none, or sets a contiguous filetype.
     pub fn is_default(&self) -> bool {

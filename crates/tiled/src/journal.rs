@@ -83,8 +83,8 @@ impl Writer {
             self.views += 1;
         }
         let first = match change {
-            Appended::Grown => match (self.slots.last(), piece.tiles().last()) {
-                (Some(at), Some(tile)) => return self.words.store(at + LENGTH, tile.len),
+            Appended::Grown => match piece.tiles().last() {
+                Some(tile) if !self.slots.is_empty() => return self.lengthen(tile.len),
                 _ => 0,
             },
             Appended::Changed(first) => first,
@@ -98,6 +98,15 @@ impl Writer {
             self.add_tile(slot, tile)?;
         }
         Ok(())
+    }
+
+    /// Tells that the last tile has `len` bytes now, all of which are in the piece file.
+    ///
+    /// # Errors
+    /// Those of the disk, where the journal is not mapped; `EIO` for one that has told of no tile.
+    pub fn lengthen(&self, len: u64) -> Result<(), Errno> {
+        let at = self.slots.last().ok_or(Errno::IO)?;
+        self.words.store(at + LENGTH, len)
     }
 
     fn add_tile(&mut self, slot: usize, tile: &Tile) -> Result<(), Errno> {

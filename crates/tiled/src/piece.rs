@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tatami_layout::{PieceTiles, View};
+use tatami_layout::{MAX_OFFSET, PieceTiles, View};
 
 /// Bytes of scattered memory that are packed and written at a time.
 const PACK: usize = 512 << 10;
@@ -44,6 +44,18 @@ struct Files {
     journal: journal::Writer,
 }
 
+/// The last write, from which the next one may go on with nothing looked up: it lengthens the last tile, which has no
+/// gaps, and no byte of what it could write is in the piece.
+#[derive(Debug)]
+struct Last {
+    view: View,
+    stamp: u64,
+    /// Where it ended in the stream.
+    end: u64,
+    /// Stream bytes that the file has room for.
+    limit: u64,
+}
+
 /// A rank's piece.
 #[derive(Debug)]
 pub struct OwnPiece {
@@ -53,6 +65,7 @@ pub struct OwnPiece {
     tiles: PieceTiles,
     /// What was written under each of the views: stream bytes.
     written: Vec<Ranges>,
+    last: Option<Last>,
     end: u64,
     changes: u64,
     /// Bytes or tiles that no sync has brought to the disk.
@@ -71,6 +84,7 @@ impl OwnPiece {
             files: None,
             tiles: PieceTiles::new(name.rank),
             written: Vec::new(),
+            last: None,
             end: 0,
             changes: 0,
             dirty: false,
@@ -126,6 +140,54 @@ impl OwnPiece {
         })
     }
 
+    /// Appends data that goes on where the last write under this very view ended, with its stamp. False, and nothing
+    /// done, where that is not so, or where one call would not write it.
+    ///
+    /// # Errors
+    /// `ENOSPC` and others of the disk; then nothing is told of, but for an error of a journal that is not mapped.
+    pub fn go_on(
+        &mut self,
+        home: &dyn Home,
+        view: &View,
+        stamp: u64,
+        stream: u64,
+        data: &Buffer<'_>,
+    ) -> Result<bool> {
+        let (Some(last), Some(files)) = (&mut self.last, &mut self.files) else {
+            return Ok(false);
+        };
+        let len = data.len();
+        let fits = len < LARGE as u64 && stream < last.limit && len <= last.limit - stream;
+        if last.end != stream || last.stamp != stamp || !fits || !last.view.is_same(view) {
+            return Ok(false);
+        }
+        let Some(bytes) = data.dense(0, len as usize) else { return Ok(false) };
+        files.piece.write_all_at(bytes, self.end).context("write", &self.path)?;
+        last.end += len;
+        self.end += len;
+        self.dirty = true;
+        self.changes += 1;
+        self.written[0].add(stream, last.end);
+        let tile = self.tiles.lengthen(len);
+        files.journal.lengthen(tile).context("write the journal of", &self.path)?;
+        home.changed(self.name.rank, self.changes)?;
+        Ok(true)
+    }
+
+    /// Notes whether the next write may go on from one that ended at `end`.
+    fn note(&mut self, view: &View, stamp: u64, end: u64) {
+        let ends_here = self.tiles.tiles().last().is_some_and(|tile| {
+            tile.block == tile.stride && tile.stamp == stamp && tile.end() == end
+        });
+        let alone = self.written.len() == 1 && self.written[0].hull().is_some_and(|h| h.1 == end);
+        self.last = (ends_here && alone).then(|| Last {
+            view: view.clone(),
+            stamp,
+            end,
+            limit: view.stream_before(MAX_OFFSET).0,
+        });
+    }
+
     /// Appends stream bytes `stream .. stream + len`, which are the data from
     /// `from` on, with the stamp `stamp`.
     ///
@@ -147,6 +209,7 @@ impl OwnPiece {
         if self.written.len() < self.tiles.views().len() {
             self.written.resize_with(self.tiles.views().len(), Ranges::default);
         }
+        self.last = None;
         let mut done = 0;
         while done < len {
             let files = self.make(home)?;
@@ -169,6 +232,7 @@ impl OwnPiece {
             home.changed(self.name.rank, changes)?;
             done += part;
         }
+        self.note(view, stamp, stream + len);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 //! have synced) wrote where. One file, replaced as a whole.
 
 use crate::marker::Name;
+use std::collections::BTreeMap;
 use tatami_layout::{Cut, PieceTiles};
 
 const MAGIC: [u8; 8] = *b"TATAMIX1";
@@ -139,11 +140,20 @@ impl Published {
         if input.0.is_empty() { Ok(out) } else { Err(BadIndex::Length) }
     }
 
-    /// Puts `new` in the place of the entry of this name, or beside the others.
-    pub fn put(&mut self, new: Entry) {
-        match self.pieces.iter_mut().find(|entry| entry.name == new.name) {
-            Some(entry) => *entry = new,
-            None => self.pieces.push(new),
+    /// Where in [`Published::pieces`] the entries are.
+    pub fn places(&self) -> BTreeMap<Name, usize> {
+        self.pieces.iter().enumerate().map(|(at, entry)| (entry.name, at)).collect()
+    }
+
+    /// Puts each of `new` in the place of the entry of its name, or beside the others.
+    pub fn put(&mut self, new: Vec<Entry>) {
+        let mut places = self.places();
+        for entry in new {
+            let at = *places.entry(entry.name).or_insert(self.pieces.len());
+            match self.pieces.get_mut(at) {
+                Some(old) => *old = entry,
+                None => self.pieces.push(entry),
+            }
         }
     }
 

@@ -40,29 +40,34 @@ pub fn take_journals(
     let mut counts = vec![0; of.ranks as usize];
     roll.changes(&mut counts).context("read", container.path())?;
     let mut settled = Settled { open: of.open, ranks: of.ranks, ..Settled::default() };
+    let places = index.places();
+    let mut new: Vec<Entry> = Vec::new();
     for (rank, changes) in counts.into_iter().enumerate() {
         let name = Name { open: of.open, rank: rank as u32 };
-        let known = index.pieces.iter().find(|entry| entry.name == name);
+        let known = places.get(&name).map(|at| &index.pieces[*at]);
         let known_changes = known.map_or(0, |entry| entry.changes);
         if counted && known_changes >= changes {
             continue;
         }
+        let mut have = known.map(|entry| bytes(&entry.tiles));
         if let Some(journal) = open_journal(container, name, roll.is_here())?.as_mut() {
             journal.update().context("read", container.path())?;
             let told = journal.piece();
             let (tiles, lost) = clamp(&told, container.piece_len(name)?);
-            let more = known.is_none_or(|entry| bytes(&tiles) > bytes(&entry.tiles));
+            let more = have.is_none_or(|known| bytes(&tiles) > known);
             settled.lost += lost;
             // The slot is stored after the journal, so the journal may be ahead of it.
             if (changes > known_changes || more) && !tiles.tiles().is_empty() {
-                index.put(Entry { name, changes: changes.max(known_changes + 1), tiles });
+                have = Some(bytes(&tiles));
+                new.push(Entry { name, changes: changes.max(known_changes + 1), tiles });
             }
         }
-        if let Some(entry) = index.pieces.iter().find(|entry| entry.name == name) {
+        if let Some(bytes) = have {
             settled.writers += 1;
-            settled.bytes += bytes(&entry.tiles);
+            settled.bytes += bytes;
         }
     }
+    index.put(new);
     Ok(settled)
 }
 

@@ -269,6 +269,14 @@ impl Tiled {
         writer.piece.append(&home, view, stamp, stream, len, data, from)
     }
 
+    /// Appends what goes on where the last write ended, if it does. Under a view of its own the program orders writes
+    /// of several ranks by epochs: nobody else's need be looked at.
+    fn go_on(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
+        let Some(writer) = &mut self.writer else { return Ok(false) };
+        let home = InContainer { container: &self.container, roll: &writer.roll };
+        writer.piece.go_on(&home, view, self.epoch, stream, data)
+    }
+
     fn live(&self) -> Option<&Roll> {
         self.writer.as_ref().map(|writer| &writer.roll)
     }
@@ -276,6 +284,9 @@ impl Tiled {
 
 impl Engine for Tiled {
     fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
+        if !self.atomic && !view.is_default() && self.go_on(view, stream, data)? {
+            return Ok(());
+        }
         if view.offset_of(stream + data.len() - 1) == u64::MAX {
             return Err(Error::new("write", &self.path, Errno::FBIG));
         }
@@ -368,13 +379,15 @@ impl Engine for Tiled {
         let guard = self.container.lock()?;
         let old = self.container.read_index()?;
         let mut new = old.clone();
+        let mut entries = Vec::new();
         for (rank, bytes) in sealed.iter().enumerate() {
             let bad = |why| Error::because("publish", &self.path, Errno::INVAL, why);
             if let Some((changes, tiles)) = decode_sealed(bytes).map_err(bad)? {
                 let name = Name { open, rank: rank as u32 };
-                new.put(Entry { name, changes, tiles });
+                entries.push(Entry { name, changes, tiles });
             }
         }
+        new.put(entries);
         let mut gone = Vec::new();
         if closing {
             // Whatever a rank could not seal.

@@ -171,8 +171,7 @@ impl World {
         let before = self.container.version()?;
         if self.version != Some(before) {
             self.published = self.container.read_index()?;
-            self.entries =
-                self.published.pieces.iter().enumerate().map(|(i, e)| (e.name, i)).collect();
+            self.entries = self.published.places();
             self.version = Some(before);
         }
         self.find_opens()?;
@@ -219,10 +218,11 @@ impl World {
         Ok(())
     }
 
-    /// Has another rank than `own` written any of the bytes `from .. to` under the byte view, with a stamp of
-    /// `since` or later, and told of it before this call? In doubt, it has.
+    /// Has another rank than `own` written any of the bytes `from .. to`, with a stamp of
+    /// `since` or later, and told of it before this call? In doubt, it has. (Under views, ranks of one open
+    /// have the stamp of their epoch, which is before any `since` of that epoch.)
     ///
-    /// Ranks whose writes lie on one side of the range are told by their hulls in the roll. Where ranks
+    /// Ranks of the same open whose writes lie on one side of the range are told by their hulls in the roll. Where ranks
     /// write in turn all hulls meet, and the journals are asked: mapped memory, so that this costs no
     /// system call. What was written with an older stamp, and all that was published before `since`, is
     /// older than what is written with the stamp `since` in any case.
@@ -236,7 +236,11 @@ impl World {
             let of = other.roll.of;
             own_open |= of.open == own.open;
             for rank in (0..of.ranks).filter(|rank| Name { open: of.open, rank: *rank } != own) {
-                let reaches = other.roll.reaches(rank, range.0, range.1);
+                // Those of another open begin epochs of their own: what they write under a view may be later, too.
+                let reaches = match of.open == own.open {
+                    true => other.roll.reaches(rank, range.0, range.1),
+                    false => Ok(true),
+                };
                 if reaches.context("write", container.path())?
                     && other.wrote(&container, rank, range, since)?
                 {

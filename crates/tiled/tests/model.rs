@@ -2,6 +2,7 @@
 //! model that keeps for each byte its value, who wrote it and when.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
+use std::cell::Cell;
 use std::path::Path;
 use tatami_layout::{Shape, View};
 use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine, stat};
@@ -54,6 +55,8 @@ impl Model {
 struct Rank {
     file: File,
     view: View,
+    /// Where its last write ended in the stream.
+    end: Cell<u64>,
 }
 
 struct Job {
@@ -80,8 +83,8 @@ fn open(path: &Path, number: u32, ranks: u32) -> Job {
     .unwrap();
     let stamp = token.stamp;
     let file = |rank| File::open(path, flags, &hints, rank, token.clone()).unwrap();
-    let ranks = (0..ranks).map(|rank| Rank { file: file(rank), view: View::bytes() }).collect();
-    Job { number, ranks, stamp }
+    let rank = |rank| Rank { file: file(rank), view: View::bytes(), end: Cell::new(0) };
+    Job { number, ranks: (0..ranks).map(rank).collect(), stamp }
 }
 
 impl Job {
@@ -157,7 +160,13 @@ fn buffer_shape(random: &mut fastrand::Rng, len: u64) -> (Shape, u64) {
 fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
     let number = random.usize(0..job.ranks.len());
     let rank = &job.ranks[number];
-    let (stream, len) = stretch(random, &rank.view);
+    let (mut stream, mut len) = stretch(random, &rank.view);
+    let all = rank.view.stream_before(SPAN).0;
+    if random.bool() && rank.end.get() < all {
+        // As most programs do it.
+        stream = rank.end.get();
+        len = len.min(all - stream);
+    }
     let data: Vec<u8> = (0..len).map(|_| random.u8(1..)).collect();
     let (shape, count) = buffer_shape(random, len);
     let mut memory = vec![0u8; (shape.extent() as u64 * count.max(1)) as usize];
@@ -166,6 +175,7 @@ fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
     buffer.scatter(0, &data);
     let stamp = if rank.view.is_default() { rank.file.stamp() } else { job.stamp };
     assert_eq!(rank.file.write(stream, &buffer).unwrap(), len);
+    rank.end.set(stream + len);
     model.write(&rank.view, stream, &data, &Write { stamp, owner: (job.number, number as u32) });
 }
 

@@ -246,6 +246,13 @@ impl Native {
         Ok(())
     }
 
+    /// Appends what goes on where the last write ended, if it does.
+    fn go_on(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
+        let Some(Writer { piece, roll, number, .. }) = &mut self.writer else { return Ok(false) };
+        let home = OnNode { volume: &self.volume, roll, number: *number };
+        piece.go_on(&home, view, self.epoch, stream, data)
+    }
+
     /// Takes another piece where the tiles of this one get too many for the shard. What it has is
     /// published, and is an older part of the file from now on. Tells whether it did so.
     fn make_room(&mut self, view: &View) -> Result<bool> {
@@ -408,10 +415,13 @@ impl Writer {
 
 impl Engine for Native {
     fn write(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<()> {
+        let by_epoch = !view.is_default() && !self.atomic;
+        if by_epoch && self.go_on(view, stream, data)? {
+            return Ok(());
+        }
         if view.offset_of(stream + data.len() - 1) >= tatami_wire::FILE_SIZE_MAX {
             return Err(Error::new("write", &self.path, Errno::FBIG));
         }
-        let by_epoch = !view.is_default() && !self.atomic;
         if view.is_default() || !self.writer()?.is_wide(view) {
             return self.put(view, stream, data.len(), data, 0, by_epoch);
         }
