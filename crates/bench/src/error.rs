@@ -40,8 +40,7 @@ pub enum BenchError {
 
 /// Gives an I/O error the operation and the path that it lacks.
 pub(crate) fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BenchError {
-    let path = path.to_owned();
-    move |source| BenchError::Path { what, path, source }
+    move |source| BenchError::Path { what, path: path.to_owned(), source }
 }
 
 /// Gives an I/O error the operation that it lacks.
@@ -51,6 +50,9 @@ pub(crate) fn doing(what: &'static str) -> impl FnOnce(io::Error) -> BenchError 
 
 /// Gives an error number of the volume the operation and the name that it lacks.
 pub(crate) fn on(what: &'static str, name: &[u8]) -> impl FnOnce(Errno) -> BenchError {
-    let name = String::from_utf8_lossy(name).into_owned();
-    move |errno| BenchError::Volume { what, name, errno }
+    // Not before it fails: a workload counts what it costs.
+    move |errno| {
+        let name = String::from_utf8_lossy(name).into_owned();
+        BenchError::Volume { what, name, errno }
+    }
 }

@@ -6,7 +6,7 @@ use crate::delegations::Delegations;
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tatami_wire::delegation::Granted;
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::{Role, SLOTS_MAX};
@@ -62,18 +62,26 @@ pub(crate) struct Peer {
 
 /// Keeps trying until a deadline, with growing pauses.
 pub(crate) struct Retry {
-    deadline: Instant,
+    /// By [`moment`].
+    deadline: Duration,
     pause: Duration,
+}
+
+/// The time on a clock that is some milliseconds behind and costs next to nothing: every request asks, and
+/// hardly any ever needs it.
+fn moment() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 impl Retry {
     pub(crate) fn new(patience: Duration) -> Retry {
-        Retry { deadline: Instant::now() + patience, pause: PAUSE_FIRST }
+        Retry { deadline: moment().saturating_add(patience), pause: PAUSE_FIRST }
     }
 
     /// Waits a little; false when the time is over.
     pub(crate) fn pause(&mut self) -> bool {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_sub(moment());
         if left.is_zero() {
             return false;
         }

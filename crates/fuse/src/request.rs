@@ -63,6 +63,11 @@ impl Header {
         }
         Ok(header)
     }
+
+    /// Whether it only says what the kernel has forgotten: there is no reply to that.
+    pub(crate) fn forgets(&self) -> bool {
+        matches!(self.opcode, op::FORGET | op::BATCH_FORGET)
+    }
 }
 
 /// One request.

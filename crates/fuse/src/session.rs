@@ -179,8 +179,14 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
                 return End::Unmounted;
             }
         };
-        let others = shared.idle.fetch_sub(1, SeqCst) - 1;
+        let forgets = Header::parse(&buffer[..len]).is_ok_and(|header| header.forgets());
+        // Nobody waits for what forgetting does, and it waits for nobody: the thread is back before
+        // another could be started.
+        let idle =
+            if forgets { shared.idle.load(SeqCst) } else { shared.idle.fetch_sub(1, SeqCst) };
+        let others = idle.saturating_sub(1);
         if others == 0
+            && !forgets
             && shared.total.load(SeqCst) < shared.threads.max
             && let Err(error) = spawn(shared)
         {
@@ -218,6 +224,7 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room:
         Err(error) => {
             tracing::error!(%error, "a request of the kernel cannot be read");
             match Header::parse(bytes) {
+                Ok(header) if header.forgets() => {}
                 Ok(header) => {
                     let reply = Reply::new(device, room, header.unique, true);
                     reply.counted(&shared.idle).error(libc::EIO);
@@ -228,7 +235,8 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room:
         }
     };
     let wanted = !matches!(request.op, Op::Forget { .. } | Op::BatchForget | Op::Destroy);
-    let reply = Reply::new(device, room, request.header.unique, wanted).counted(&shared.idle);
+    let reply = Reply::new(device, room, request.header.unique, wanted);
+    let reply = if request.header.forgets() { reply } else { reply.counted(&shared.idle) };
     match request.op {
         Op::Unknown => {
             reply.error(libc::ENOSYS);

@@ -69,6 +69,7 @@ pub(crate) fn create<S: Store>(
     let inode = make(txn, &dir, new)?;
     let ino = txn.state.allocate()?;
     txn.add_inode(ino, inode);
+    txn.adopt(parent, dir);
     txn.attach(parent, name, ino)?;
     opened(txn, key, ino, open, true)
 }
@@ -224,6 +225,7 @@ pub(crate) fn unlink<S: Store>(
         return Err(Errno::EISDIR.into());
     }
     txn.adopt(ino, victim);
+    txn.adopt(parent, dir);
     txn.detach(parent, name, ino)?;
     let last = txn.settle(ino, keep)?;
     Ok(MetaReply::Removed { ino: Some(ino), last })

@@ -229,6 +229,9 @@ impl<S: Store> Meta<S> {
     /// opening: on which there is garbage). Their housekeeping is worth a nudge after the next
     /// commit.
     pub fn take_garbage_nodes(&mut self) -> Vec<NodeId> {
+        if self.garbage.is_empty() {
+            return Vec::new();
+        }
         std::mem::take(&mut self.garbage).into_iter().collect()
     }
 

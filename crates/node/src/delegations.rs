@@ -212,6 +212,11 @@ impl Delegations {
         true
     }
 
+    /// Whether anybody holds `ino`, or may.
+    pub(crate) fn is_delegated(&self, ino: Ino) -> bool {
+        self.delegated.contains_key(&ino)
+    }
+
     /// `client` has changed `ino`: everybody else must give it back.
     pub(crate) fn changed(&mut self, client: ClientId, ino: Ino, now: Instant) {
         let Some(held) = self.delegated.get_mut(&ino) else { return };

@@ -106,15 +106,21 @@ impl Recalls {
         if !self.delegations.any_client() {
             return;
         }
-        let now = Instant::now();
+        let mut moment = None;
+        // Most rounds touch nothing that is delegated, and need not know the time.
+        let mut now = || *moment.get_or_insert_with(Instant::now);
         let delegations = &mut self.delegations;
         self.held.extend(round.extract_if(.., |answer| {
             let Some((ctx, call)) = &answer.request else { return false };
             for ino in &answer.met.changed {
-                delegations.changed(ctx.client, *ino, now);
+                if delegations.is_delegated(*ino) {
+                    delegations.changed(ctx.client, *ino, now());
+                }
             }
             if !must_wait(delegations, answer, call) {
-                answer.grant(delegations, now, |_| true);
+                if delegations.has(ctx.client) {
+                    answer.grant(delegations, now(), |_| true);
+                }
                 return false;
             }
             true

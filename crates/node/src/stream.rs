@@ -72,21 +72,17 @@ impl AsFd for Stream {
     }
 }
 
+// Straight to the kernel: around its own calls, the C library of a program with threads notes each time that
+// the thread may be cancelled there.
 impl Read for &Stream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => (&mut &*s).read(buf),
-            Stream::Tcp(s) => (&mut &*s).read(buf),
-        }
+        Ok(rustix::io::read(self, buf)?)
     }
 }
 
 impl Write for &Stream {
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => (&mut &*s).write(buf),
-            Stream::Tcp(s) => (&mut &*s).write(buf),
-        }
+        Ok(rustix::net::send(self, buf, SendFlags::NOSIGNAL)?)
     }
 
     fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {

@@ -57,10 +57,13 @@ pub enum Op {
     FileStat,
     /// unlink
     FileRemove,
+    /// open with `O_CREAT`, one write of [`WRITTEN`] bytes, and close; not one of mdtest's, and
+    /// not through the library
+    FileWrite,
 }
 
 impl Op {
-    /// All, in the order in which they can run.
+    /// All of mdtest, in the order in which they can run.
     pub const ALL: [Op; 6] =
         [Op::DirCreate, Op::DirStat, Op::DirRemove, Op::FileCreate, Op::FileStat, Op::FileRemove];
 
@@ -73,12 +76,13 @@ impl Op {
             Op::FileCreate => "file create",
             Op::FileStat => "file stat",
             Op::FileRemove => "file remove",
+            Op::FileWrite => "file write",
         }
     }
 
     /// The operation of the phase with this name.
     pub fn from_name(name: &str) -> Option<Op> {
-        Op::ALL.into_iter().find(|op| op.name() == name)
+        Op::ALL.into_iter().chain([Op::FileWrite]).find(|op| op.name() == name)
     }
 
     /// Whether it works on directories.
@@ -112,6 +116,9 @@ const FILE_MODE: u16 = 0o664;
 /// Permission bits of new directories.
 const DIR_MODE: u16 = 0o755;
 const UMASK: u16 = 0o022;
+/// Bytes of a file that is written.
+pub const WRITTEN: usize = 4096;
+static CONTENT: [u8; WRITTEN] = [0x5a; WRITTEN];
 
 impl Names {
     /// Opens or looks up subdirectory `sub` (empty: itself) of `place`.
@@ -186,6 +193,15 @@ fn run_at(dir: impl std::os::fd::AsFd, op: Op, name: &CStr) -> rustix::io::Resul
             // Dropping the descriptor closes it.
             rustix::fs::openat(dir, name, flags, Mode::from_raw_mode(FILE_MODE.into())).map(drop)
         }
+        Op::FileWrite => {
+            let flags = OFlags::CREATE | OFlags::RDWR | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(FILE_MODE.into());
+            let file = rustix::fs::openat(dir, name, flags, mode)?;
+            match rustix::io::write(&file, &CONTENT)? {
+                WRITTEN => Ok(()),
+                _ => Err(rustix::io::Errno::IO),
+            }
+        }
     }
 }
 
@@ -197,6 +213,10 @@ fn run_library(
     name: &[u8],
 ) -> Result<(), BenchError> {
     let done = match op {
+        Op::FileWrite => {
+            let sentence = "files are written through a mount, not through the library";
+            return Err(BenchError::Usage(sentence.into()));
+        }
         Op::DirCreate => {
             client.create(cred, dir, name, NewNode::Dir, DIR_MODE, UMASK, true, None).map(drop)
         }

@@ -1,7 +1,8 @@
 //! Metadata through the mount against an empty FUSE file system that gets the
 //! same requests: CPU time and system calls of everybody who takes part
 //! (the program, the mount's process, the daemons), per operation. A create makes a file
-//! on the disk, whose own part is measured beside it.
+//! on the disk, whose own part is measured beside it. So does a file that is written, for which the
+//! empty file system gets one request more, the bytes, which the other's kernel writes to the disk.
 //!
 //! One program works in one directory, which it has open, so that an
 //! operation is what the kernel needs for it and no walk through a path. Every
@@ -15,16 +16,39 @@ use super::pairs::{self, Pairs, in_turn};
 use super::strace::{self, Calls, Trace};
 use super::{Bench, floor_of};
 use crate::clock::cpu_ns_of;
-use crate::error::BenchError;
+use crate::error::{BenchError, at};
 use crate::gang::{Gang, Outcome};
 use crate::mdtest::{Op, Place, Site};
 use crate::tell;
 use crate::worker::Task;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 2.0;
-const OPERATIONS: [(Op, &str); 3] =
-    [(Op::FileCreate, "create"), (Op::FileStat, "stat"), (Op::FileRemove, "unlink")];
+
+/// What is measured, one after the other.
+struct Part {
+    op: Op,
+    name: &'static str,
+    /// Of files that are written; else of those that stay empty.
+    written: bool,
+    /// A part of it is the disk's own.
+    on_disk: bool,
+    goal: Option<f64>,
+}
+
+const PARTS: [Part; 5] = [
+    Part { op: Op::FileCreate, name: "create", written: false, on_disk: true, goal: Some(GOAL) },
+    Part { op: Op::FileStat, name: "stat", written: false, on_disk: false, goal: Some(GOAL) },
+    Part {
+        op: Op::FileWrite,
+        name: "create and write 4k",
+        written: true,
+        on_disk: true,
+        goal: None,
+    },
+    Part { op: Op::FileRemove, name: "unlink", written: false, on_disk: false, goal: Some(GOAL) },
+    Part { op: Op::FileRemove, name: "unlink of 4k", written: true, on_disk: true, goal: None },
+];
 /// Operations under strace, which makes each a hundred times slower.
 const TRACED: u64 = 300;
 
@@ -33,6 +57,8 @@ const TRACED: u64 = 300;
 struct Side {
     programs: Vec<Gang>,
     site: Site,
+    /// The directory that has the site, made for it.
+    base: PathBuf,
     servers: Vec<u32>,
 }
 
@@ -52,12 +78,16 @@ impl Side {
         items: u64,
     ) -> Result<Side, BenchError> {
         // Objects of all files share their directories.
+        let (Place::Objects { dir: base } | Place::Path { dir: base, .. }) = place else {
+            return Err(BenchError::Usage("figures of a mount are taken in a directory".into()));
+        };
+        std::fs::create_dir(base).map_err(at("creating", base))?;
         let shared = matches!(place, Place::Objects { .. });
         let site = Site::make(place, rounds, shared)?;
         let tasks = site.parts(rounds, items, shared, 0).into_iter().map(Task::Mdtest);
         let programs: Result<_, _> =
             tasks.map(|task| Gang::start(&bench.launcher, vec![task])).collect();
-        Ok(Side { programs: programs?, site, servers })
+        Ok(Side { programs: programs?, site, base: base.clone(), servers })
     }
 
     fn processes(&self, round: usize) -> Vec<u32> {
@@ -90,13 +120,14 @@ impl Side {
 
     fn finish(self) -> Result<(), BenchError> {
         drop(self.programs);
-        self.site.remove()
+        self.site.remove()?;
+        std::fs::remove_dir(&self.base).map_err(at("removing", &self.base))
     }
 }
 
-/// In one directory, which the program has open.
-fn in_one(dir: &Path) -> Place {
-    Place::Path { dir: dir.into(), relative: true }
+/// In one directory below `dir`, which the program has open.
+fn in_one(dir: &Path, sub: &str) -> Place {
+    Place::Path { dir: dir.join(sub), relative: true }
 }
 
 /// What the figures of one operation are called.
@@ -115,7 +146,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     servers.extend(bench.volume.status(0)?.mounts.iter().map(|m| m.pid));
     let floor = bench.work.join("null");
     let mut figures = Vec::new();
-    let names = OPERATIONS.map(|(_, name)| names_of(name));
+    let names = PARTS.map(|part| names_of(part.name));
     if names.iter().any(|[cpu, rate, _]| bench.wants_like(cpu) || bench.wants_like(rate)) {
         figures.extend(timed(bench, &ours, servers.clone(), &floor, null.pid())?);
     }
@@ -138,19 +169,25 @@ fn timed(
     null: u32,
 ) -> Result<Vec<Figure>, BenchError> {
     // The first round warms up.
-    let (rounds, items) = (bench.runs + 1, bench.items() / 4);
-    let mut a = Side::start(bench, &in_one(ours), servers, rounds, items)?;
-    let mut b = Side::start(bench, &in_one(floor), vec![null], rounds, items)?;
-    let objects = Place::Objects { dir: bench.plain.clone() };
-    let mut disk = Side::start(bench, &objects, Vec::new(), rounds, items)?;
+    let rounds = bench.runs + 1;
+    let start = |sub: &str, items: u64| -> Result<[Side; 3], BenchError> {
+        let objects = Place::Objects { dir: bench.plain.join(sub) };
+        Ok([
+            Side::start(bench, &in_one(ours, sub), servers.clone(), rounds, items)?,
+            Side::start(bench, &in_one(floor, sub), vec![null], rounds, items)?,
+            Side::start(bench, &objects, Vec::new(), rounds, items)?,
+        ])
+    };
+    let mut empty = start("empty", bench.items() / 4)?;
+    let mut written = start("written", bench.items() / 8)?;
     let mut figures = Vec::new();
-    for (op, name) in OPERATIONS {
-        let creates = op == Op::FileCreate;
-        let sides = [Some(&mut a), Some(&mut b), Some(&mut disk).filter(|_| creates)];
-        let sides = sides.into_iter().flatten().map(|side| round_by_round(side, op));
+    for part in PARTS {
+        let sides = if part.written { &mut written } else { &mut empty };
+        let sides = sides.iter_mut().take(if part.on_disk { 3 } else { 2 });
+        let sides = sides.map(|side| round_by_round(side, part.op));
         let turns = in_turn(bench.runs, sides.collect())?;
         let against = "empty FUSE file system";
-        let [cpu, rate, _] = names_of(name);
+        let [cpu, rate, _] = names_of(part.name);
         let by_cpu = |name, side, goal| {
             let runs = turns.runs(side, 1, |c| c.cpu_us);
             Figure::new(name, "µs/op", against, (Better::Lower, goal), &runs)
@@ -159,16 +196,16 @@ fn timed(
             let runs = turns.runs(side, 1, |c| c.rate);
             Figure::new(name, "op/s", against, (Better::Higher, None), &runs)
         };
-        bench.keep(&mut figures, by_cpu(cpu.clone(), 0, Some(GOAL)));
+        bench.keep(&mut figures, by_cpu(cpu.clone(), 0, part.goal));
         bench.keep(&mut figures, by_rate(rate.clone(), 0));
-        if creates {
-            let note = "the same names made on the disk, as a node makes objects, and nothing else";
+        if part.on_disk {
+            let note = "the same with the files of the disk that a node makes objects of, and nothing else";
             let figure = by_cpu(floor_of(&cpu), 2, None);
             bench.keep(&mut figures, figure.note(note));
             bench.keep(&mut figures, by_rate(floor_of(&rate), 2));
         }
     }
-    for side in [a, b, disk] {
+    for side in empty.into_iter().chain(written) {
         side.finish()?;
     }
     Ok(figures)
@@ -191,24 +228,31 @@ fn system_calls(
     floor: &Path,
     null: u32,
 ) -> Result<Vec<Figure>, BenchError> {
-    let mut a = Side::start(bench, &in_one(ours), servers, 1, TRACED)?;
-    let mut b = Side::start(bench, &in_one(floor), vec![null], 1, TRACED)?;
+    let start = |sub: &str| -> Result<[Side; 2], BenchError> {
+        Ok([
+            Side::start(bench, &in_one(ours, sub), servers.clone(), 1, TRACED)?,
+            Side::start(bench, &in_one(floor, sub), vec![null], 1, TRACED)?,
+        ])
+    };
+    let (mut empty, mut written) = (start("empty")?, start("written")?);
     let mut figures = Vec::new();
-    for (op, name) in OPERATIONS {
+    for part in PARTS {
+        let [a, b] = if part.written { &mut written } else { &mut empty };
         let mut pairs: Pairs<Vec<Calls>> = Pairs::default();
-        pairs.take(|| a.calls(op, &bench.work), || b.calls(op, &bench.work))?;
+        pairs.take(|| a.calls(part.op, &bench.work), || b.calls(part.op, &bench.work))?;
         let per_op = |calls: &Vec<Calls>| {
             calls.iter().map(strace::total).sum::<u64>() as f64 / TRACED as f64
         };
         let runs: Runs = pairs.runs(per_op);
         let note = describe(&pairs, TRACED);
-        let goal = (Better::Lower, Some(GOAL));
-        let [_, _, name] = names_of(name);
+        let [_, _, name] = names_of(part.name);
+        let goal = (Better::Lower, part.goal);
         let figure = Figure::new(name, "per op", "empty FUSE file system", goal, &runs);
         bench.keep(&mut figures, figure.note(note));
     }
-    a.finish()?;
-    b.finish()?;
+    for side in empty.into_iter().chain(written) {
+        side.finish()?;
+    }
     Ok(figures)
 }
 

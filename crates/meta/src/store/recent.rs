@@ -6,9 +6,7 @@
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::cmp::Ordering;
-use std::collections::HashMap;
 use std::iter::Peekable;
-use tatami_wire::hash;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Bytes of keys and values that are kept together, unless one is longer.
@@ -71,12 +69,67 @@ struct Slot {
     value: Option<Place>,
 }
 
+/// Which slot may have a key, by its hash. A place has 8 bytes and the next to look at lies beside it, so
+/// that a question meets one line of memory: there are millions, and hardly any is in the processor's cache.
+#[derive(Debug, Default)]
+struct Index {
+    /// Half of a hash above a slot plus 1; 0 where nothing is. A power of two, at least half of them free.
+    places: Vec<u64>,
+    used: usize,
+}
+
+/// Fewest places of an index that has some.
+const PLACES: usize = 64;
+
+impl Index {
+    fn with_room_for(slots: usize) -> Index {
+        Index { places: vec![0; (2 * slots).next_power_of_two().max(PLACES)], used: 0 }
+    }
+
+    /// The slot with that hash which `is` the one looked for.
+    fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
+        let half = hash as u32;
+        let last = self.places.len().checked_sub(1)?;
+        let mut at = half as usize & last;
+        loop {
+            let place = self.places[at];
+            if place == 0 {
+                return None;
+            }
+            let slot = (place as u32).wrapping_sub(1);
+            if (place >> 32) as u32 == half && is(slot) {
+                return Some(slot);
+            }
+            at = (at + 1) & last;
+        }
+    }
+
+    /// Enters a slot that is not there yet.
+    fn enter(&mut self, hash: u64, slot: u32) {
+        if 2 * (self.used + 1) > self.places.len() {
+            let more = Index::with_room_for(self.places.len());
+            let old = std::mem::replace(&mut self.places, more.places);
+            old.into_iter().filter(|place| *place != 0).for_each(|place| self.put(place));
+        }
+        self.put(u64::from(hash as u32) << 32 | (u64::from(slot) + 1));
+        self.used += 1;
+    }
+
+    fn put(&mut self, place: u64) {
+        let last = self.places.len() - 1;
+        let mut at = (place >> 32) as usize & last;
+        while self.places[at] != 0 {
+            at = (at + 1) & last;
+        }
+        self.places[at] = place;
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     slots: Vec<Slot>,
-    /// The slot of a key, by its hash. Where another key has that one, by the next number that is free.
-    index: HashMap<u64, u32, hash::Build>,
+    index: Index,
     /// What was replaced by something longer stays among them, at most as much as the log is long.
     pieces: Pieces,
     order: RwLock<Order>,
@@ -115,44 +168,34 @@ impl Recent {
     /// An empty one, with room for as many keys as `other` has.
     pub fn as_large_as(other: &Recent) -> Recent {
         let n = other.slots.len();
-        Recent {
-            slots: Vec::with_capacity(n),
-            index: HashMap::with_capacity_and_hasher(n, hash::Build::default()),
-            ..Recent::default()
-        }
+        Recent { slots: Vec::with_capacity(n), index: Index::with_room_for(n), ..Recent::default() }
     }
 
     /// Makes a change.
     pub fn change(&mut self, key: &[u8], value: Option<&[u8]>) {
-        let mut hash = hash_of(key);
-        while let Some(&slot) = self.index.get(&hash) {
+        let hash = hash_of(key);
+        if let Some(slot) = self.find(hash, key) {
             let slot = &mut self.slots[slot as usize];
-            if self.pieces.get(slot.key) == key {
-                slot.value = match (value, slot.value) {
-                    (Some(value), Some(old)) => Some(self.pieces.replace(old, value)),
-                    (Some(value), None) => Some(self.pieces.put(value)),
-                    (None, _) => None,
-                };
-                return;
-            }
-            hash = hash.wrapping_add(1);
+            slot.value = match (value, slot.value) {
+                (Some(value), Some(old)) => Some(self.pieces.replace(old, value)),
+                (Some(value), None) => Some(self.pieces.put(value)),
+                (None, _) => None,
+            };
+            return;
         }
-        self.index.insert(hash, self.slots.len() as u32);
+        self.index.enter(hash, self.slots.len() as u32);
         let key = self.pieces.put(key);
         let value = value.map(|value| self.pieces.put(value));
         self.slots.push(Slot { key, value });
     }
 
+    fn find(&self, hash: u64, key: &[u8]) -> Option<u32> {
+        self.index.find(hash, |slot| self.key(slot) == key)
+    }
+
     /// What became of `key`, whose hash is `hash`; `None` where nothing is known of it.
-    pub fn get(&self, mut hash: u64, key: &[u8]) -> Option<Option<&[u8]>> {
-        while let Some(slot) = self.index.get(&hash) {
-            let (found, value) = self.pair(*slot);
-            if found == key {
-                return Some(value);
-            }
-            hash = hash.wrapping_add(1);
-        }
-        None
+    pub fn get(&self, hash: u64, key: &[u8]) -> Option<Option<&[u8]>> {
+        self.find(hash, key).map(|slot| self.pair(slot).1)
     }
 
     /// Shows `visit` all changes, in no order.
@@ -339,16 +382,29 @@ mod tests {
     fn keys_of_one_hash_are_told_apart() {
         let mut recent = Recent::default();
         recent.change(b"a", Some(b"1"));
-        // As if "b" had the hash of "a", and somebody the next one.
+        // As if "a" had the hash of "b", too.
         let hash = hash_of(b"b");
-        recent.index.insert(hash, 0);
-        recent.index.insert(hash.wrapping_add(1), 0);
+        recent.index.enter(hash, 0);
         assert_eq!(recent.get(hash, b"b"), None);
         recent.change(b"b", Some(b"2"));
         recent.change(b"b", Some(b"3"));
         assert_eq!(recent.get(hash, b"b"), Some(Some(&b"3"[..])));
         assert_eq!(recent.get(hash_of(b"a"), b"a"), Some(Some(&b"1"[..])));
         assert_eq!(recent.slots.len(), 2);
+    }
+
+    #[test]
+    fn an_index_grows_and_hashes_that_end_alike_stay_apart() {
+        let mut index = Index::default();
+        let hash = |slot: u32| u64::from(slot % 7) << 16 | u64::from(slot / 7) << 40;
+        for slot in 0..1000 {
+            assert_eq!(index.find(hash(slot), |found| found == slot), None);
+            index.enter(hash(slot), slot);
+            assert!(2 * index.used <= index.places.len());
+        }
+        for slot in 0..1000 {
+            assert_eq!(index.find(hash(slot), |found| found == slot), Some(slot));
+        }
     }
 
     #[test]
