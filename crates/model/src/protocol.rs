@@ -295,8 +295,8 @@ impl Step<'_> {
         }
         let answer = reads.iter().map(|key| run.read[key]).collect();
         let others: BTreeSet<usize> = keys(reads, writes)
-            .into_iter()
-            .map(|(key, _)| self.protocol.place(key))
+            .into_keys()
+            .map(|key| self.protocol.place(key))
             .filter(|place| *place != home)
             .collect();
         let executor = &mut self.state.executors[home];
