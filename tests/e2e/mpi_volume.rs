@@ -2,11 +2,12 @@
 //! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tatami_tests::command::{program, run, sources, target_dir, tatami_bin};
+use tatami_layout::PieceTiles;
+use tatami_tests::command::{as_user, ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names, put, stat};
 use tatami_tests::model::pattern;
 use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
@@ -18,6 +19,8 @@ use tempfile::TempDir;
 const NODES: u16 = 4;
 /// Bytes of a block of the program `endless`.
 const BLOCK: u64 = 1000;
+/// A user who is nobody in particular.
+const ANNA: u32 = 4001;
 
 /// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for the
 /// mount of the rank's node: ranks go round the nodes.
@@ -39,6 +42,20 @@ fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
 
 /// Puts the rank's mount in the place of each `@`, goes there, and becomes the program.
 const SPREAD: &str = r#"
+/// The same job of an ordinary user, to whom the volume does not belong.
+fn as_anna(command: &Command) -> Command {
+    let mut job = as_user(ANNA, "");
+    job.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => job.env(name, value),
+            None => job.env_remove(name),
+        };
+    }
+    job.env("HOME", "/tmp");
+    job
+}
+
 mount=$MOUNTS/node$((${OMPI_COMM_WORLD_RANK:-$PMI_RANK} % NODES))
 cd "$mount"
 for argument do
@@ -276,6 +293,65 @@ fn ordinary_programs_and_jobs_take_turns() {
 
 /// A hint leaves the file to the MPI library.
 #[test]
+/// Whoever cannot read the volume's key is served natively too, as the user that he is.
+#[test]
+fn ordinary_users_run_jobs_and_are_judged_as_themselves() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    let mode = |path: &Path, bits| {
+        fs::set_permissions(path, fs::Permissions::from_mode(bits)).expect("chmod");
+    };
+    mode(dir.path(), 0o777);
+    let on = |node: u16, name: &str| cluster.mount(node).join("run").join(name);
+    fs::create_dir(on(0, "")).expect("mkdir");
+    mode(&on(0, ""), 0o777);
+    // The ranks write logs of their own.
+    let (log, hers) = (dir.path().join("log"), dir.path().join("hers"));
+    let job = |mpi: &str, log: &Path, name: &str| {
+        let mut command = layered(&cluster, mpi, 4, "endless");
+        command.arg(format!("@/run/{name}")).arg(log).args(["300", "bytes", "100"]);
+        command
+    };
+    let (copy, out) = (
+        Pair::compile("openmpi", &sources().join("e2e/mpi_programs/copy.c"), ""),
+        dir.path().join("copy"),
+    );
+    let reader = |name: &str| {
+        let mut command = launch(&cluster, "openmpi", 1, &copy);
+        as_anna(command.arg(format!("@/run/{name}")).arg(&out))
+    };
+    for mpi in MPIS {
+        run(&mut as_anna(layered(&cluster, mpi, 3, "semantics").arg("@/run/semantics")));
+        run(&mut as_anna(&job(mpi, &hers, mpi)));
+        assert_eq!(nodes_of(&cluster, &on(0, mpi)), [0, 1, 2, 3], "written natively");
+        assert_eq!(missing(&on(1, mpi), &hers, 4), Ok(()));
+        assert_eq!(stat(on(2, mpi)).uid(), ANNA);
+        run(&mut reader(mpi));
+        assert!(get(&out) == get(on(3, mpi)), "one rank reads what lies on all nodes");
+        fs::remove_file(&out).expect("unlink");
+
+        // What its mode forbids is forbidden, and nothing of it changes.
+        run(&mut job(mpi, &log, "secret"));
+        let bytes = get(on(0, "secret"));
+        mode(&on(0, "secret"), 0o600);
+        let said = ask(&mut reader("secret"));
+        assert!(said.code != Some(0) && !out.exists(), "{said:?}");
+        for bits in [0o600, 0o644] {
+            mode(&on(0, "secret"), bits);
+            let said = ask(&mut as_anna(&job(mpi, &hers, "secret")));
+            assert!(said.code != Some(0), "{bits:o}: {said:?}");
+        }
+        assert!(get(on(1, "secret")) == bytes, "changed by whoever may not");
+        chown(on(0, "secret"), Some(ANNA), Some(ANNA)).expect("chown");
+        mode(&on(0, "secret"), 0o600);
+        run(&mut as_anna(&job(mpi, &hers, "secret")));
+        assert_eq!(missing(&on(2, "secret"), &hers, 4), Ok(()));
+        fs::remove_file(on(0, "secret")).expect("unlink");
+    }
+    cluster.finish();
+}
+
 fn files_can_be_left_to_the_mpi_library() {
     let _turn = ONE_AT_A_TIME.lock();
     let cluster = Cluster::start(2);
@@ -303,7 +379,7 @@ impl Pair {
     }
 
     /// Compiles a C program for an MPI library.
-    fn compile(&self, mpi: &str, from: &Path, line: &str) -> PathBuf {
+    fn compile(mpi: &str, from: &Path, line: &str) -> PathBuf {
         let name = from.file_stem().expect("a C file").to_string_lossy();
         let to = target_dir().join(format!("mpi/tests/{name}.{mpi}.volume"));
         let mut command = program(&format!("mpicc.{mpi} -O1 -o"));
@@ -365,7 +441,7 @@ fn libraries_write_the_same_files() {
             "FILE 300 read",
         ),
     ] {
-        let what = pair.compile(mpi, &from, &line);
+        let what = Pair::compile(mpi, &from, &line);
         let name = what.file_name().expect("a name").to_string_lossy().into_owned();
         pair.both(mpi, &what, &write.replace("FILE", &name));
         pair.same(&name);

@@ -251,6 +251,10 @@ pub(crate) fn tiles<S: Store>(
         let page = Page { end: true, version, base_size: inode.size, ..Page::default() };
         return Ok(MetaReply::Tiles(page));
     };
+    // What is written where is as good as reading a part of it.
+    if !txn.ctx.trusted && txn.get(&keys::writer(ino, txn.ctx.client))?.is_none() {
+        permission::check(&inode, txn.cred, want::READ)?;
+    }
     let (mut found, mut bytes, mut end) = (Vec::new(), 0, true);
     let limit = limit.clamp(1, PAGE_PIECES) as usize;
     if let Some(from) = after.checked_add(1) {
