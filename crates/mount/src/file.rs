@@ -9,6 +9,7 @@ use crate::spares::Before;
 use crate::{attr, caller};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use tatami_client::{DataFile, Sink, stat_file};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{Opened, Passage, Reply, Request};
@@ -19,6 +20,8 @@ use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 
 /// The kernel's mark, among open flags, that a file is opened to be executed.
 const FMODE_EXEC: i32 = 0x20;
+/// How long an open waits for others to be closed that are in its way.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// Most bytes that one COPY_FILE_RANGE copies; the caller goes on from there.
 const COPY_MAX: u64 = 64 << 20;
 /// Shortest read of another node's file, in bytes, that goes past our memory: below, a
@@ -119,11 +122,24 @@ impl FileSystem {
         }
     }
 
-    /// OPEN.
+    /// OPEN. Where those who have a file open as it was laid out before are in the way of one who
+    /// wants to read and write it, waits a while for them: the kernel tells of a close after
+    /// close(2) has returned.
     ///
     /// # Errors
     /// Those of the shard and of the object's node.
     pub(crate) fn open(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
+        match self.open_now(request, flags) {
+            Err(Errno::EBUSY)
+                if self.open.wait_until_closed(Ino(request.header.node), CLOSE_WAIT) =>
+            {
+                self.open_now(request, flags)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_now(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
         let ino = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let opening = self.opening(ino, access.write);
