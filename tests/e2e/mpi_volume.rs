@@ -485,6 +485,21 @@ fn mpi4py_writes_the_same_file() {
     pair.cluster.finish();
 }
 
+/// ABINIT computes two hydrogen atoms; its wave functions are written by MPI-IO.
+#[test]
+fn abinit_writes_the_same_wave_functions() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let input = get(sources().join("e2e/mpi_programs/hydrogen.abi"));
+    put(pair.local.path().join("hydrogen.abi"), &input);
+    put(pair.cluster.mount(1).join("hydrogen.abi"), &input);
+    pair.both("openmpi", Path::new("abinit"), "hydrogen.abi");
+    pair.same("hydrogeno_WFK");
+    pair.same("hydrogeno_DEN");
+    pair.is_tiled("hydrogeno_WFK");
+    pair.cluster.finish();
+}
+
 /// While ranks of several nodes write at explicit offsets, each write is a tile. When the file is closed, these
 /// are runs, also where bytes of an earlier job lie beneath.
 #[test]

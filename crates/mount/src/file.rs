@@ -294,7 +294,7 @@ impl FileSystem {
             return Ok((fopen::PASSTHROUGH | DIRECT, stale));
         }
         if data.is_tiled() {
-            return Ok((self.way_of_tiles(inode, access), 0));
+            return self.way_of_tiles(inode, access);
         }
         if !(self.passthrough && data.is_local()) {
             if access.write {
@@ -367,14 +367,20 @@ impl FileSystem {
         Ok(Some(id))
     }
 
-    /// The flags for a tiled file. What others wrote to its pieces no stamp of one object
-    /// tells, so the kernel keeps nothing from one open to the next.
-    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> u32 {
+    /// The flags for a tiled file, and the number of its backing file or 0. What others wrote to its pieces no
+    /// stamp of one object tells, so the kernel keeps nothing from one open to the next.
+    ///
+    /// # Errors
+    /// `EBUSY` as for [`FileSystem::stale`], while somebody has it open since before there were tiles.
+    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
         self.stamps.changed(inode.ino);
         let mut state = inode.state.lock();
         state.through_us = true;
-        // The kernel does not mix its cache with a backing file, opened before there were tiles.
-        if access.write || state.backing.is_some() { fopen::DIRECT_IO } else { 0 }
+        match &state.backing {
+            Some(_) if access.read && access.write => Err(Errno::EBUSY),
+            Some(backing) => Ok((fopen::PASSTHROUGH | fopen::DIRECT_IO, backing.id.0)),
+            None => Ok((if access.write { fopen::DIRECT_IO } else { 0 }, 0)),
+        }
     }
 
     /// RELEASE. Nobody waits for it.

@@ -361,9 +361,7 @@ impl Native {
 
 /// May this process open it so?
 fn check(path: &Path, flags: Flags) -> Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    let opened = options.read(flags.reads()).write(flags.writes()).open(path);
-    opened.context("open", path).map(drop)
+    super::begin::open(path, flags).map(drop)
 }
 
 fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
