@@ -2,8 +2,9 @@
  * Writes until it is killed, or until all blocks are written, and tells after each write that returned. Usage:
  *   endless PATH LOG BLOCKS HOW [SYNC]
  * Rank r of n writes the blocks r, r+n, r+2n, … of PATH, BLOCKS of them: through a view (HOW "view") or at explicit
- * offsets ("bytes"). LOG.r has two numbers of 8 bytes: the process, and how many of its blocks have been written. After
- * every SYNC blocks all ranks sync. With all blocks written it reads what its neighbour wrote, and closes the file.
+ * offsets ("bytes", and "atomic" in atomic mode). LOG.r has two numbers of 8 bytes: the process, and how many of its
+ * blocks have been written. After every SYNC blocks all ranks sync. With all blocks written it reads what its neighbour
+ * wrote, and closes the file.
  */
 #include <fcntl.h>
 #include <mpi.h>
@@ -51,6 +52,8 @@ int main(int argc, char **argv)
   volatile uint64_t *log = log_of(argv[2], rank);
   if (MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file) != MPI_SUCCESS)
     MPI_Abort(MPI_COMM_WORLD, 2);
+  if (strcmp(argv[4], "atomic") == 0)
+    MPI_File_set_atomicity(file, 1);
   if (by_view) {
     MPI_Datatype block, spread;
     MPI_Type_contiguous(BLOCK, MPI_BYTE, &block);

@@ -2,20 +2,25 @@
 //! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use tatami_tests::command::{program, run, sources, target_dir, tatami_bin};
+use tatami_layout::PieceTiles;
+use tatami_tests::command::{as_user, ask, program, run, sources, target_dir, tatami_bin};
 use tatami_tests::files::{get, names, put, stat};
+use tatami_tests::job::client;
 use tatami_tests::model::pattern;
 use tatami_tests::mpi::{MPIS, ONE_AT_A_TIME, compiled, on_this_machine};
 use tatami_tests::process::kill_hard;
 use tatami_tests::seed::{Rng, root_seed, scaled};
 use tatami_tests::{Cluster, Setup};
+use tatami_wire::Ino;
 use tempfile::TempDir;
 
 const NODES: u16 = 4;
+/// A user who is nobody in particular.
+const ANNA: u32 = 4001;
 /// Bytes of a block of the program `endless`.
 const BLOCK: u64 = 1000;
 
@@ -35,6 +40,20 @@ fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
     command.env("NODES", cluster.nodes().to_string());
     on_this_machine(&mut command).stdin(Stdio::null());
     command
+}
+
+/// The same job of an ordinary user, to whom the volume does not belong.
+fn as_anna(command: &Command) -> Command {
+    let mut job = as_user(ANNA, "");
+    job.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => job.env(name, value),
+            None => job.env_remove(name),
+        };
+    }
+    job.env("HOME", "/tmp");
+    job
 }
 
 /// Puts the rank's mount in the place of each `@`, goes there, and becomes the program.
@@ -274,6 +293,65 @@ fn ordinary_programs_and_jobs_take_turns() {
     cluster.finish();
 }
 
+/// Whoever cannot read the volume's key is served natively too, as the user that he is.
+#[test]
+fn ordinary_users_run_jobs_and_are_judged_as_themselves() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    let mode = |path: &Path, bits| {
+        fs::set_permissions(path, fs::Permissions::from_mode(bits)).expect("chmod");
+    };
+    mode(dir.path(), 0o777);
+    let on = |node: u16, name: &str| cluster.mount(node).join("run").join(name);
+    fs::create_dir(on(0, "")).expect("mkdir");
+    mode(&on(0, ""), 0o777);
+    // The ranks write logs of their own.
+    let (log, hers) = (dir.path().join("log"), dir.path().join("hers"));
+    let job = |mpi: &str, log: &Path, name: &str| {
+        let mut command = layered(&cluster, mpi, 4, "endless");
+        command.arg(format!("@/run/{name}")).arg(log).args(["300", "bytes", "100"]);
+        command
+    };
+    let (copy, out) = (
+        Pair::compile("openmpi", &sources().join("e2e/mpi_programs/copy.c"), ""),
+        dir.path().join("copy"),
+    );
+    let reader = |name: &str| {
+        let mut command = launch(&cluster, "openmpi", 1, &copy);
+        as_anna(command.arg(format!("@/run/{name}")).arg(&out))
+    };
+    for mpi in MPIS {
+        run(&mut as_anna(layered(&cluster, mpi, 3, "semantics").arg("@/run/semantics")));
+        run(&mut as_anna(&job(mpi, &hers, mpi)));
+        assert_eq!(nodes_of(&cluster, &on(0, mpi)), [0, 1, 2, 3], "written natively");
+        assert_eq!(missing(&on(1, mpi), &hers, 4), Ok(()));
+        assert_eq!(stat(on(2, mpi)).uid(), ANNA);
+        run(&mut reader(mpi));
+        assert!(get(&out) == get(on(3, mpi)), "one rank reads what lies on all nodes");
+        fs::remove_file(&out).expect("unlink");
+
+        // What its mode forbids is forbidden, and nothing of it changes.
+        run(&mut job(mpi, &log, "secret"));
+        let bytes = get(on(0, "secret"));
+        mode(&on(0, "secret"), 0o600);
+        let said = ask(&mut reader("secret"));
+        assert!(said.code != Some(0) && !out.exists(), "{said:?}");
+        for bits in [0o600, 0o644] {
+            mode(&on(0, "secret"), bits);
+            let said = ask(&mut as_anna(&job(mpi, &hers, "secret")));
+            assert!(said.code != Some(0), "{bits:o}: {said:?}");
+        }
+        assert!(get(on(1, "secret")) == bytes, "changed by whoever may not");
+        chown(on(0, "secret"), Some(ANNA), Some(ANNA)).expect("chown");
+        mode(&on(0, "secret"), 0o600);
+        run(&mut as_anna(&job(mpi, &hers, "secret")));
+        assert_eq!(missing(&on(2, "secret"), &hers, 4), Ok(()));
+        fs::remove_file(on(0, "secret")).expect("unlink");
+    }
+    cluster.finish();
+}
+
 /// A hint leaves the file to the MPI library.
 #[test]
 fn files_can_be_left_to_the_mpi_library() {
@@ -303,7 +381,7 @@ impl Pair {
     }
 
     /// Compiles a C program for an MPI library.
-    fn compile(&self, mpi: &str, from: &Path, line: &str) -> PathBuf {
+    fn compile(mpi: &str, from: &Path, line: &str) -> PathBuf {
         let name = from.file_stem().expect("a C file").to_string_lossy();
         let to = target_dir().join(format!("mpi/tests/{name}.{mpi}.volume"));
         let mut command = program(&format!("mpicc.{mpi} -O1 -o"));
@@ -365,7 +443,7 @@ fn libraries_write_the_same_files() {
             "FILE 300 read",
         ),
     ] {
-        let what = pair.compile(mpi, &from, &line);
+        let what = Pair::compile(mpi, &from, &line);
         let name = what.file_name().expect("a name").to_string_lossy().into_owned();
         pair.both(mpi, &what, &write.replace("FILE", &name));
         pair.same(&name);
@@ -393,6 +471,109 @@ fn lammps_writes_the_same_files() {
     pair.cluster.finish();
 }
 
+/// mpi4py: each rank's numbers, by views and by the shared pointer.
+#[test]
+fn mpi4py_writes_the_same_file() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let script = sources().join("e2e/mpi_programs/mpi4py_shared.py");
+    // Debian's own, for which its mpi4py is.
+    let line = format!("{} shared.dat", script.display());
+    pair.both("openmpi", Path::new("/usr/bin/python3"), &line);
+    pair.same("shared.dat");
+    pair.is_tiled("shared.dat");
+    pair.cluster.finish();
+}
+
+/// ABINIT computes two hydrogen atoms; its wave functions are written by MPI-IO.
+#[test]
+fn abinit_writes_the_same_wave_functions() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let pair = Pair::new();
+    let input = get(sources().join("e2e/mpi_programs/hydrogen.abi"));
+    put(pair.local.path().join("hydrogen.abi"), &input);
+    put(pair.cluster.mount(1).join("hydrogen.abi"), &input);
+    pair.both("openmpi", Path::new("abinit"), "hydrogen.abi");
+    pair.same("hydrogeno_WFK");
+    pair.same("hydrogeno_DEN");
+    pair.is_tiled("hydrogeno_WFK");
+    pair.cluster.finish();
+}
+
+/// While ranks of several nodes write at explicit offsets, each write is a tile. When the file is closed, these
+/// are runs, also where bytes of an earlier job lie beneath.
+#[test]
+fn writes_of_several_nodes_are_runs_when_the_file_is_closed() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let path = cluster.mount(0).join("f");
+    let mut known = Vec::new();
+    for (ranks, mpi) in [(4, MPIS[0]), (3, MPIS[1])] {
+        let mut command = layered(&cluster, mpi, ranks, "endless");
+        run(command.arg("@/f").arg(&log).args(["200", "bytes", "50"]));
+        let page = client(&cluster, 1).raw_tiles(Ino(stat(&path).ino())).expect("tiles");
+        let new = page.pieces.iter().filter(|piece| !known.contains(&piece.piece));
+        let tiles: Vec<usize> = new
+            .map(|piece| PieceTiles::decode(&piece.tiles).expect("tiles").tiles().len())
+            .collect();
+        assert_eq!(tiles, vec![1; ranks as usize], "{mpi}: pieces {:?}", page.pieces.len());
+        known = page.pieces.iter().map(|piece| piece.piece).collect();
+        assert_eq!(missing(&cluster.mount(2).join("f"), &log, ranks), Ok(()));
+    }
+    assert_eq!(stat(&path).len(), 800 * BLOCK);
+    cluster.finish();
+}
+
+/// Opens that know nothing of each other see what was synced, after a sync of their own.
+#[test]
+fn separate_opens_see_each_other_after_sync() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    for mpi in MPIS {
+        let what = Pair::compile(mpi, &sources().join("e2e/mpi_programs/two_opens.c"), "");
+        let said = run(launch(&cluster, mpi, 4, &what).arg(format!("@/{mpi}")));
+        assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+        assert_eq!(nodes_of(&cluster, &cluster.mount(0).join(mpi)), [0, 1, 2, 3]);
+    }
+    cluster.finish();
+}
+
+/// Ranks in atomic mode that are killed with the lock in their hands leave no attribute behind.
+#[test]
+fn what_killed_ranks_held_is_forgotten() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let log = dir.path().join("log");
+    let file = cluster.mount(1).join("f");
+    let attributes = || {
+        let said = run(program("getfattr --absolute-names -m -").arg(&file));
+        let names = said.out.lines().filter(|line| line.starts_with("user."));
+        names.map(str::to_owned).collect::<Vec<_>>()
+    };
+    for mpi in MPIS {
+        let mut child = endless(&cluster, mpi, 4, &log, ["f", "20000", "atomic", "0"]);
+        run(program("setfattr -n user.mine -v 1").arg(&file));
+        // As if a rank were killed at the one moment.
+        run(program("setfattr -n user.tatami.w.0123.atomic -v 1").arg(&file));
+        for (process, _) in (0..4).filter_map(|rank| told(&log, rank)) {
+            kill_hard(process);
+        }
+        let _ = child.wait();
+        assert!(attributes().len() >= 2, "{:?}", attributes());
+        let start = Instant::now();
+        while attributes() != ["user.mine"] {
+            assert!(start.elapsed() < Duration::from_secs(60), "{mpi}: {:?}", attributes());
+            pause(100);
+        }
+        assert_eq!(missing(&file, &log, 4), Ok(()));
+        fs::remove_file(&file).expect("unlink");
+    }
+    cluster.finish();
+}
+
 /// The programs of `mpi-bench` verify what they read, and write what they write without the layer.
 #[test]
 fn workloads_write_the_same_files() {
@@ -409,14 +590,34 @@ fn workloads_write_the_same_files() {
             "ior --block 64k --transfer 16k --segments 5 --view --collective",
             "btio --class S --dumps 3 --mode full",
             "btio --class S --dumps 3 --mode simple",
+            "btio_f shared S 3",
         ] {
             let (name, arguments) = line.split_once(' ').expect("a program and its arguments");
-            let what = programs.join(mpi).join(name);
-            pair.both(mpi, &what, &format!("{arguments} --file shared"));
+            let file = if name == "btio_f" { "" } else { "--file shared" };
+            pair.both(mpi, &programs.join(mpi).join(name), &format!("{arguments} {file}"));
             pair.same("shared");
             pair.is_tiled("shared");
             fs::remove_file(pair.cluster.mount(2).join("shared")).expect("unlink");
             fs::remove_file(pair.local.path().join("shared")).expect("unlink");
+        }
+        // MPI promises nothing of holes, and MPICH's data sieving does not leave them empty.
+        let (tile, hole) = (24, 64);
+        let size = (1000 * 4 - 1) * hole + tile;
+        let holes = format!("--size {size} --data {tile} --period {hole} --any-holes");
+        for (line, check) in [
+            ("--pattern nc-nc --count 1000 --size 24 --spacing 40", holes.as_str()),
+            ("--pattern nc-nc --count 1000 --size 24 --spacing 40 --collective", &holes),
+            ("--pattern nc-c --count 1000 --size 24 --spacing 40", "--size 96000"),
+        ] {
+            let what = programs.join(mpi).join("hpio");
+            pair.layered(mpi, 4, &what, &format!("{line} --file shared"));
+            pair.is_tiled("shared");
+            for node in 0..NODES {
+                let mut command = Command::new(programs.join("check"));
+                command.args(["--file", "shared"]).args(check.split(' '));
+                run(command.current_dir(pair.cluster.mount(node)));
+            }
+            fs::remove_file(pair.cluster.mount(3).join("shared")).expect("unlink");
         }
     }
     pair.cluster.finish();

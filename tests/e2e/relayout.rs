@@ -69,20 +69,6 @@ fn wait_for_objects(cluster: &Cluster, count: usize) {
     }
 }
 
-/// Opens for reading and writing. The kernel tells the mount of the close of others some time after it.
-fn open_when_free(path: &Path) -> fs::File {
-    let start = Instant::now();
-    loop {
-        match OpenOptions::new().read(true).write(true).open(path) {
-            Err(e) if e.raw_os_error() == Some(libc::EBUSY) => {
-                assert!(start.elapsed() < Duration::from_secs(120), "{}: {e}", path.display());
-                pause();
-            }
-            opened => return opened.unwrap_or_else(|e| panic!("open {}: {e}", path.display())),
-        }
-    }
-}
-
 fn writer(path: &Path) -> fs::File {
     let opened = OpenOptions::new().write(true).open(path);
     opened.unwrap_or_else(|e| panic!("open {}: {e}", path.display()))
@@ -196,9 +182,68 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
     }
     drop(readers);
-    let file = open_when_free(&mounts[0].join("f"));
+    // The mount hears of a close after it; whoever opens does not notice.
+    let file = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
+    let file = file.expect("open, with nobody else there");
     assert!(bytes_of(&file) == bytes);
     drop(file);
+    cluster.finish();
+}
+
+/// `tatami relayout --background`; its process.
+fn in_background(cluster: &Cluster, args: &[&str]) -> i32 {
+    let said = run(cluster.command("relayout").arg("--background").args(args));
+    let number = said.out.split_whitespace().nth(1).and_then(|word| word.parse().ok());
+    number.unwrap_or_else(|| panic!("{said:?}"))
+}
+
+/// What `tatami relayout --status` tells of a process that has ended.
+fn when_it_has_ended(cluster: &Cluster, process: i32) -> serde_json::Value {
+    let start = Instant::now();
+    loop {
+        let said = cluster.tatami("relayout", &["--status", "--json"]);
+        let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        let all = told["relayouts"].as_array().expect("a list").clone();
+        let ours = all.into_iter().find(|one| one["pid"] == process).expect("a note");
+        if ours["state"] != "running" {
+            return ours;
+        }
+        let (copied, size) = (ours["copied"].as_u64(), ours["size"].as_u64());
+        assert!(copied <= size, "{ours}");
+        assert!(start.elapsed() < Duration::from_secs(120), "{ours}");
+        pause();
+    }
+}
+
+#[test]
+fn it_goes_on_in_the_background_and_says_how_far_it_is() {
+    let cluster = Cluster::start(NODES);
+    let bytes = pattern(1, 0, 60 << 20);
+    put(cluster.mount(0).join("f"), &bytes);
+    put(cluster.mount(1).join("g"), "short");
+    let process = in_background(&cluster, &["--to", "striped", ":/f", ":/g"]);
+    let told = when_it_has_ended(&cluster, process);
+    assert_eq!((&told["state"], &told["changed"]), (&"done".into(), &2.into()), "{told}");
+    assert_eq!(nodes_of(&whereabouts(&cluster, ":/f")), [0, 1, 2, 3]);
+    assert!(get(cluster.mount(2).join("f")) == bytes);
+    let said = cluster.tatami("relayout", &["--status"]);
+    let line = said.out.lines().find(|line| line.contains(&format!("process {process},")));
+    assert!(line.is_some_and(|line| line.ends_with("done; 2 files laid out anew")), "{said:?}");
+
+    // What could not be done is told, too, and what became of one that was killed.
+    let file = writer(&cluster.mount(2).join("f"));
+    let process = in_background(&cluster, &[":/f", ":/no", ":/g"]);
+    let told = when_it_has_ended(&cluster, process);
+    assert_eq!((&told["state"], &told["changed"]), (&"failed".into(), &1.into()), "{told}");
+    let failures = told["failures"].as_array().expect("a list");
+    assert_eq!(failures.len(), 2, "{told}");
+    assert!(failures[0].as_str().expect("text").contains("open for writing"), "{told}");
+    drop(file);
+    let process = in_background(&cluster, &["--nodes", "1", ":/f"]);
+    kill_hard(process);
+    let told = when_it_has_ended(&cluster, process);
+    assert!(told["state"] == "died" || told["state"] == "done", "{told}");
+    assert!(get(cluster.mount(3).join("f")) == bytes);
     cluster.finish();
 }
 

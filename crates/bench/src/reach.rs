@@ -28,7 +28,7 @@ impl std::fmt::Debug for Reach {
 impl From<&Options> for Reach {
     fn from(options: &Options) -> Reach {
         let (unix, tcp) = match &options.endpoint {
-            Endpoint::Unix(path) => (Some(path.clone()), None),
+            Endpoint::Unix(path) | Endpoint::Through(path, _) => (Some(path.clone()), None),
             Endpoint::Tcp(address) => (None, Some(address.clone())),
         };
         Reach {

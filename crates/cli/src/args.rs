@@ -112,6 +112,8 @@ Examples:
   tatami relayout --nodes 3 :/input.dat                    whole, on node 3
   tatami relayout /scratch/checkpoint.h5                   a container, to an ordinary file
   tatami relayout --to container /scratch/checkpoint.h5
+  tatami relayout --background -r :/run-17                 and meanwhile:
+  tatami relayout --status
 
 Readers are not disturbed: they see the same bytes at any time. A file that a program has
 open for writing, or opens meanwhile, stays as it is: the command waits a little, tries

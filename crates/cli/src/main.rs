@@ -2,6 +2,7 @@
 //! volume. It parses, calls the libraries, and prints; rules live below.
 
 mod args;
+mod background;
 mod bench_cmd;
 mod config;
 mod config_cmd;

@@ -1,5 +1,6 @@
 //! `tatami relayout`: files of the volume whole or in stripes, containers as files and back.
 
+use crate::background::{self, Notes};
 use crate::container_cmd;
 use crate::error::{Failure, Outcome};
 use crate::place::At;
@@ -9,6 +10,7 @@ use crate::volume_path::{AnyPath, cred};
 use clap::ValueEnum;
 use serde::Serialize;
 use std::io::Write;
+use std::path::PathBuf;
 use std::time::Duration;
 use tatami_client::relayout::{Goal, Relayout};
 use tatami_client::tree::{Tree, join};
@@ -46,9 +48,18 @@ pub struct RelayoutArgs {
     /// As one JSON object
     #[arg(long)]
     json: bool,
+    /// Go on in the background; --status tells how far it is
+    #[arg(long, conflicts_with_all = ["json", "status"])]
+    background: bool,
+    /// What is laid out anew in the background, how far it is, and what became of it since yesterday
+    #[arg(long, conflicts_with_all = ["paths", "background"])]
+    status: bool,
+    /// Where a process in the background notes its progress
+    #[arg(long, hide = true, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Files on a mount, or in the volume with a colon in front; containers and ordinary files
     /// anywhere
-    #[arg(required = true)]
+    #[arg(required_unless_present = "status")]
     paths: Vec<AnyPath>,
 }
 
@@ -80,6 +91,7 @@ struct Work<'a> {
     out: Out,
     told: Vec<Told>,
     failures: Vec<Failure>,
+    notes: Option<Notes>,
 }
 
 /// Lays files out anew.
@@ -87,17 +99,34 @@ struct Work<'a> {
 /// # Errors
 /// Those of the single files, when all the others are done.
 pub fn run(args: &RelayoutArgs) -> Outcome {
+    if args.status {
+        return background::status(args.json);
+    }
+    if args.background {
+        let process = background::start()?;
+        let mut out = Out::new();
+        writeln!(out, "process {process} goes on; to see how far it is: tatami relayout --status")?;
+        out.flush()?;
+        return Ok(());
+    }
+    let begin =
+        |path: &PathBuf| Notes::begin(path, args.paths.iter().map(ToString::to_string).collect());
+    let notes = args.report.as_ref().map(begin).transpose()?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.map_or(processors, usize::from);
     let (out, told, failures) = (Out::new(), Vec::new(), Vec::new());
-    let mut work = Work { args, threads, out, told, failures };
+    let mut work = Work { args, threads, out, told, failures, notes };
     let mut sessions = Sessions::new(&args.at);
     for any in &args.paths {
-        if let Err(failure) = work.path(&mut sessions, any) {
-            work.fail(any.to_string(), failure)?;
+        if let Err(failure) = work.path(&mut sessions, any)
+            && let Err(failure) = work.fail(any.to_string(), failure)
+        {
+            work.notes.iter().for_each(|notes| notes.failed(&failure));
+            return Err(failure);
         }
     }
-    let Work { mut out, told, mut failures, .. } = work;
+    let Work { mut out, told, mut failures, notes, .. } = work;
+    notes.iter().for_each(Notes::end);
     if args.json {
         out.json(&serde_json::json!({ "files": told }))?;
     }
@@ -166,7 +195,7 @@ impl Work<'_> {
     }
 
     fn file(&mut self, tree: &Tree, goal: &Goal, shown: String, attr: &Attr) -> Outcome {
-        let done = relayout(tree, goal, &shown, attr, self.threads);
+        let done = relayout(tree, goal, &shown, attr, self.threads, self.notes.as_ref());
         let changed = done.map_err(|errno| failed(&shown, errno))?;
         let what = match (changed, goal) {
             _ if attr.size == 0 => "has no byte: nothing to do".to_owned(),
@@ -181,7 +210,9 @@ impl Work<'_> {
     }
 
     fn tell(&mut self, path: String, size: Option<u64>, changed: bool, what: &str) -> Outcome {
-        if self.args.json {
+        if let Some(notes) = &self.notes {
+            notes.done(changed);
+        } else if self.args.json {
             self.told.push(Told { path, size, changed, error: None });
         } else {
             let title = self.out.paint(HEAD, &path);
@@ -196,6 +227,7 @@ impl Work<'_> {
         if failure.exit == crate::error::Exit::Usage {
             return Err(failure);
         }
+        self.notes.iter().for_each(|notes| notes.failed(&failure));
         let error = Some(failure.what.clone());
         self.told.push(Told { path, size: None, changed: false, error });
         self.failures.push(failure);
@@ -242,6 +274,7 @@ fn relayout(
     shown: &str,
     attr: &Attr,
     threads: usize,
+    notes: Option<&Notes>,
 ) -> Result<bool, Errno> {
     let mut attempt = 1;
     loop {
@@ -249,8 +282,13 @@ fn relayout(
             return Ok(false);
         };
         let bar = term::byte_bar(work.size()).with_message(shown.to_owned());
+        notes.iter().for_each(|notes| notes.file(shown, work.size()));
+        let step = |bytes| {
+            bar.inc(bytes);
+            notes.iter().for_each(|notes| notes.copied(bytes));
+        };
         let copied = std::thread::scope(|scope| {
-            let copy = || work.copy(&|bytes| bar.inc(bytes));
+            let copy = || work.copy(&step);
             let all: Vec<_> = (0..threads.max(1)).map(|_| scope.spawn(copy)).collect();
             let join =
                 |one: std::thread::ScopedJoinHandle<'_, _>| one.join().unwrap_or(Err(Errno::EIO));

@@ -20,7 +20,8 @@ pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
 pub struct Options {
     /// Any daemon of the volume. Over a UNIX socket it becomes our home.
     pub endpoint: Endpoint,
-    /// The volume's key. Without it only nodes on this machine can be reached.
+    /// The volume's key. Without it other nodes are reached through the daemon of this
+    /// machine, as the user that we are.
     pub key: Option<VolumeKey>,
     /// The volume meant; `None` takes the one the daemon serves.
     pub volume: Option<VolumeId>,
@@ -102,10 +103,12 @@ impl Client {
             .nodes
             .iter()
             .map(|node| {
-                let there = if home == Some(node.id) {
-                    endpoint.clone()
-                } else {
-                    Endpoint::Tcp(node.address.clone())
+                let there = match &endpoint {
+                    Endpoint::Unix(_) if home == Some(node.id) => endpoint.clone(),
+                    Endpoint::Unix(path) if caller.key.is_none() => {
+                        Endpoint::Through(path.clone(), node.id)
+                    }
+                    _ => Endpoint::Tcp(node.address.clone()),
                 };
                 Arc::new(Peer::new(node.id, there, caller.clone(), options.patience))
             })

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport, Welcome};
 use tatami_wire::object::ObjectResult;
-use tatami_wire::{ClientId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, NodeId, VolumeId, VolumeKey};
 
 /// Where a daemon listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -26,6 +26,8 @@ pub enum Endpoint {
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
+    /// Another node, through the daemon that listens on a UNIX socket of this machine.
+    Through(PathBuf, NodeId),
 }
 
 impl fmt::Display for Endpoint {
@@ -33,6 +35,7 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Unix(path) => write!(f, "{}", path.display()),
             Endpoint::Tcp(address) => f.write_str(address),
+            Endpoint::Through(path, node) => write!(f, "node {node} through {}", path.display()),
         }
     }
 }
@@ -75,7 +78,9 @@ impl ConnectError {
     pub fn may_pass(&self) -> bool {
         match self {
             ConnectError::Unreachable { .. } => true,
-            ConnectError::Handshake { source, .. } => matches!(source, HandshakeError::Io(_)),
+            ConnectError::Handshake { source, .. } => {
+                matches!(source, HandshakeError::Io(_) | HandshakeError::Away(_))
+            }
         }
     }
 }
@@ -111,7 +116,9 @@ enum Stream {
 impl Stream {
     fn open(endpoint: &Endpoint) -> io::Result<Stream> {
         match endpoint {
-            Endpoint::Unix(path) => Ok(Stream::Unix(UnixStream::connect(path)?)),
+            Endpoint::Unix(path) | Endpoint::Through(path, _) => {
+                Ok(Stream::Unix(UnixStream::connect(path)?))
+            }
             Endpoint::Tcp(address) => {
                 let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
                 for addr in address.to_socket_addrs()? {
@@ -226,7 +233,12 @@ impl Connection {
         }
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).map_err(|e| unreachable(io::Error::other(e)))?;
-        let hello = Hello { role, client: caller.client, slot, volume: caller.volume };
+        let node = match endpoint {
+            Endpoint::Through(_, node) => Some(*node),
+            Endpoint::Unix(_) | Endpoint::Tcp(_) => None,
+        };
+        let Caller { client, volume, .. } = *caller;
+        let hello = Hello { role, client, slot, volume, node, user: None };
         let transport = stream.transport();
         let welcome =
             handshake::connect(&mut stream, transport, &hello, caller.key.as_ref(), nonce)

@@ -167,6 +167,13 @@ pub(crate) fn open<S: Store>(
     let inode = txn.inode(ino)?;
     check_open(&inode, txn.cred, access)?;
     let cap = grant(txn, key, ino, access)?;
+    // A mount takes privileges away when bytes are written. Of what others write nobody tells.
+    if access.write && !txn.ctx.trusted && !txn.cred.is_root() {
+        let mode = permission::without_privileges(&inode, inode.mode, txn.cred);
+        if mode != inode.mode {
+            txn.edit(ino)?.mode = mode;
+        }
+    }
     Ok(MetaReply::Opened { attr: txn.inode(ino)?.attr(ino), cap })
 }
 

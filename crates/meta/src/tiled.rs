@@ -24,6 +24,7 @@ use crate::permission::{self, want};
 use crate::record::Damaged;
 use crate::store::Store;
 use crate::txn::Txn;
+use crate::xattr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -130,6 +131,10 @@ pub(crate) fn publish<S: Store>(
         tiled.end = 0;
     }
     put(txn, ino, &tiled);
+    if tiled.open == 0 && old.xattr_list > 0 {
+        // Nobody holds a lock any more who could give it back.
+        xattr::forget_jobs(txn, ino)?;
+    }
     let inode = txn.edit(ino)?;
     if whole {
         inode.layout = old.layout.with_tiles(false);
@@ -245,6 +250,10 @@ pub(crate) fn tiles<S: Store>(
     let inode = txn.inode(ino)?;
     if !inode.is_file() {
         return Err(Errno::EINVAL.into());
+    }
+    // What is written where is as good as reading a part of it.
+    if !txn.ctx.trusted && txn.get(&keys::writer(ino, txn.ctx.client))?.is_none() {
+        permission::check(&inode, txn.cred, want::READ)?;
     }
     let Some(tiled) = load(txn, ino, &inode)?.filter(|_| inode.layout.is_tiled()) else {
         let version = load(txn, ino, &inode)?.map_or(0, |tiled| tiled.version);

@@ -9,6 +9,7 @@ use crate::spares::Before;
 use crate::{attr, caller};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::Duration;
 use tatami_client::{DataFile, Sink, stat_file};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{Opened, Passage, Reply, Request};
@@ -19,6 +20,8 @@ use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 
 /// The kernel's mark, among open flags, that a file is opened to be executed.
 const FMODE_EXEC: i32 = 0x20;
+/// How long an open waits for others to be closed that are in its way.
+const CLOSE_WAIT: Duration = Duration::from_secs(2);
 /// Most bytes that one COPY_FILE_RANGE copies; the caller goes on from there.
 const COPY_MAX: u64 = 64 << 20;
 /// Shortest read of another node's file, in bytes, that goes past our memory: below, a
@@ -119,11 +122,24 @@ impl FileSystem {
         }
     }
 
-    /// OPEN.
+    /// OPEN. Where those who have a file open as it was laid out before are in the way of one who
+    /// wants to read and write it, waits a while for them: the kernel tells of a close after
+    /// close(2) has returned.
     ///
     /// # Errors
     /// Those of the shard and of the object's node.
     pub(crate) fn open(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
+        match self.open_now(request, flags) {
+            Err(Errno::EBUSY)
+                if self.open.wait_until_closed(Ino(request.header.node), CLOSE_WAIT) =>
+            {
+                self.open_now(request, flags)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_now(&self, request: &Request<'_>, flags: i32) -> Result<Opened, Errno> {
         let ino = Ino(request.header.node);
         let access = Access::from_open_flags(flags);
         let opening = self.opening(ino, access.write);
@@ -278,7 +294,7 @@ impl FileSystem {
             return Ok((fopen::PASSTHROUGH | DIRECT, stale));
         }
         if data.is_tiled() {
-            return Ok((self.way_of_tiles(inode, access), 0));
+            return self.way_of_tiles(inode, access);
         }
         if !(self.passthrough && data.is_local()) {
             if access.write {
@@ -351,14 +367,20 @@ impl FileSystem {
         Ok(Some(id))
     }
 
-    /// The flags for a tiled file. What others wrote to its pieces no stamp of one object
-    /// tells, so the kernel keeps nothing from one open to the next.
-    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> u32 {
+    /// The flags for a tiled file, and the number of its backing file or 0. What others wrote to its pieces no
+    /// stamp of one object tells, so the kernel keeps nothing from one open to the next.
+    ///
+    /// # Errors
+    /// `EBUSY` as for [`FileSystem::stale`], while somebody has it open since before there were tiles.
+    fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
         self.stamps.changed(inode.ino);
         let mut state = inode.state.lock();
         state.through_us = true;
-        // The kernel does not mix its cache with a backing file, opened before there were tiles.
-        if access.write || state.backing.is_some() { fopen::DIRECT_IO } else { 0 }
+        match &state.backing {
+            Some(_) if access.read && access.write => Err(Errno::EBUSY),
+            Some(backing) => Ok((fopen::PASSTHROUGH | fopen::DIRECT_IO, backing.id.0)),
+            None => Ok((if access.write { fopen::DIRECT_IO } else { 0 }, 0)),
+        }
     }
 
     /// RELEASE. Nobody waits for it.

@@ -5,11 +5,12 @@
 //! bytes concerns all writers together.
 
 use crate::spares::{Lent, Unwritten};
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 use tatami_client::{DataFile, stat_file};
 use tatami_fuse::BackingId;
 use tatami_wire::object::ObjectState;
@@ -140,9 +141,17 @@ struct Entry {
     kept: bool,
 }
 
+/// Some of what is open.
+#[derive(Default)]
+struct Shard {
+    entries: Mutex<HashMap<Ino, Entry, hash::Build>>,
+    /// The last handle of one of them has gone.
+    ended: Condvar,
+}
+
 /// All that is open.
 pub(crate) struct OpenInodes {
-    shards: Vec<Mutex<HashMap<Ino, Entry, hash::Build>>>,
+    shards: Vec<Shard>,
     files: Gate,
     dirs: Gate,
 }
@@ -160,13 +169,13 @@ pub(crate) struct Last {
 impl OpenInodes {
     pub(crate) fn new() -> OpenInodes {
         OpenInodes {
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             files: Gate::default(),
             dirs: Gate::default(),
         }
     }
 
-    fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, Entry, hash::Build>> {
+    fn shard(&self, ino: Ino) -> &Shard {
         &self.shards[ino.0 as usize % SHARDS]
     }
 
@@ -190,7 +199,7 @@ impl OpenInodes {
 
     /// One more user of `ino`, after [`OpenInodes::announce`].
     pub(crate) fn enter(&self, ino: Ino) -> Arc<OpenInode> {
-        let mut shard = self.shard(ino).lock();
+        let mut shard = self.shard(ino).entries.lock();
         let entry = shard.entry(ino).or_insert_with(|| Entry {
             inode: Arc::new(OpenInode::new(ino)),
             users: 0,
@@ -202,18 +211,20 @@ impl OpenInodes {
 
     /// The inode, if it is open.
     pub(crate) fn find(&self, ino: Ino) -> Option<Arc<OpenInode>> {
-        self.shard(ino).lock().get(&ino).map(|e| e.inode.clone())
+        self.shard(ino).entries.lock().get(&ino).map(|e| e.inode.clone())
     }
 
     /// One user less. `Some` after the last one.
     pub(crate) fn leave(&self, inode: &OpenInode, sort: Sort) -> Option<Last> {
         let last = {
-            let mut shard = self.shard(inode.ino).lock();
+            let Shard { entries, ended } = self.shard(inode.ino);
+            let mut shard = entries.lock();
             let entry = shard.get_mut(&inode.ino).expect("every user has entered");
             entry.users -= 1;
             if entry.users == 0 {
                 let kept = entry.kept;
                 shard.remove(&inode.ino);
+                ended.notify_all();
                 let mut state = inode.state.lock();
                 let backing = state.backing.take().or_else(|| state.stale.take());
                 Some(Last { kept, backing, is_empty: state.is_empty })
@@ -225,10 +236,23 @@ impl OpenInodes {
         last
     }
 
+    /// Waits until nobody has `ino` open, no longer than `patience`. Whether that is so.
+    pub(crate) fn wait_until_closed(&self, ino: Ino, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        let Shard { entries, ended } = self.shard(ino);
+        let mut shard = entries.lock();
+        while shard.contains_key(&ino) {
+            if ended.wait_until(&mut shard, deadline).timed_out() {
+                return !shard.contains_key(&ino);
+            }
+        }
+        true
+    }
+
     /// Notes that the shard keeps `ino` for us. False if it is not open (any
     /// more), and the shard must be told so.
     pub(crate) fn keep(&self, ino: Ino) -> bool {
-        match self.shard(ino).lock().get_mut(&ino) {
+        match self.shard(ino).entries.lock().get_mut(&ino) {
             Some(entry) => {
                 entry.kept = true;
                 true
@@ -311,6 +335,22 @@ mod tests {
         assert!(last.kept);
         assert!(open.find(Ino(5)).is_none());
         assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+    }
+
+    #[test]
+    fn whoever_waits_hears_of_the_last_close() {
+        let open = Arc::new(OpenInodes::new());
+        assert!(open.wait_until_closed(Ino(5), Duration::ZERO));
+        open.announce(Sort::File);
+        let inode = open.enter(Ino(5));
+        assert!(!open.wait_until_closed(Ino(5), Duration::from_millis(1)));
+        assert!(open.wait_until_closed(Ino(6), Duration::ZERO));
+        let waiter = std::thread::spawn({
+            let open = open.clone();
+            move || open.wait_until_closed(Ino(5), Duration::from_secs(60))
+        });
+        assert!(open.leave(&inode, Sort::File).is_some());
+        assert!(waiter.join().expect("it does not panic"));
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::counters::Place;
 use crate::executor::{ExecutorHandle, NewConnection};
 use crate::meta_conn::Kind;
 use crate::peer::Peer;
+use crate::relay::{self, NotPassed};
 use crate::shared::{Registered, Shared, enlarge_buffers};
 use crate::stream::{Deadlined, Stream};
 use crate::{admin, data};
@@ -18,9 +19,9 @@ use tatami_wire::ClientId;
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
 
 /// A handshake must be over after this time.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A peer that takes none of our bytes for so long loses its connection.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
+pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after an accept that failed because descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Seconds after which a silent TCP peer is probed, between probes, and probes
@@ -103,7 +104,7 @@ fn greet(
         tracing::debug!(error = %e, "connection dropped");
         return;
     }
-    let peer = match Peer::of(stream) {
+    let mut peer = match Peer::of(stream) {
         Ok(peer) => peer,
         Err(e) => {
             tracing::warn!(error = %e, "cannot learn who connects; connection dropped");
@@ -123,14 +124,32 @@ fn greet(
             return;
         }
     };
+    let refused = |timed: &mut Deadlined<'_>, peer: &Peer, why: &str| {
+        tracing::warn!(%peer, client = %hello.client, "connection refused: {why}");
+        let _ = handshake::refuse(timed, why);
+    };
+    if let Some(user) = &hello.user
+        && let Err(why) = peer.bind(user)
+    {
+        return refused(&mut timed, &peer, why);
+    }
     let admission = match admit(shared, executor, &hello, &peer) {
         Ok(admission) => admission,
-        Err(why) => {
-            tracing::warn!(%peer, client = %hello.client, "connection refused: {why}");
-            let _ = handshake::refuse(&mut timed, &why);
-            return;
-        }
+        Err(why) => return refused(&mut timed, &peer, &why),
     };
+    if let Some(node) = hello.node.filter(|node| *node != shared.node()) {
+        match relay::connect(shared, &hello, &peer, node) {
+            Ok(far) if handshake::admit(&mut timed).is_ok() => {
+                drop(place);
+                tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
+                relay::serve(stream, &far, &peer);
+            }
+            Ok(_) => {}
+            Err(NotPassed::Away(why)) => drop(handshake::put_off(&mut timed, &why)),
+            Err(NotPassed::Refused(why)) => refused(&mut timed, &peer, &why),
+        }
+        return;
+    }
     if handshake::admit(&mut timed).is_err() {
         return;
     }
@@ -182,12 +201,16 @@ fn admit(
     if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }
+    let passed_on = hello.node.is_some_and(|node| node != shared.node());
     let (places, what) = match hello.role {
+        // It has threads here, whatever it is for there.
+        _ if passed_on => (&shared.data_places, "bytes"),
         Role::Meta | Role::Recall => (&shared.meta_places, "names"),
         Role::Data => (&shared.data_places, "bytes"),
         Role::Admin => (&shared.admin_places, "questions"),
     };
-    if matches!(hello.role, Role::Meta | Role::Recall) && executor.is_none() {
+    let by_executor = matches!(hello.role, Role::Meta | Role::Recall) && !passed_on;
+    if by_executor && executor.is_none() {
         return Err(format!("node {} serves no shard of the namespace", shared.node()));
     }
     // Others wait until it gives back what it was given.
@@ -206,7 +229,7 @@ fn admit(
     Ok(Admission { _places: (place, of_strangers), shared: shared.clone(), client: hello.client })
 }
 
-fn prepare(stream: &Stream) -> io::Result<()> {
+pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
     let Stream::Tcp(tcp) = stream else { return Ok(()) };
     use rustix::net::sockopt;
     let (idle, interval, probes) = KEEPALIVE;

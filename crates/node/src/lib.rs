@@ -28,6 +28,7 @@ mod options;
 mod pages;
 mod peer;
 mod recalls;
+mod relay;
 mod round;
 mod shards;
 mod shared;

@@ -40,6 +40,19 @@ impl Peer {
         Ok(Peer { bound_to: Some(Cred { uid, gid, groups }), origin })
     }
 
+    /// Binds it to a user, as whoever may speak for anybody may ask for.
+    ///
+    /// # Errors
+    /// Why that may not be.
+    pub(crate) fn bind(&mut self, user: &Cred) -> Result<(), &'static str> {
+        if !self.is_trusted() {
+            return Err("only who is trusted says for which user it speaks");
+        }
+        self.origin = format!("user {} by way of {}", user.uid, self.origin);
+        self.bound_to = Some(user.clone());
+        Ok(())
+    }
+
     /// Whether it may speak for anybody and give orders.
     pub(crate) fn is_trusted(&self) -> bool {
         self.bound_to.is_none()

@@ -83,7 +83,8 @@ fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
 fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
     use tatami_wire::handshake::{self, Hello, Transport};
     let mut stream = volume.raw_tcp(0);
-    let hello = Hello { role, client: ClientId([0xaa; 16]), slot: 7, volume: None };
+    let hello =
+        Hello { role, client: ClientId([0xaa; 16]), slot: 7, volume: None, node: None, user: None };
     handshake::connect(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
         .expect("a handshake");
     stream
@@ -250,24 +251,6 @@ fn capabilities_are_checked_where_the_bytes_are() {
     // Bytes where none belong do not put requests and answers out of step.
     assert_eq!(session.data(cap, ObjectOp::Stat, b"surprise").0, Err(Errno::EPROTO));
     assert!(matches!(session.data(cap, ObjectOp::Stat, &[]).0, Ok(ObjectReply::State(_))));
-}
-
-/// Runs as an ordinary user of this machine. The kernel keeps users by thread,
-/// and so does what it tells of the other end of a socket.
-fn as_user<R: Send>(uid: u32, gid: u32, run: impl FnOnce() -> R + Send) -> R {
-    std::thread::scope(|scope| {
-        let thread = scope.spawn(|| {
-            // SAFETY: system calls with numbers only; that they change this thread
-            // alone, and not the process as the C library's would, is wanted.
-            unsafe {
-                assert_eq!(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()), 0);
-                assert_eq!(libc::syscall(libc::SYS_setresgid, gid, gid, gid), 0);
-                assert_eq!(libc::syscall(libc::SYS_setresuid, uid, uid, uid), 0);
-            }
-            run()
-        });
-        thread.join().expect("the user's part ends")
-    })
 }
 
 #[test]

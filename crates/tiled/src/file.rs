@@ -329,8 +329,7 @@ impl File {
             return Ok(lock);
         }
         if self.token.kind == Kind::Volume && self.token.nodes > 1 {
-            let lock =
-                WholeLock::across(&self.path, format!("user.tatami.a{:016x}", self.token.open));
+            let lock = WholeLock::across(&self.path, self.token.attribute("atomic"));
             return Ok(self.lock.get_or_init(|| lock));
         }
         let path = match self.token.kind {

@@ -33,7 +33,7 @@ pub struct Pointer {
 }
 
 fn attribute(token: &Token) -> String {
-    format!("user.tatami.p{:016x}", token.open)
+    token.attribute("pointer")
 }
 
 /// Where no file can be made beside the data.
@@ -54,7 +54,7 @@ impl Pointer {
     pub fn open(path: &Path, token: &Token) -> Result<Pointer> {
         let here = token.machine == machine::id();
         if token.kind == Kind::Volume && !here {
-            let lock = WholeLock::across(path, format!("user.tatami.l{:016x}", token.open));
+            let lock = WholeLock::across(path, token.attribute("turn"));
             let way = Way::Attribute { name: attribute(token), lock };
             return Ok(Pointer { way, path: path.to_path_buf() });
         }

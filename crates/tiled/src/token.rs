@@ -44,6 +44,13 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
 const WORDS: usize = 8;
 
 impl Token {
+    /// Name of the extended attribute of a volume's file by which the ranks of this open settle `what`. The
+    /// shard removes those of opens for writing when no such open of the file is left.
+    pub fn attribute(&self, what: &str) -> String {
+        let sort = if self.first == 0 { 'r' } else { 'w' };
+        format!("user.tatami.{sort}.{:016x}.{what}", self.open)
+    }
+
     /// Its bytes, fewer than [`TOKEN_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {

@@ -7,6 +7,7 @@
 
 mod begin;
 mod engine;
+mod joined;
 mod roll;
 mod session;
 mod world;

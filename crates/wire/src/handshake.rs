@@ -2,7 +2,8 @@
 //! the same volume, and that the other one may.
 //!
 //! ```text
-//! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce
+//! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the node that
+//!                    is meant, the user that the client binds itself to
 //! server → Challenge magic, version, verdict, volume, node, nonce, proof of the server
 //! client → Proof     proof of the client (empty on a UNIX socket)
 //! server → Verdict   one byte and a text
@@ -13,12 +14,19 @@
 //! A proof is a MAC over both nonces with the volume's key; each side proves
 //! first-hand knowledge of the key, and a recorded handshake is worthless. On
 //! a UNIX socket the kernel tells who the client is, and no proof is needed.
+//!
+//! A client without the key reaches other nodes through the daemon of its own: it names the
+//! node, and the daemon shakes hands there with the key, tells which user is speaking, and
+//! passes on all that follows.
 
-use crate::{ClientId, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+use crate::{ClientId, Cred, GROUPS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"TATAMI\r\n";
-const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1;
+/// A hello up to the ids of its user.
+const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1 + 2 + 2;
+/// In the place of a node: none.
+const NO_NODE: u16 = u16::MAX;
 const CHALLENGE_LEN: usize = 8 + 4 + 1 + 16 + 2 + 16 + 16;
 /// Longest text of a refusal, in bytes.
 const TEXT_MAX: usize = 255;
@@ -39,7 +47,7 @@ pub enum Role {
 }
 
 /// What the client tells of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// What the connection is for.
     pub role: Role,
@@ -51,6 +59,11 @@ pub struct Hello {
     pub slot: u32,
     /// The volume it means; `None` takes any.
     pub volume: Option<VolumeId>,
+    /// The node to which everything is to be passed on; `None` for the one that is called.
+    pub node: Option<NodeId>,
+    /// The user as whom alone the client may act on this connection. Only who may speak for
+    /// anybody may say so. `None` leaves it to what is known of the client.
+    pub user: Option<Cred>,
 }
 
 /// Most metadata connections of one client.
@@ -77,6 +90,8 @@ pub enum HandshakeError {
     Key,
     #[error("refused: {0}")]
     Refused(String),
+    #[error("{0}")]
+    Away(String),
 }
 
 /// What the client learns.
@@ -123,7 +138,7 @@ pub fn connect(
     key: Option<&VolumeKey>,
     nonce: [u8; 16],
 ) -> Result<Welcome, HandshakeError> {
-    let bytes = encode_hello(hello, nonce, transport);
+    let bytes = encode_hello(hello, nonce, transport).ok_or_else(too_many_groups)?;
     stream.write_all(&bytes)?;
     let mut b = [0; CHALLENGE_LEN];
     read_prefixed(stream, &mut b)?;
@@ -154,6 +169,7 @@ pub fn connect(
     match verdict[0] {
         0 => Ok(Welcome { volume, node: NodeId(u16::from_le_bytes([b[29], b[30]])) }),
         1 => Err(HandshakeError::Key),
+        3 => Err(HandshakeError::Away(String::from_utf8_lossy(&text).into_owned())),
         _ => Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())),
     }
 }
@@ -169,7 +185,7 @@ pub fn accept(
     identity: &Identity,
     nonce: [u8; 16],
 ) -> Result<Hello, HandshakeError> {
-    let mut bytes = [0; HELLO_LEN];
+    let mut bytes = vec![0; HELLO_LEN];
     let read = read_prefixed(stream, &mut bytes);
     let mut b = [0; CHALLENGE_LEN];
     b[..8].copy_from_slice(&MAGIC);
@@ -179,6 +195,8 @@ pub fn accept(
         stream.write_all(&b)?;
     }
     read?;
+    bytes.resize(HELLO_LEN + 4 * ids_of(&bytes), 0);
+    stream.read_exact(&mut bytes[HELLO_LEN..])?;
     let (hello, client_nonce) = decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
     let mut nonces = [0; 32];
     nonces[..16].copy_from_slice(&client_nonce);
@@ -214,15 +232,33 @@ pub fn admit(stream: &mut impl Write) -> io::Result<()> {
 /// # Errors
 /// Those of the stream.
 pub fn refuse(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    end(stream, 2, why)
+}
+
+/// Ends a handshake because the node that is meant does not answer now.
+///
+/// # Errors
+/// Those of the stream.
+pub fn put_off(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    end(stream, 3, why)
+}
+
+fn end(stream: &mut impl Write, verdict: u8, why: &str) -> io::Result<()> {
     let mut end = why.len().min(TEXT_MAX);
     while !why.is_char_boundary(end) {
         end -= 1;
     }
-    stream.write_all(&[&[2, end as u8], &why.as_bytes()[..end]].concat())
+    stream.write_all(&[&[verdict, end as u8], &why.as_bytes()[..end]].concat())
 }
 
-fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> [u8; HELLO_LEN] {
-    let mut b = [0; HELLO_LEN];
+fn too_many_groups() -> HandshakeError {
+    io::Error::new(io::ErrorKind::InvalidInput, "the user has too many groups").into()
+}
+
+/// Nothing for a user with more groups than there may be.
+fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<Vec<u8>> {
+    let ids = hello.user.as_ref().map_or(0, |user| 2 + user.groups.len());
+    let mut b = vec![0; HELLO_LEN];
     b[..8].copy_from_slice(&MAGIC);
     b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     b[12] = hello.role as u8;
@@ -231,10 +267,23 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> [u8; HE
     b[33..49].copy_from_slice(&hello.volume.map_or([0; 16], |v| v.0));
     b[49..65].copy_from_slice(&nonce);
     b[65] = u8::from(transport == Transport::Remote);
-    b
+    b[66..68].copy_from_slice(&hello.node.map_or(NO_NODE, |node| node.0).to_le_bytes());
+    b[68..70].copy_from_slice(&u16::try_from(ids).ok()?.to_le_bytes());
+    if let Some(user) = hello.user.as_ref() {
+        let all = [user.uid, user.gid].into_iter().chain(user.groups.iter().copied());
+        b.extend(all.flat_map(u32::to_le_bytes));
+        return user.is_valid().then_some(b);
+    }
+    Some(b)
 }
 
-fn decode_hello(b: &[u8; HELLO_LEN]) -> Option<(Hello, [u8; 16])> {
+/// How many ids of a user and its groups follow a hello; what is too many is none.
+fn ids_of(b: &[u8]) -> usize {
+    let ids = usize::from(u16::from_le_bytes([b[68], b[69]]));
+    if ids > 2 + GROUPS_MAX { 0 } else { ids }
+}
+
+fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
     let id = |at: usize| {
         let mut id = [0; 16];
         id.copy_from_slice(&b[at..at + 16]);
@@ -249,8 +298,19 @@ fn decode_hello(b: &[u8; HELLO_LEN]) -> Option<(Hello, [u8; 16])> {
     };
     let slot = u32::from_le_bytes([b[29], b[30], b[31], b[32]]);
     let volume = Some(VolumeId(id(33))).filter(|v| v.0 != [0; 16]);
-    let hello = Hello { role, client: ClientId(id(13)), slot, volume };
-    (slot < SLOTS_MAX).then_some((hello, id(49)))
+    let node = u16::from_le_bytes([b[66], b[67]]);
+    let node = (node != NO_NODE).then_some(NodeId(node));
+    let (ids, rest) = b[HELLO_LEN..].as_chunks::<4>();
+    let ids: Vec<u32> = ids.iter().map(|id| u32::from_le_bytes(*id)).collect();
+    let user = match ids[..] {
+        [] => None,
+        [uid, gid, ref groups @ ..] => Some(Cred { uid, gid, groups: groups.to_vec() }),
+        [_] => return None,
+    };
+    let told = usize::from(u16::from_le_bytes([b[68], b[69]]));
+    let whole = rest.is_empty() && told == ids.len();
+    let hello = Hello { role, client: ClientId(id(13)), slot, volume, node, user };
+    (whole && slot < SLOTS_MAX).then_some((hello, id(49)))
 }
 
 /// Reads a handshake message: first magic and version, which every version has

@@ -14,7 +14,14 @@ fn identity() -> Identity {
 }
 
 fn hello() -> Hello {
-    Hello { role: Role::Data, client: ClientId([4; 16]), slot: 17, volume: None }
+    Hello {
+        role: Role::Data,
+        client: ClientId([4; 16]),
+        slot: 17,
+        volume: None,
+        node: None,
+        user: None,
+    }
 }
 
 /// Runs both sides; the server admits whom `accept` lets through.
@@ -62,7 +69,7 @@ fn a_wrong_key_is_noticed_by_both_sides() {
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server =
         thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [2; 16]));
-    let mut bytes = [0; 66];
+    let mut bytes = [0; 70];
     bytes[..8].copy_from_slice(b"TATAMI\r\n");
     bytes[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
     bytes[12] = 1;

@@ -105,5 +105,18 @@ fn make(path: &Path, flags: Flags, mode: u32) -> Result<File> {
             other => other.context("create", path)?,
         }
     }
-    OpenOptions::new().read(flags.reads()).write(flags.writes()).open(path).context("open", path)
+    open(path, flags)
+}
+
+/// Opens the file for all that the program wants. Not for reading and writing at once, which the mount refuses
+/// while somebody has the file open since before it had tiles: nothing is read or written by this descriptor.
+pub(super) fn open(path: &Path, flags: Flags) -> Result<File> {
+    let read = match flags.reads() || !flags.writes() {
+        true => Some(File::open(path).context("open", path)?),
+        false => None,
+    };
+    match (flags.writes(), read) {
+        (false, Some(read)) => Ok(read),
+        _ => OpenOptions::new().write(true).open(path).context("open", path),
+    }
 }

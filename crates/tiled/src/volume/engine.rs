@@ -1,6 +1,7 @@
 //! The engine of a volume's files: what one rank of one open does.
 
 use super::begin::begun;
+use super::joined::{is_scattered, join};
 use super::roll::OwnRoll;
 use super::session::{Held, Session};
 use super::world::{Own, World};
@@ -313,7 +314,14 @@ impl Native {
         };
         let mut parts = Vec::new();
         // What cannot be known stays open, and its journal is read when this open is over.
-        for (rank, (piece, changes)) in (0..).zip(self.world.counts().unwrap_or_default()) {
+        let counts = self.world.counts().unwrap_or_default();
+        if counts.iter().zip(0..).all(|(at, rank)| match self.known.get(&rank) {
+            Some(known) => (known.piece, known.changes) == *at,
+            None => at.1 == 0,
+        }) {
+            self.join_known();
+        }
+        for (rank, (piece, changes)) in (0..).zip(counts) {
             match self.known.get(&rank) {
                 Some(known) if (known.piece, known.changes) == (piece, changes) => {
                     parts.push(part(known));
@@ -325,6 +333,27 @@ impl Native {
         let rolls = self.first + self.ranks..self.first + self.ranks + self.nodes;
         parts.extend(rolls.map(|piece| empty(piece, 0)));
         parts
+    }
+
+    /// Writes of ranks of several nodes become runs, where that changes nothing.
+    fn join_known(&mut self) {
+        let decoded = |known: &Known| {
+            let tiles = tatami_layout::PieceTiles::decode(&known.tiles).ok()?;
+            Some((known.piece, tiles))
+        };
+        let all: Option<Vec<_>> = match self.together {
+            true => None,
+            false => self.known.values().map(decoded).collect(),
+        };
+        let Some(mut pieces) = all.filter(|all| all.iter().any(|(_, t)| is_scattered(t))) else {
+            return;
+        };
+        // Who writes to it besides, or has, may have written in between.
+        let Ok(Some((others, cuts))) = self.world.closed_besides() else { return };
+        join(&mut pieces, &others, &cuts);
+        for (known, (_, tiles)) in self.known.values_mut().zip(&pieces) {
+            known.tiles = tiles.encode();
+        }
     }
 
     fn take_sealed(&mut self, sealed: &[&[u8]]) -> Result<()> {
@@ -339,9 +368,7 @@ impl Native {
 
 /// May this process open it so?
 fn check(path: &Path, flags: Flags) -> Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    let opened = options.read(flags.reads()).write(flags.writes()).open(path);
-    opened.context("open", path).map(drop)
+    super::begin::open(path, flags).map(drop)
 }
 
 fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {

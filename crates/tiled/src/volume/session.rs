@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::place;
 use parking_lot::Mutex;
+use rustix::fs::Access;
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use tatami_client::{Client, Endpoint, Options};
 use tatami_cluster::mounted::Home;
 use tatami_cluster::{KeyFile, VolumeFile};
-use tatami_wire::{Access, Cap, Cred, Ino, NodeId, VolumeKey};
+use tatami_wire::{Access as Use, Cap, Cred, Ino, NodeId, VolumeKey};
 
 /// `f_type` of FUSE in statfs(2).
 const FUSE: u64 = 0x6573_5546;
@@ -30,32 +31,43 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Where a session belongs: a child of the process has sessions of its own.
+/// Where a session belongs: a child of the process has sessions of its own, and so has another user.
 #[derive(PartialEq, Eq)]
 struct Place {
     process: u32,
+    user: u32,
     dir: PathBuf,
     node: u16,
 }
 
 static SESSIONS: Mutex<Vec<(Place, Arc<Session>)>> = Mutex::new(Vec::new());
 
-/// The mount that has `path`, or would have it, if it is one of a volume whose key this process may read.
-fn home_of(path: &Path) -> Option<(Home, VolumeKey)> {
+/// The mount that has `path`, or would have it, if it is one of a volume that this process can reach: by its
+/// key, or as the user that it is, by way of the daemon at whose node the mount is at home.
+fn home_of(path: &Path) -> Option<(Home, Option<VolumeKey>)> {
     let parent = || path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found = rustix::fs::statfs(path).or_else(|_| rustix::fs::statfs(parent())).ok()?;
     if found.f_type as u64 & 0xffff_ffff != FUSE {
         return None;
     }
     let home = Home::of(&place::real(path).ok()?)?;
-    let key = KeyFile::load(&home.dir.join("key")).ok()?;
-    Some((home, key))
+    let key = KeyFile::load(&home.dir.join("key")).ok();
+    (key.is_some() || may_connect(&home)).then_some((home, key))
+}
+
+/// May this process speak to the daemon of the mount's node?
+fn may_connect(home: &Home) -> bool {
+    let Ok(volume) = VolumeFile::load(&home.dir.join("volume.toml")) else { return false };
+    let entry = volume.node(NodeId(home.node));
+    entry.is_some_and(|entry| rustix::fs::access(&entry.socket, Access::WRITE_OK).is_ok())
 }
 
 /// Can this process use the objects of a file at `path`? One look (statfs) where it is on no FUSE
 /// file system.
 pub fn is_on_volume(path: &Path) -> bool {
-    home_of(path).is_some()
+    let Some((_, key)) = home_of(path) else { return false };
+    // Journals are a part of the file, so who may write it only cannot write it in this way.
+    key.is_some() || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
 }
 
 /// A number of the node at which the mount of `path` is at home, from 1; nothing where `path` is on no such mount.
@@ -67,13 +79,14 @@ impl Session {
     /// The session for a path on a mount.
     ///
     /// # Errors
-    /// `ENODEV` where [`is_on_volume`] does not hold, `EHOSTDOWN` where the node's daemon does not answer.
+    /// `ENODEV` where it is on no such mount, `EHOSTDOWN` where the node's daemon does not answer.
     pub fn of(path: &Path) -> Result<Arc<Session>> {
         let (home, key) = home_of(path).ok_or_else(|| {
-            let why = "it is on no mount of a volume whose key can be read";
+            let why = "it is on no mount of a volume that can be reached";
             Error::because("open", path, Errno::NODEV, why)
         })?;
-        let at = Place { process: std::process::id(), dir: home.dir, node: home.node };
+        let user = rustix::process::geteuid().as_raw();
+        let at = Place { process: std::process::id(), user, dir: home.dir, node: home.node };
         let mut sessions = SESSIONS.lock();
         if let Some((_, session)) = sessions.iter().find(|(place, _)| *place == at) {
             return Ok(session.clone());
@@ -85,8 +98,7 @@ impl Session {
         let entry = volume.node(node);
         let entry = entry.ok_or_else(|| failed(Errno::NODEV, "its node is gone".into()))?;
         let endpoint = Endpoint::Unix(entry.socket.clone());
-        let options =
-            Options { key: Some(key), volume: Some(volume.volume), ..Options::new(endpoint) };
+        let options = Options { key, volume: Some(volume.volume), ..Options::new(endpoint) };
         let client =
             Client::connect(options).map_err(|e| failed(Errno::HOSTDOWN, e.to_string()))?;
         let session = Arc::new(Session { client: Arc::new(client), node, open: Mutex::default() });
@@ -119,7 +131,7 @@ impl Held {
     ) -> std::result::Result<Held, tatami_wire::Errno> {
         // Held on to meanwhile, so that no other thread closes in between.
         let mut open = session.open.lock();
-        let (_, cap) = session.client.open(&Cred::ROOT, ino, Access::BOTH)?;
+        let (_, cap) = session.client.open(&Cred::ROOT, ino, Use::BOTH)?;
         *open.entry(ino).or_default() += 1;
         Ok(Held { session: session.clone(), ino, cap })
     }

@@ -5,6 +5,7 @@
 //! request for each other node. What others do, and what the shard knows, is asked for when a view epoch begins.
 
 use super::begin::distinct;
+use super::joined::Numbered;
 use super::roll::{Fetched, Roll};
 use super::{Told, Volume};
 use crate::error::{Context, Error, Result};
@@ -149,6 +150,19 @@ impl World {
     /// Which piece a piece of the index is; nothing for the base.
     pub(super) fn number(piece: Piece) -> Option<u32> {
         (piece != Piece::BASE).then(|| piece.number())
+    }
+
+    /// The pieces of the file to which nobody adds, and its cuts, as of now; nothing where somebody
+    /// else adds to one.
+    ///
+    /// # Errors
+    /// Those of the shard.
+    pub(super) fn closed_besides(&mut self) -> Result<Option<(Vec<Numbered>, Vec<Cut>)>> {
+        let page = self.page()?;
+        self.take_page(page)?;
+        self.doubtful = true;
+        let alone = self.foreign.is_empty();
+        Ok(alone.then(|| (self.closed.clone(), self.cuts.clone())))
     }
 
     /// Forgets that anything was asked.

@@ -1,0 +1,271 @@
+//! `tatami relayout` in the background: a process of its own, and what it notes of its progress for whoever
+//! asks with `--status`.
+//!
+//! Notes lie where those of mounts do: below `/run/tatami`, or an ordinary user's runtime directory.
+
+use crate::error::{Context, Failure, Outcome};
+use crate::place::write_whole;
+use crate::process::Record;
+use crate::term::{self, BAD, HEAD, Out};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+use tatami_cluster::mounted::places;
+
+/// How often progress is noted.
+const STEP: Duration = Duration::from_millis(200);
+/// How long a note is kept after its process has ended.
+const KEEP: Duration = Duration::from_secs(24 * 3600);
+/// Failures that one note tells of.
+const FAILURES_MAX: usize = 100;
+
+/// What a process notes of itself.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Note {
+    /// What it was asked for.
+    paths: Vec<String>,
+    /// The file that it is at.
+    file: String,
+    /// Bytes of that, and how many of them are copied.
+    size: u64,
+    copied: u64,
+    /// Files that were laid out anew, and that lay so already.
+    changed: u64,
+    same: u64,
+    /// What could not be done, a sentence each.
+    failures: Vec<String>,
+    /// It has done what it was asked for.
+    ended: bool,
+    process: Record,
+}
+
+/// A note in the making.
+#[derive(Debug)]
+pub struct Notes {
+    path: PathBuf,
+    state: Mutex<(Note, Instant)>,
+}
+
+impl Notes {
+    /// Begins one at `path`, leaves the terminal behind, and tells whoever started this process that it goes on
+    /// by itself.
+    ///
+    /// # Errors
+    /// Where the note cannot be written.
+    pub fn begin(path: &Path, paths: Vec<String>) -> Outcome<Notes> {
+        if let Err(error) = rustix::process::setsid() {
+            tracing::debug!(%error, "it has a session of its own already");
+        }
+        let (file, failures, process) = (String::new(), Vec::new(), Record::of_self());
+        let (size, copied, changed, same) = (0, 0, 0, 0);
+        let ended = false;
+        let note = Note { paths, file, size, copied, changed, same, failures, ended, process };
+        let notes = Notes { path: path.to_path_buf(), state: Mutex::new((note, Instant::now())) };
+        notes.change(true, |_| {})?;
+        // Whoever waited may have gone.
+        let _ = writeln!(std::io::stdout(), "{}", notes.state.lock().0.process.pid);
+        Ok(notes)
+    }
+
+    fn change(&self, now: bool, change: impl FnOnce(&mut Note)) -> Outcome {
+        let mut state = self.state.lock();
+        change(&mut state.0);
+        if !now && state.1.elapsed() < STEP {
+            return Ok(());
+        }
+        state.1 = Instant::now();
+        let what = || format!("note {}", self.path.display());
+        write_whole(&self.path, &toml::to_string(&state.0).context(what)?)
+    }
+
+    /// A note that cannot be brought up to date is no reason to stop.
+    fn try_change(&self, now: bool, change: impl FnOnce(&mut Note)) {
+        if let Err(failure) = self.change(now, change) {
+            tracing::debug!("{}", failure.what);
+        }
+    }
+
+    /// A file of so many bytes is begun, or begun again.
+    pub fn file(&self, name: &str, size: u64) {
+        self.try_change(true, |note| {
+            (note.file, note.size, note.copied) = (name.to_owned(), size, 0);
+        });
+    }
+
+    /// So many bytes more are copied.
+    pub fn copied(&self, bytes: u64) {
+        self.try_change(false, |note| note.copied += bytes);
+    }
+
+    /// A file is done.
+    pub fn done(&self, changed: bool) {
+        self.try_change(false, |note| {
+            *(if changed { &mut note.changed } else { &mut note.same }) += 1;
+        });
+    }
+
+    /// Something could not be done.
+    pub fn failed(&self, failure: &Failure) {
+        self.try_change(true, |note| {
+            if note.failures.len() < FAILURES_MAX {
+                note.failures.push(failure.report());
+            }
+        });
+    }
+
+    /// All is done.
+    pub fn end(&self) {
+        self.try_change(true, |note| note.ended = true);
+    }
+}
+
+fn below(place: &Path) -> PathBuf {
+    place.join("relayout")
+}
+
+/// Where a new note can be made.
+fn new_path() -> Outcome<PathBuf> {
+    let mut last = None;
+    for place in places() {
+        let place = below(&place);
+        match std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&place) {
+            Ok(()) if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() => {
+                forget_old(&place);
+                let id = std::process::id();
+                let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
+                return Ok(place.join(format!("{since}.{id}.toml")));
+            }
+            Ok(()) => {}
+            Err(error) => last = Some(error),
+        }
+    }
+    let failure = Failure::new("there is no place to note what is done in the background");
+    Err(match last {
+        Some(error) => failure.because(error),
+        None => failure,
+    })
+}
+
+fn forget_old(place: &Path) {
+    for (path, note) in notes_in(place) {
+        let age = path.metadata().and_then(|meta| meta.modified()).ok();
+        let old = age.and_then(|at| at.elapsed().ok()).is_some_and(|age| age > KEEP);
+        if old && note.process.running().is_none() {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn notes_in(place: &Path) -> Vec<(PathBuf, Note)> {
+    let Ok(entries) = std::fs::read_dir(place) else { return Vec::new() };
+    let read = |path: PathBuf| {
+        let note = toml::from_str(&std::fs::read_to_string(&path).ok()?).ok()?;
+        Some((path, note))
+    };
+    entries.flatten().filter_map(|entry| read(entry.path())).collect()
+}
+
+/// Starts this command again, in the background, with `--report` in the place of `--background`. Its number.
+///
+/// # Errors
+/// Those of the system.
+pub fn start() -> Outcome<i32> {
+    let note = new_path()?;
+    let mut report = OsString::from("--report=");
+    report.push(&note);
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    match arguments.iter().position(|argument| argument == "--background" || argument == "--") {
+        Some(at) if arguments[at] == "--background" => arguments[at] = report,
+        _ => return Err(Failure::usage("--background has to stand in front of the files")),
+    }
+    let what = || "cannot start a process for the background".to_owned();
+    let program = std::env::current_exe().context(what)?;
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().context(what)?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line).context(what)?;
+    }
+    line.trim()
+        .parse()
+        .map_err(|_| Failure::new(what()).because(format!("it could not write {}", note.display())))
+}
+
+/// Tells what processes in the background are doing and have done.
+///
+/// # Errors
+/// Those of writing.
+pub fn status(json: bool) -> Outcome {
+    let mut all: Vec<_> = places().iter().flat_map(|place| notes_in(&below(place))).collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    let mut out = Out::new();
+    if json {
+        let told = |(_, note): &(PathBuf, Note)| {
+            serde_json::json!({
+                "pid": note.process.pid,
+                "state": note.state(),
+                "paths": note.paths,
+                "file": note.file,
+                "size": note.size,
+                "copied": note.copied,
+                "changed": note.changed,
+                "same": note.same,
+                "failures": note.failures,
+            })
+        };
+        out.json(&serde_json::json!({ "relayouts": all.iter().map(told).collect::<Vec<_>>() }))?;
+    } else if all.is_empty() {
+        writeln!(out, "Nothing is laid out anew in the background, nor was since yesterday.")?;
+    }
+    for (_, note) in all.iter().filter(|_| !json) {
+        note.print(&mut out)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+impl Note {
+    /// In one word.
+    fn state(&self) -> &'static str {
+        match (self.ended, self.failures.is_empty()) {
+            (true, true) => "done",
+            (true, false) => "failed",
+            (false, _) if self.process.running().is_some() => "running",
+            (false, _) => "died",
+        }
+    }
+
+    fn print(&self, out: &mut Out) -> Outcome {
+        let title = format!("process {}, {}", self.process.pid, self.paths.join(" "));
+        let title = out.paint(HEAD, &term::safe(title.as_bytes()));
+        let files = |count: u64, what: &str| match count {
+            1 => format!("1 file {what}"),
+            _ => format!("{count} files {what}"),
+        };
+        let mut parts = vec![match self.state() {
+            "running" if self.size > 0 => {
+                let percent = self.copied.min(self.size).saturating_mul(100) / self.size;
+                let (file, size) = (term::safe(self.file.as_bytes()), term::size(self.size));
+                format!("at {file}, {percent} % of {size}")
+            }
+            "died" => format!("died; {} stays as it was", term::safe(self.file.as_bytes())),
+            state => state.to_owned(),
+        }];
+        parts.push(files(self.changed, "laid out anew"));
+        if self.same > 0 {
+            parts.push(format!("{} so already", self.same));
+        }
+        writeln!(out, "{title}: {}", parts.join("; "))?;
+        for failure in &self.failures {
+            let text = out.paint(BAD, &term::safe(failure.as_bytes()));
+            writeln!(out, "  {text}")?;
+        }
+        Ok(())
+    }
+}
