@@ -67,7 +67,7 @@ pub(crate) fn create<S: Store>(
     permission::check_insert(&dir, txn.cred)?;
     txn.need_room()?;
     let inode = make(txn, &dir, new)?;
-    let ino = txn.state.allocate()?;
+    let ino = txn.state.allocate(parent.shard(), inode.is_dir())?;
     txn.add_inode(ino, inode);
     txn.attach(parent, name, ino)?;
     opened(txn, key, ino, open, true)
@@ -168,7 +168,7 @@ pub(crate) fn tmpfile<S: Store>(
     txn.need_room()?;
     let mut inode = make(txn, &dir, &New { node: &NewNode::File(layout), mode, umask })?;
     inode.linkable = true;
-    let ino = txn.state.allocate()?;
+    let ino = txn.state.allocate(parent.shard(), false)?;
     txn.add_inode(ino, inode);
     txn.keep(ino, txn.ctx.client)?;
     opened(txn, key, ino, Some(open), true)

@@ -3,7 +3,7 @@
 
 use crate::record::{Damaged, ShardError};
 use crate::store::StoreError;
-use tatami_wire::{Errno, ShardId, VolumeId};
+use tatami_wire::{Errno, NodeId, VolumeId};
 
 /// Why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +13,8 @@ pub enum OpenError {
     Store(#[from] StoreError),
     #[error("the metadata belongs to volume {found}, not {wanted}: check the data directory")]
     Volume { found: VolumeId, wanted: VolumeId },
-    #[error("the metadata is of shard {}, not {}: check the data directory", found.0, wanted.0)]
-    Shard { found: ShardId, wanted: ShardId },
+    #[error("the metadata is of node {found}, not {wanted}: check the data directory")]
+    Node { found: NodeId, wanted: NodeId },
     #[error(
         "the metadata has format {found}, this version of tatami knows formats up to {known}: \
          use the version that wrote it"

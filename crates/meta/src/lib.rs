@@ -1,6 +1,6 @@
 //! The namespace as a deterministic state machine over an ordered key-value store.
 //!
-//! A [`Meta`] is one shard. It takes operations ([`tatami_wire::meta::MetaOp`]) one
+//! A [`Meta`] is all shards that one node serves. It takes operations ([`tatami_wire::meta::MetaOp`]) one
 //! after the other and answers them; the moment, the store, the volume's key and
 //! the identity of who asks are handed in, so that the same operations in the same order always
 //! give the same state. Nothing here reads a clock, draws a random number, starts a
@@ -16,9 +16,9 @@
 //!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
 //!
-//! A shard answers for the inodes whose number carries its id. Entries lie with
-//! their directory. For now there is one shard, so an operation finds all inodes
-//! it needs here; one that names an inode of another shard fails with `ESTALE`.
+//! A shard has the inodes whose number carries its id. Entries lie with
+//! their directory. For now all shards are one node's, so an operation finds all inodes
+//! it needs here; one that names an inode of a shard of another node fails with `ESTALE`.
 
 mod acl;
 mod attr;

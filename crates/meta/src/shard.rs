@@ -1,4 +1,4 @@
-//! One shard: what the daemon calls.
+//! The shards of one node: what the daemon calls.
 
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
@@ -12,14 +12,16 @@ use crate::{attr, check, entry, orphan, rename, tiled, xattr};
 use std::collections::BTreeSet;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
+    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
 };
 
-/// What a shard must know of itself.
+/// What the namespace of a node must know of itself.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which shard it is.
-    pub shard: ShardId,
+    /// The node.
+    pub node: NodeId,
+    /// Which shards are its own, and whose the others are.
+    pub map: ShardMap,
     /// The volume it is a part of. The hash that orders names is seeded with it.
     pub volume: VolumeId,
     /// Signs capabilities.
@@ -42,7 +44,7 @@ pub struct Context {
     pub trusted: bool,
 }
 
-/// One shard of the namespace. See the crate's page.
+/// The shards of the namespace that one node serves. See the crate's page.
 pub struct Meta<S> {
     state: State<S>,
     key: VolumeKey,
@@ -60,14 +62,14 @@ struct Trouble {
 }
 
 impl<S: Store> Meta<S> {
-    /// Opens the shard in `store`. In an empty store, shard 0 makes the root
+    /// Opens the shards in `store`. In an empty store, the node of shard 0 makes the root
     /// directory, owned by the superuser, with mode 0755 and the time `now`.
     ///
     /// # Errors
-    /// A store of another volume, shard or newer format, a damaged one, and those of the disk.
+    /// A store of another volume, node or newer format, a damaged one, and those of the disk.
     pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
-        let mut state = State::open(store, config.volume, config.shard)?;
-        if config.shard == Ino::ROOT.shard() {
+        let mut state = State::open(store, config.volume, config.node, config.map)?;
+        if state.owns(Ino::ROOT.shard()) {
             make_root(&mut state, now).map_err(|e| match e {
                 Failure::Store(e) => OpenError::Store(*e),
                 Failure::Damaged(e) => OpenError::Damaged(e.0),

@@ -77,9 +77,9 @@ impl<'a, S: Store> Txn<'a, S> {
     /// The inode; `None` where there is none of this number.
     ///
     /// # Errors
-    /// `ESTALE` for a number of another shard
+    /// `ESTALE` for a number of a shard that is not here
     pub fn find(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
-        if ino.shard() != self.state.shard() {
+        if !self.state.owns(ino.shard()) {
             return Err(Errno::ESTALE.into());
         }
         self.state.seen.push(ino);

@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tatami_meta::store::faulty::Fault;
 use tatami_meta::{Config, Context, FaultyStore, Meta};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{ClientId, Cred, Ino, ShardId, Timestamp, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
 
 /// What an acknowledgement promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,8 +168,12 @@ impl Daemon {
     }
 
     fn up(&mut self, now: Timestamp) -> Result<(), String> {
-        let config =
-            Config { shard: ShardId(0), volume: VolumeId([1; 16]), key: VolumeKey::new([1; 32]) };
+        let config = Config {
+            node: NodeId(0),
+            map: ShardMap::single(NodeId(0)),
+            volume: VolumeId([1; 16]),
+            key: VolumeKey::new([1; 32]),
+        };
         if let Some(Life::Down(store)) = self.life.take() {
             let meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
             self.life = Some(Life::Up(Box::new(meta)));

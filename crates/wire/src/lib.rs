@@ -19,6 +19,7 @@ pub mod ids;
 pub mod key;
 pub mod meta;
 pub mod object;
+pub mod shards;
 pub mod tiles;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
@@ -26,11 +27,12 @@ pub use cap::{Access, Cap};
 pub use errno::Errno;
 pub use ids::{ClientId, Ino, ShardId, VolumeId};
 pub use key::VolumeKey;
+pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

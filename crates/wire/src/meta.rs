@@ -117,7 +117,7 @@ pub enum MetaOp {
     /// Tells the shard what the bytes are now. With `close` the client has no
     /// handle for writing any more. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
-    /// This client has no handle for writing on these inodes (of one shard, at
+    /// This client has no handle for writing on these inodes (of one node, at
     /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. It knows of those in
     /// `empty` that they had no object when it closed them. Those that are gone are passed
     /// over. → `Done`
@@ -181,7 +181,7 @@ pub enum MetaOp {
     /// Verifies the shard's own records (entries ↔ inodes ↔ link counts) and,
     /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
     Check { after: Ino, limit: u32, repair: bool },
-    /// Which of these inodes (of one shard, at most [`crate::READDIR_MAX`]) are about to change:
+    /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
     /// open for writing, with a size to be settled, or gone with objects still
     /// to be removed from `node`. What a check finds odd about them is no error. → `InFlux`
     InFlux { node: NodeId, inos: Vec<Ino> },
