@@ -34,7 +34,7 @@ impl<S: Store> Run<S> {
             seq: self.seq,
             trusted: true,
         };
-        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).expect("operation");
+        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).at_once().expect("operation");
         if self.seq.is_multiple_of(self.batch) {
             self.meta.commit().expect("commit");
         }

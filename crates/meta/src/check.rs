@@ -142,7 +142,7 @@ fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     let lost = match txn.entry(Ino::ROOT, LOST)? {
         Some(entry) => entry.ino,
         None => {
-            let lost = txn.state.allocate(Ino::ROOT.shard(), true)?;
+            let lost = txn.allocate(Ino::ROOT.shard(), true)?;
             let inode = Inode::new(tatami_wire::Kind::Dir, 0o700, 0, 0, txn.now());
             txn.add_inode(lost, inode);
             txn.attach(Ino::ROOT, LOST, lost)?;

@@ -38,9 +38,11 @@ mod shard;
 mod state;
 pub mod store;
 mod tiled;
+mod transaction;
 mod txn;
 mod xattr;
 
 pub use error::OpenError;
 pub use shard::{Config, Context, Meta};
 pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};
+pub use transaction::{Applied, Finished, Out, Ticket};

@@ -7,12 +7,13 @@
 //! what it was after the last good commit.
 
 use crate::cache::Cache;
-use crate::error::{OpenError, Outcome};
+use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
 use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
 use crate::store::{Store, StoreError};
+use crate::transaction::locks::Locks;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::{Errno, Ino, NodeId, ShardId, ShardMap, VolumeId};
@@ -34,6 +35,8 @@ pub(crate) struct State<S> {
     entry_cache: Cache<Key, Option<Entry>>,
     shard: Shard,
     map: ShardMap,
+    /// What transactions of other nodes have locked.
+    pub locks: Locks,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
     next: u64,
@@ -91,11 +94,58 @@ impl<S: Store> State<S> {
             committed_inodes: shard.inodes,
             shard,
             map,
+            locks: Locks::default(),
             room: false,
             poisoned: false,
             seen: Vec::new(),
             changed: Vec::new(),
         })
+    }
+
+    pub fn epoch(&self) -> u64 {
+        self.map.epoch()
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.shard.node
+    }
+
+    /// Whether other nodes have shards, too.
+    pub fn is_spread(&self) -> bool {
+        !self.map.is_alone()
+    }
+
+    /// Whether there is such a shard.
+    pub fn is_shard(&self, shard: ShardId) -> bool {
+        self.map.owner(shard).is_some()
+    }
+
+    /// The other node that has the record; `None` where it is of this node, or of no shard.
+    pub fn elsewhere(&self, key: &[u8]) -> Option<NodeId> {
+        if self.map.is_alone() {
+            return None;
+        }
+        let node = self.map.owner(keys::shard_of(key)?)?;
+        (node != self.shard.node).then_some(node)
+    }
+
+    /// Whether the record is of a shard of this node.
+    pub fn has(&self, key: &[u8]) -> bool {
+        keys::shard_of(key).is_some_and(|shard| self.owns(shard))
+    }
+
+    /// Fails where a transaction writes the record.
+    pub fn may_read(&self, key: &[u8]) -> Outcome<()> {
+        match self.locks.against_reading(key) {
+            Some(txid) => Err(Failure::Locked(vec![txid])),
+            None => Ok(()),
+        }
+    }
+
+    /// Empties what the last operation has met.
+    pub fn meet_nothing(&mut self) {
+        self.seen.clear();
+        self.changed.clear();
     }
 
     /// Whether the records of `shard` lie here.
@@ -133,6 +183,7 @@ impl<S: Store> State<S> {
 
     /// A fresh inode number, given out on `birth`; for a directory, of any home.
     pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
+        debug_assert!(self.owns(birth));
         if self.next >= self.shard.reserved {
             let reserved = self.shard.reserved + STRIDE;
             if reserved > Ino::COUNTER_MAX {

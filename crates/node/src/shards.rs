@@ -97,13 +97,13 @@ impl<S: Store> Shards<S> {
             MetaOp::GarbagePieces { node, .. } => {
                 (&mut self.dropped, node, MetaReply::GarbagePieces(Vec::new()))
             }
-            _ => return meta.apply(ctx, &call.cred, &call.op),
+            _ => return meta.apply(ctx, &call.cred, &call.op).at_once(),
         };
         if ctx.trusted && !may_have.contains(&node) {
             meta.meet_nothing();
             return Ok(none);
         }
-        let result = meta.apply(ctx, &call.cred, &call.op);
+        let result = meta.apply(ctx, &call.cred, &call.op).at_once();
         if result.as_ref() == Ok(&none) {
             may_have.remove(&node);
         }

@@ -21,6 +21,7 @@ pub mod meta;
 pub mod object;
 pub mod shards;
 pub mod tiles;
+pub mod transaction;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
 pub use cap::{Access, Cap};

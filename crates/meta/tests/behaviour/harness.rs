@@ -98,7 +98,7 @@ impl Shard {
         self.now += 1;
         self.seq += 1;
         let ctx = self.context();
-        self.meta.apply(&ctx, &self.cred.clone(), &op)
+        self.meta.apply(&ctx, &self.cred.clone(), &op).at_once()
     }
 
     fn attr(&mut self, op: MetaOp) -> Result<Attr, Errno> {
