@@ -318,6 +318,11 @@ impl<S: Store> State<S> {
         Ok(())
     }
 
+    /// Writes the record of the store itself, without which no other may be there.
+    pub fn put_shard(&mut self) {
+        self.overlay.insert(keys::shard(), Some(self.shard.encode()));
+    }
+
     /// Whether there is something to commit.
     pub fn is_dirty(&self) -> bool {
         !self.overlay.is_empty() || self.shard.inodes != self.committed_inodes

@@ -139,6 +139,7 @@ impl Transactions {
             };
             all.life = life + 1;
             state.put(keys::life(), Some(record::encode(&all.life)?));
+            state.put_shard();
             state.commit()?;
             state.sync()?;
         }
