@@ -12,13 +12,15 @@
 //!                             │ permission, acl: may it?
 //!                             ▼
 //!            overlay of records not committed ─▶ Meta::commit ─▶ Store: one batch
+//!
+//! other nodes ─▶ Meta::receive, Meta::tick ─▶ transaction ─▶ Meta::commit ─▶ Meta::outbox, Meta::finished
 //! ```
 //!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
 //!
 //! A shard has the inodes whose number carries its id. Entries lie with
-//! their directory. For now all shards are one node's, so an operation finds all inodes
-//! it needs here; one that names an inode of a shard of another node fails with `ESTALE`.
+//! their directory. What an operation needs of shards of other nodes is fetched, and changed in a transaction: see
+//! `transaction`. Then the answer comes later.
 
 mod acl;
 mod attr;

@@ -185,9 +185,7 @@ impl<S: Store> Meta<S> {
         if wrote {
             txn.put(keys::reply(ctx.client, ctx.slot), encode_reply(ctx.seq, &reply)?);
         }
-        let done = txn.done()?;
-        debug_assert!(done.parts.is_empty(), "records of others are not known yet");
-        self.garbage.extend(done.apply(&mut self.state));
+        self.garbage.extend(txn.finish()?);
         if let MetaOp::ExpireClient { client } = op {
             self.sessions.forget(*client);
         }

@@ -34,7 +34,8 @@ pub(crate) struct Txn<'a, S> {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
-    spread: Spread<'a>,
+    /// `None` where one node has all shards.
+    spread: Option<Box<Spread<'a>>>,
 }
 
 /// What a transaction is besides where other nodes have shards, too.
@@ -109,24 +110,35 @@ impl Done {
     /// Hands the writes of this node to the state. Returns the nodes on which objects
     /// have become garbage.
     pub fn apply<S: Store>(self, state: &mut State<S>) -> Vec<NodeId> {
-        state.changed.extend(self.changed);
-        for (ino, inode) in self.inodes {
-            match inode {
-                Some(inode) if self.new == Some(ino) => state.put_new_inode(ino, &inode),
-                Some(inode) => state.put_inode(ino, inode),
-                None => state.delete_inode(ino),
-            }
-        }
-        for (key, value) in self.writes {
-            state.put(key, value);
-        }
+        hand_over(state, self.changed, self.inodes, self.new, self.writes);
         state.count_inodes(self.inode_delta);
         self.garbage
     }
 }
 
+fn hand_over<S: Store>(
+    state: &mut State<S>,
+    changed: Vec<Ino>,
+    inodes: Vec<(Ino, Option<Inode>)>,
+    new: Option<Ino>,
+    writes: Vec<Change>,
+) {
+    state.changed.extend(changed);
+    for (ino, inode) in inodes {
+        match inode {
+            Some(inode) if new == Some(ino) => state.put_new_inode(ino, &inode),
+            Some(inode) => state.put_inode(ino, inode),
+            None => state.delete_inode(ino),
+        }
+    }
+    for (key, value) in writes {
+        state.put(key, value);
+    }
+}
+
 impl<'a, S: Store> Txn<'a, S> {
     pub fn new(state: &'a mut State<S>, ctx: &'a Context, cred: &'a Cred) -> Txn<'a, S> {
+        let spread = state.is_spread().then(Box::default);
         Txn {
             state,
             ctx,
@@ -137,7 +149,7 @@ impl<'a, S: Store> Txn<'a, S> {
             writes: Vec::new(),
             inode_delta: 0,
             garbage: Vec::new(),
-            spread: Spread::default(),
+            spread,
         }
     }
 
@@ -149,7 +161,9 @@ impl<'a, S: Store> Txn<'a, S> {
         again: &'a mut Again,
     ) -> Txn<'a, S> {
         let mut txn = Txn::new(state, ctx, cred);
-        txn.spread.again = Some(again);
+        if let Some(spread) = &mut txn.spread {
+            spread.again = Some(again);
+        }
         txn
     }
 
@@ -160,7 +174,8 @@ impl<'a, S: Store> Txn<'a, S> {
 
     /// The records of others that were seen, and a digest of what was seen of this node's.
     pub fn seen(&self) -> (BTreeSet<Key>, u128) {
-        (self.spread.used.borrow().clone(), self.spread.trace.get())
+        let seen = |spread: &Spread<'_>| (spread.used.borrow().clone(), spread.trace.get());
+        self.spread.as_deref().map(seen).unwrap_or_default()
     }
 
     /// All that is to be written.
@@ -168,11 +183,25 @@ impl<'a, S: Store> Txn<'a, S> {
     /// # Errors
     /// [`Failure::Locked`]
     pub fn done(self) -> Outcome<Done> {
-        if self.state.is_spread() {
+        if self.spread.is_some() {
             return self.done_spread();
         }
         let Txn { inodes, new, changed, writes, inode_delta, garbage, .. } = self;
         Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts: BTreeMap::new() })
+    }
+
+    /// Hands the writes to the state. Returns the nodes on which objects have become garbage.
+    ///
+    /// # Errors
+    /// [`Failure::Locked`]
+    pub fn finish(self) -> Outcome<Vec<NodeId>> {
+        if self.spread.is_some() {
+            return self.finish_spread();
+        }
+        let Txn { state, inodes, new, changed, writes, inode_delta, garbage, .. } = self;
+        hand_over(state, changed, inodes, new, writes);
+        state.count_inodes(inode_delta);
+        Ok(garbage)
     }
 
     /// The moment of the operation.
@@ -185,7 +214,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// # Errors
     /// `ESTALE` for a number of a shard that is not here
     pub fn find(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
-        if self.state.is_spread() {
+        if self.spread.is_some() {
             return self.find_spread(ino);
         }
         if !self.state.owns(ino.shard()) {
@@ -248,7 +277,7 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         let inode = Arc::unwrap_or_clone(self.inode(ino)?);
         self.inodes.push((ino, Some(inode)));
-        if self.spread.young.contains(&ino) && self.state.owns(ino.shard()) {
+        if self.is_young(ino) && self.state.owns(ino.shard()) {
             self.bring_home(ino);
         }
         Ok(self.inodes.len() - 1)
@@ -265,8 +294,10 @@ impl<'a, S: Store> Txn<'a, S> {
     pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
         self.inode_delta += 1;
         self.new = Some(ino);
-        if !self.state.owns(ino.shard()) {
-            self.spread.young.push(ino);
+        if let Some(spread) = &mut self.spread
+            && !self.state.owns(ino.shard())
+        {
+            spread.young.push(ino);
         }
         self.changed.push(ino);
         self.inodes.push((ino, Some(inode)));
@@ -289,7 +320,7 @@ impl<'a, S: Store> Txn<'a, S> {
     pub fn get(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
         match self.written(key) {
             Some(value) => Ok(value.clone()),
-            None if self.state.is_spread() => self.get_spread(key),
+            None if self.spread.is_some() => self.get_spread(key),
             None => Ok(self.state.get(key)?),
         }
     }
@@ -336,7 +367,7 @@ impl<'a, S: Store> Txn<'a, S> {
         match self.written(&key) {
             Some(Some(value)) => Ok(Some(Entry::decode(value)?)),
             Some(None) => Ok(None),
-            None if self.state.is_spread() => self.entry_spread(&key, false),
+            None if self.spread.is_some() => self.entry_spread(&key, false),
             None => self.state.entry(&key, false),
         }
     }
@@ -344,7 +375,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// The entry `name` of `dir`, for an operation that writes nothing.
     pub fn look_up(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
         let key = self.entry_key(dir, name);
-        if self.state.is_spread() {
+        if self.spread.is_some() {
             return self.entry_spread(&key, true);
         }
         self.state.entry(&key, true)
@@ -393,8 +424,11 @@ impl<'a, S: Store> Txn<'a, S> {
         parent.ctime = parent.ctime.moved_to(now);
         parent.mtime = parent.ctime;
         self.bring_home(dir);
-        if moves && self.new != Some(ino) {
-            self.spread.moved.push(ino);
+        if let Some(spread) = &mut self.spread
+            && moves
+            && self.new != Some(ino)
+        {
+            spread.moved.push(ino);
         }
         let key = self.entry_key(dir, name);
         self.put(key, Entry { ino, kind }.encode());
@@ -454,7 +488,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// Removes an inode and everything that hangs on it. Its objects become garbage.
     pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
         let here = self.is_here(ino);
-        if !here && !self.spread.young.contains(&ino) {
+        if !here && !self.is_young(ino) {
             // Its node sees that it is dead.
             return Ok(());
         }

@@ -195,8 +195,7 @@ impl<S: Store> Meta<S> {
         let cred = Cred::ROOT;
         let mut txn = Txn::new(&mut self.state, &ctx, &cred);
         txn.kill(ino)?;
-        let done = txn.done()?;
-        self.garbage.extend(done.apply(&mut self.state));
+        self.garbage.extend(txn.finish()?);
         Ok(())
     }
 

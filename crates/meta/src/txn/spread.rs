@@ -17,7 +17,8 @@ impl<S: Store> Txn<'_, S> {
         if !self.state.owns(birth) {
             return Err(Errno::ESTALE.into());
         }
-        let Some(again) = &mut self.spread.again else { return self.state.allocate(birth, is_dir) };
+        let again = self.spread.as_mut().and_then(|spread| spread.again.as_mut());
+        let Some(again) = again else { return self.state.allocate(birth, is_dir) };
         match again.number.filter(|ino| ino.birth() == birth) {
             Some(ino) => Ok(ino),
             None => Ok(*again.number.insert(self.state.allocate(birth, is_dir)?)),
@@ -26,22 +27,28 @@ impl<S: Store> Txn<'_, S> {
 
     /// The key of the inode's record.
     fn key_of(&self, ino: Ino) -> Key {
-        match self.spread.young.contains(&ino) {
+        match self.is_young(ino) {
             true => keys::young(ino),
             false => keys::inode(ino),
         }
     }
 
+    /// Whether it is a directory whose record lies with its entry.
+    pub(super) fn is_young(&self, ino: Ino) -> bool {
+        self.spread.as_ref().is_some_and(|spread| spread.young.contains(&ino))
+    }
+
     /// Whether the inode's record lies on this node.
     pub fn is_here(&self, ino: Ino) -> bool {
-        !self.state.is_spread() || self.state.elsewhere(&self.key_of(ino)).is_none()
+        self.spread.is_none() || self.state.elsewhere(&self.key_of(ino)).is_none()
     }
 
     /// A directory that something is to be made in lives at its home from now on.
     pub(super) fn bring_home(&mut self, ino: Ino) {
-        let Some(at) = self.spread.young.iter().position(|young| *young == ino) else { return };
+        let Some(spread) = &mut self.spread else { return };
+        let Some(at) = spread.young.iter().position(|young| *young == ino) else { return };
         let young = keys::young(ino);
-        self.spread.young.swap_remove(at);
+        spread.young.swap_remove(at);
         self.inode_delta += i64::from(self.state.owns(ino.shard()));
         self.inode_delta -= i64::from(self.state.owns(ino.birth()));
         self.delete(young);
@@ -49,21 +56,26 @@ impl<S: Store> Txn<'_, S> {
 
     /// Notes what was seen of this node.
     fn note(&self, key: &[u8], value: u128) {
-        if self.spread.again.is_some() {
-            let seen = [self.spread.trace.get(), xxh3_128(key), value].map(u128::to_be_bytes);
-            self.spread.trace.set(xxh3_128(&seen.concat()));
+        if let Some(spread) = &self.spread
+            && spread.again.is_some()
+        {
+            let seen = [spread.trace.get(), xxh3_128(key), value].map(u128::to_be_bytes);
+            spread.trace.set(xxh3_128(&seen.concat()));
         }
     }
 
-    fn is_known(&self, key: &[u8]) -> bool {
-        self.spread.again.as_ref().is_some_and(|again| again.fetched.contains_key(key))
+    /// What is known of a record of another node.
+    fn known(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
+        self.spread.as_ref()?.again.as_ref()?.fetched.get(key)
     }
 
     /// A record of another node.
     fn fetched(&self, node: NodeId, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
-        let known = self.spread.again.as_ref().and_then(|again| again.fetched.get(key));
-        let value = known.ok_or_else(|| Failure::Missing(vec![(node, key.to_vec())]))?;
-        self.spread.used.borrow_mut().insert(key.to_vec());
+        let missing = || Failure::Missing(vec![(node, key.to_vec())]);
+        let value = self.known(key).ok_or_else(missing)?;
+        if let Some(spread) = &self.spread {
+            spread.used.borrow_mut().insert(key.to_vec());
+        }
         Ok(value.clone())
     }
 
@@ -118,7 +130,7 @@ impl<S: Store> Txn<'_, S> {
 
     /// Fails unless all of these records are known, of which some are on other nodes.
     fn need(&self, keys: &[&Key]) -> Outcome<()> {
-        let unknown = keys.iter().filter(|key| !self.is_known(key));
+        let unknown = keys.iter().filter(|key| self.known(key).is_none());
         let missing: Vec<_> =
             unknown.filter_map(|key| Some((self.state.elsewhere(key)?, (*key).clone()))).collect();
         if missing.is_empty() { Ok(()) } else { Err(Failure::Missing(missing)) }
@@ -129,8 +141,10 @@ impl<S: Store> Txn<'_, S> {
         if self.state.elsewhere(key).is_none() {
             self.state.seen.push(ino);
         }
-        if !self.spread.young.contains(&ino) {
-            self.spread.young.push(ino);
+        if let Some(spread) = &mut self.spread
+            && !spread.young.contains(&ino)
+        {
+            spread.young.push(ino);
         }
         Ok(Some(Arc::new(Inode::decode(&record)?)))
     }
@@ -147,7 +161,7 @@ impl<S: Store> Txn<'_, S> {
     /// entries in it meanwhile. `None` where `dir` is not there.
     pub fn above(&mut self, dir: Ino) -> Outcome<Option<Ino>> {
         let known = self.inodes.iter().any(|(ino, _)| *ino == dir);
-        if !self.state.is_spread() || known {
+        if self.spread.is_none() || known {
             return Ok(self.find(dir)?.map(|inode| inode.parent));
         }
         let (ancestor, young) = (keys::ancestor(dir), keys::young(dir));
@@ -170,7 +184,7 @@ impl<S: Store> Txn<'_, S> {
 
     /// Asks for all that is needed of a place in one go, where it is another node's.
     pub fn foresee(&mut self, dir: Ino, name: &[u8]) -> Outcome<()> {
-        if !self.state.is_spread() {
+        if self.spread.is_none() {
             return Ok(());
         }
         let (home, entry) = (keys::inode(dir), self.entry_key(dir, name));
@@ -190,9 +204,19 @@ impl<S: Store> Txn<'_, S> {
         if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
     }
 
+    pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
+        let done = self.take_done()?;
+        debug_assert!(done.parts.is_empty(), "records of others are not known yet");
+        Ok(done.apply(self.state))
+    }
+
     pub(super) fn done_spread(mut self) -> Outcome<Done> {
+        self.take_done()
+    }
+
+    fn take_done(&mut self) -> Outcome<Done> {
         let mut parts: BTreeMap<NodeId, Part> = BTreeMap::new();
-        let used = std::mem::take(&mut *self.spread.used.borrow_mut());
+        let (used, _) = self.seen();
         for key in used {
             if let Some(node) = self.state.elsewhere(&key) {
                 let value = self.fetched(node, &key)?;
@@ -207,7 +231,7 @@ impl<S: Store> Txn<'_, S> {
                     let value = inode.map(|inode| inode.encode());
                     parts.entry(node).or_default().writes.insert(key, value);
                 }
-                None if self.spread.young.contains(&ino) => {
+                None if self.is_young(ino) => {
                     writes.push((key, inode.map(|inode| inode.encode())));
                 }
                 None => {
@@ -216,7 +240,8 @@ impl<S: Store> Txn<'_, S> {
                 }
             }
         }
-        for ino in std::mem::take(&mut self.spread.moved) {
+        let moved = self.spread.as_mut().map(|spread| std::mem::take(&mut spread.moved));
+        for ino in moved.unwrap_or_default() {
             let key = keys::ancestor(ino);
             match self.state.elsewhere(&key) {
                 Some(node) => {
@@ -234,8 +259,9 @@ impl<S: Store> Txn<'_, S> {
             }
         }
         writes.iter().try_for_each(|(key, _)| self.may_write(key))?;
-        let Txn { new, changed, inode_delta, garbage, .. } = self;
-        let changed = changed.into_iter().collect();
+        let (changed, garbage) =
+            (std::mem::take(&mut self.changed), std::mem::take(&mut self.garbage));
+        let (new, inode_delta) = (self.new, self.inode_delta);
         Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts })
     }
 

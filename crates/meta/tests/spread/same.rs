@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{Context, MemoryStore, Meta};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Cred, Ino, Kind, SetAttr, Timestamp};
+use tatami_wire::{Attr, ClientId, Cred, Ino, Kind, NodeId, SetAttr, Timestamp};
 
 const NAMES: u64 = 5;
 
@@ -222,6 +222,56 @@ fn storm(seed: u64, faults: Faults, ops: u32) {
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
 }
 
+/// A node stays away in the midst of a storm: whoever does not need it goes on.
+fn without_one(seed: u64) {
+    let mut cluster = Cluster::new(3, 16, seed);
+    let mut inos = Inos { all: vec![ROOT] };
+    let mut rng = Rng::new(!seed);
+    for _ in 0..60 {
+        let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
+        if let Ok(MetaReply::Created { attr, created: true, .. }) = cluster.call(1, &Cred::ROOT, op)
+        {
+            inos.all.push(attr.ino);
+        }
+    }
+    // Directories of the first two nodes, each with files whose inodes lie beside them.
+    let homes = |cluster: &Cluster, node| {
+        let home = |ino: &&Ino| cluster.map.owner(ino.shard()) == Some(NodeId(node));
+        inos.all.iter().filter(home).copied().collect::<Vec<_>>()
+    };
+    let near: Vec<_> = [homes(&cluster, 0), homes(&cluster, 1)].concat();
+    for client in 1..6 {
+        let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
+        // What the dead node itself coordinates waits for it, with all that it has locked.
+        if cluster.map.owner(op.target().shard()) != Some(NodeId(2)) {
+            cluster.ask(client, &Cred::ROOT, op);
+        }
+    }
+    (0..rng.below(8)).for_each(|_| cluster.step());
+    cluster.kill(2, 30_000);
+    let began = cluster.now;
+    for (n, dir) in near.into_iter().enumerate() {
+        let create = MetaOp::Create {
+            parent: dir,
+            name: name(&format!("file{n}")),
+            node: NewNode::File(LAYOUT),
+            mode: 0o644,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        };
+        // A directory that is young on the dead node needs that node.
+        if cluster.map.owner(dir.birth()) == Some(NodeId(2)) {
+            continue;
+        }
+        let _ = cluster.call(7, &Cred::ROOT, create);
+    }
+    assert!(cluster.now - began < 15_000, "held up for {} ms", cluster.now - began);
+    assert!(cluster.meta(2).is_none(), "it is still away");
+    cluster.quiet();
+    walk(&mut cluster);
+}
+
 const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
 const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10 };
 
@@ -241,6 +291,11 @@ proptest! {
     #[test]
     fn nodes_that_die_change_no_answer(seed: u64) {
         same_answers(seed, WORSE, 150);
+    }
+
+    #[test]
+    fn a_node_that_stays_away_holds_up_only_who_needs_it(seed: u64) {
+        without_one(seed);
     }
 
     #[test]
