@@ -86,6 +86,17 @@ struct Listed {
     pid: Option<i32>,
 }
 
+/// Numbers, in order, with runs put together.
+fn ranges(numbers: &[usize]) -> String {
+    let run = |run: &[usize]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        [one] => one.to_string(),
+        [] => String::new(),
+    };
+    let runs: Vec<_> = numbers.chunk_by(|a, b| a + 1 == *b).map(run).collect();
+    if runs.is_empty() { "-".into() } else { runs.join(",") }
+}
+
 fn list(args: &ListArgs) -> Outcome {
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
@@ -110,7 +121,6 @@ fn list(args: &ListArgs) -> Outcome {
     }
     let mut table = Table::new(&["NODE", "ADDRESS", "DIRECTORY", "SHARDS", "PROCESS"]);
     for node in listed {
-        let shards: Vec<String> = node.shards.iter().map(ToString::to_string).collect();
         let plain = Style::new();
         let (process, style) = match node.pid {
             Some(pid) => (pid.to_string(), GOOD),
@@ -120,7 +130,7 @@ fn list(args: &ListArgs) -> Outcome {
             (node.name, plain),
             (node.address, plain),
             (node.dir, DIM),
-            (if shards.is_empty() { "-".into() } else { shards.join(",") }, plain),
+            (ranges(&node.shards), plain),
             (process, style),
         ]);
     }

@@ -16,7 +16,7 @@ use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
-use tatami_wire::{Cred, Ino, NodeId, SetAttr, VolumeId};
+use tatami_wire::{Cred, Ino, NodeId, SHARDS_MAX, SetAttr, VolumeId};
 
 /// Most nodes on one machine: each has a daemon and a mount.
 const NODES_MAX: u16 = 256;
@@ -158,7 +158,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
         volume: VolumeId(id),
         name: place.config.text(name::VOLUME_NAME),
         epoch: 1,
-        shards: vec![NodeId(0)],
+        shards: vec![NodeId(0); SHARDS_MAX],
         nodes: (0..count).zip(ports).map(node).collect(),
     };
     volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))?;

@@ -152,7 +152,7 @@ impl Client {
     /// [`Options::patience`], or `EPROTO` when it refuses us.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         let shard = op.target().shard();
-        let node = *self.map.shards.get(usize::from(shard.0)).ok_or(Errno::ESTALE)?;
+        let node = self.map.owner(shard).ok_or(Errno::ESTALE)?;
         let peer = self.peer(node)?;
         if let Some(result) = peer.delegations.answer(&op) {
             return result;

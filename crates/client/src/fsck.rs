@@ -1,7 +1,7 @@
 //! Checking a volume while it is in use: names against inodes, inodes against
 //! the objects on all nodes.
 //!
-//! Each shard verifies its own records in one step, so nothing can change
+//! Each node verifies the records of its own shards in one step, so nothing can change
 //! between two looks there. Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
@@ -21,7 +21,7 @@ use tatami_wire::object::ObjectState;
 use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NodeId, Piece, SetAttr, SetTime, ShardId};
 use walk::{Inodes, Objects};
 
-/// Inodes that a shard verifies in one request.
+/// Inodes that a node verifies in one request.
 const CHECK_STEP: u32 = 16 * 1024;
 /// Most findings that are kept; more are only counted.
 pub const FINDINGS_MAX: usize = 100_000;
@@ -105,9 +105,8 @@ pub fn check(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Report, FsckError> {
     let mut fsck = Fsck { client, repair, report: Report::default(), progress };
-    for shard in 0..client.map().shards.len() {
-        // The map holds at most 2^16 shards.
-        fsck.names(ShardId(shard as u16))?;
+    for (shard, _) in client.map().leads() {
+        fsck.names(shard)?;
     }
     fsck.bytes()?;
     Ok(fsck.report)
@@ -122,7 +121,7 @@ struct Fsck<'a> {
 
 impl Fsck<'_> {
     fn ask(&self, shard: ShardId, what: &'static str, op: MetaOp) -> Result<MetaReply, FsckError> {
-        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        let node = self.client.map().owner(shard);
         let node = node.unwrap_or(NodeId(0));
         self.client.meta(&Cred::ROOT, op).map_err(|errno| FsckError::Shard {
             shard,
@@ -149,10 +148,10 @@ impl Fsck<'_> {
         }
     }
 
-    /// Lets a shard verify its own records.
+    /// Lets the node of a shard verify its own records.
     fn names(&mut self, shard: ShardId) -> Result<(), FsckError> {
         const WHAT: &str = "verify its records";
-        let mut next = Some(Ino::new(shard, 0));
+        let mut next = Some(Ino::first_of(shard));
         while let Some(after) = next {
             let op = MetaOp::Check { after, limit: CHECK_STEP, repair: self.repair };
             let MetaReply::Checked { findings, examined, next: following } =
@@ -173,7 +172,7 @@ impl Fsck<'_> {
     }
 
     fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {
-        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        let node = self.client.map().owner(shard);
         FsckError::Shard { shard, node: node.unwrap_or(NodeId(0)), what, errno: Errno::EPROTO }
     }
 
@@ -252,10 +251,10 @@ impl Fsck<'_> {
             Ok(attr) => Ok(Some(attr)),
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             // An object may bear the number of a shard that there never was.
-            Err(_) if usize::from(ino.shard().0) >= self.client.map().shards.len() => Ok(None),
+            Err(_) if self.client.map().owner(ino.shard()).is_none() => Ok(None),
             Err(errno) => {
                 let shard = ino.shard();
-                let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+                let node = self.client.map().owner(shard);
                 let node = node.unwrap_or(NodeId(0));
                 Err(FsckError::Shard { shard, node, what: "read an inode", errno })
             }
@@ -272,7 +271,7 @@ impl Fsck<'_> {
             Err(Errno::ESTALE | Errno::ENOENT | Errno::EIO | Errno::EBUSY) => Ok(None),
             Err(errno) => {
                 let shard = attr.ino.shard();
-                let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+                let node = self.client.map().owner(shard);
                 let node = node.unwrap_or(NodeId(0));
                 Err(FsckError::Shard { shard, node, what: "tell the tiles of a file", errno })
             }
@@ -281,7 +280,7 @@ impl Fsck<'_> {
 
     fn in_flux(&self, node: NodeId, ino: Ino) -> Result<bool, FsckError> {
         const WHAT: &str = "tell what is changing";
-        if usize::from(ino.shard().0) >= self.client.map().shards.len() {
+        if self.client.map().owner(ino.shard()).is_none() {
             return Ok(false);
         }
         match self.ask(ino.shard(), WHAT, MetaOp::InFlux { node, inos: vec![ino] })? {
@@ -390,7 +389,7 @@ impl Fsck<'_> {
             set.and(closed)
         };
         let shard = attr.ino.shard();
-        let node = self.client.map().shards.get(usize::from(shard.0)).copied();
+        let node = self.client.map().owner(shard);
         let node = node.unwrap_or(NodeId(0));
         cut().map(|_| true).map_err(|errno| FsckError::Shard {
             shard,

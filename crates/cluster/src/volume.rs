@@ -7,14 +7,12 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use tatami_wire::admin::{ClusterMap, NodeInfo};
-use tatami_wire::{NodeId, VolumeId};
+use tatami_wire::{NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
-pub const VOLUME_FORMAT: u32 = 1;
+pub const VOLUME_FORMAT: u32 = 2;
 /// Most nodes of a volume.
 pub const NODES_MAX: usize = 4096;
-/// Most shards of a volume.
-const SHARDS_MAX: usize = 65_536;
 /// Longest name of a volume or node, in bytes.
 const NAME_MAX: usize = 255;
 /// Longest path of a UNIX socket, in bytes: what `sockaddr_un` holds.
@@ -100,9 +98,36 @@ struct Text {
     volume: String,
     name: String,
     epoch: u64,
-    shards: Vec<u16>,
+    shards: Shards,
     #[serde(rename = "node")]
     nodes: Vec<NodeEntry>,
+}
+
+/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Shards {
+    Each(Vec<u16>),
+    Blocks(Vec<(usize, u16)>),
+}
+
+impl Shards {
+    fn of(nodes: &[NodeId]) -> Shards {
+        let block = |block: &[NodeId]| Some((block.len(), block.first()?.0));
+        Shards::Blocks(nodes.chunk_by(|a, b| a == b).filter_map(block).collect())
+    }
+
+    /// The node of each shard; more than there can be are cut off after the first too many.
+    fn nodes(&self) -> Vec<NodeId> {
+        let most = SHARDS_MAX + 1;
+        match self {
+            Shards::Each(nodes) => nodes.iter().take(most).map(|n| NodeId(*n)).collect(),
+            Shards::Blocks(blocks) => {
+                let each = blocks.iter().flat_map(|(n, node)| std::iter::repeat_n(*node, *n));
+                each.take(most).map(NodeId).collect()
+            }
+        }
+    }
 }
 
 /// What every version of the file has.
@@ -188,7 +213,7 @@ impl VolumeFile {
             volume: self.volume.to_string(),
             name: self.name.clone(),
             epoch: self.epoch,
-            shards: self.shards.iter().map(|n| n.0).collect(),
+            shards: Shards::of(&self.shards),
             nodes: self.nodes.clone(),
         });
         Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
@@ -203,8 +228,8 @@ impl VolumeFile {
         if self.nodes.is_empty() || self.nodes.len() > NODES_MAX {
             return Err(format!("it must list 1 to {NODES_MAX} nodes"));
         }
-        if self.shards.is_empty() || self.shards.len() > SHARDS_MAX {
-            return Err(format!("`shards` must name 1 to {SHARDS_MAX} nodes"));
+        if !self.shards.len().is_power_of_two() || self.shards.len() > SHARDS_MAX {
+            return Err(format!("`shards` must be a power of two, 1 to {SHARDS_MAX}"));
         }
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -270,7 +295,7 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
         volume,
         name: text.name,
         epoch: text.epoch,
-        shards: text.shards.into_iter().map(NodeId).collect(),
+        shards: text.shards.nodes(),
         nodes: text.nodes,
     };
     file.check().map_err(Wrong::Invalid)?;
@@ -281,6 +306,8 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    const SHARDS: &str = "shards = [[5, 0], [3, 1]]";
 
     fn sample() -> VolumeFile {
         let node = |id: u16| NodeEntry {
@@ -294,7 +321,7 @@ mod tests {
             volume: VolumeId([0xab; 16]),
             name: "scratch".into(),
             epoch: 3,
-            shards: vec![NodeId(0)],
+            shards: [vec![NodeId(0); 5], vec![NodeId(1); 3]].concat(),
             nodes: (0..4).map(node).collect(),
         }
     }
@@ -316,7 +343,15 @@ mod tests {
         assert!(!atomic::temporary(&path).exists());
         let map = sample().map();
         assert_eq!(map.nodes[2].address, "127.0.0.1:7002");
-        assert_eq!(map.shards, [NodeId(0)]);
+        assert_eq!(map.shards, sample().shards);
+    }
+
+    #[test]
+    fn the_first_format_is_read() {
+        let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+        let old = text.replacen("format = 2", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
+        let file = parse(&old).map_err(|_| "refused").expect("reads");
+        assert_eq!(file.shards, [NodeId(0)]);
     }
 
     #[test]
@@ -325,6 +360,7 @@ mod tests {
         let path = dir.path().join("volume.toml");
         let mut file = sample();
         file.nodes.truncate(1);
+        file.shards = vec![NodeId(0)];
         file.nodes[0].socket = "node0/socket".into();
         file.nodes[0].dir = "node0".into();
         file.save(&path).expect("saved");
@@ -340,10 +376,14 @@ mod tests {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
         };
-        assert_eq!(with("format = 1", "format = 2\nfuture = true"), "newer 2");
+        assert_eq!(with("format = 2", "format = 3\nfuture = true"), "newer 3");
         assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
-        assert!(with("shards = [0]", "shards = [9]").contains("node 9, which is not listed"));
-        assert!(with("shards = [0]", "shards = []").contains("`shards` must name"));
+        assert!(with(SHARDS, "shards = [[1, 9]]").contains("node 9, which is not listed"));
+        assert!(with(SHARDS, "shards = [9]").contains("node 9, which is not listed"));
+        for few in ["[]", "[[3, 0]]", "[[4096, 0], [4096, 1]]", "[[1000000000000, 0]]"] {
+            let what = with(SHARDS, &format!("shards = {few}"));
+            assert!(what.contains("a power of two"), "{what}");
+        }
         assert!(with("id = 1", "id = 0").contains("node 0 is out of order, or there twice"));
         assert!(with("127.0.0.1:7001", "127.0.0.1").contains("is not `host:port`"));
         assert!(with("127.0.0.1:7001", "127.0.0.1:7000").contains("two nodes have the address"));

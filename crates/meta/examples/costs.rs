@@ -10,7 +10,7 @@ use std::path::Path;
 use tatami_meta::{Config, Context, FjallStore, MemoryStore, Meta, Store};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, NewNode};
 use tatami_wire::{
-    Access, ClientId, Cred, Ino, Layout, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
+    Access, ClientId, Cred, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
 };
 
 fn nanoseconds(clock: ClockId) -> u64 {
@@ -34,7 +34,7 @@ impl<S: Store> Run<S> {
             seq: self.seq,
             trusted: true,
         };
-        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).expect("operation");
+        let reply = self.meta.apply(&ctx, &Cred::ROOT, op).at_once().expect("operation");
         if self.seq.is_multiple_of(self.batch) {
             self.meta.commit().expect("commit");
         }
@@ -57,8 +57,12 @@ fn name(i: u64) -> Bytes {
 }
 
 fn run<S: Store>(what: &str, store: S, n: u64, batch: u64) -> S {
-    let config =
-        Config { shard: ShardId(0), volume: VolumeId([1; 16]), key: VolumeKey::new([2; 32]) };
+    let config = Config {
+        node: NodeId(0),
+        map: ShardMap::single(NodeId(0)),
+        volume: VolumeId([1; 16]),
+        key: VolumeKey::new([2; 32]),
+    };
     let meta = Meta::open(store, config, Timestamp::from_sec(1)).expect("opens");
     let mut run = Run { meta, seq: 0, batch };
     let create = |open| {

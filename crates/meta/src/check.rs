@@ -136,13 +136,13 @@ fn uncount_dir<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> Outcome<()> {
 fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     const LOST: &[u8] = b"lost+found";
     let root = peek(txn, Ino::ROOT)?.is_some();
-    if ino.shard() != Ino::ROOT.shard() || !root || peek(txn, ino)?.is_none() {
+    if !root || peek(txn, ino)?.is_none() {
         return Ok(false);
     }
     let lost = match txn.entry(Ino::ROOT, LOST)? {
         Some(entry) => entry.ino,
         None => {
-            let lost = txn.state.allocate()?;
+            let lost = txn.allocate(Ino::ROOT.shard(), true)?;
             let inode = Inode::new(tatami_wire::Kind::Dir, 0o700, 0, 0, txn.now());
             txn.add_inode(lost, inode);
             txn.attach(Ino::ROOT, LOST, lost)?;

@@ -67,7 +67,7 @@ pub(crate) fn create<S: Store>(
     permission::check_insert(&dir, txn.cred)?;
     txn.need_room()?;
     let inode = make(txn, &dir, new)?;
-    let ino = txn.state.allocate()?;
+    let ino = txn.allocate(parent.shard(), inode.is_dir())?;
     txn.add_inode(ino, inode);
     txn.adopt(parent, dir);
     txn.attach(parent, name, ino)?;
@@ -97,7 +97,9 @@ fn opened<S: Store>(
     let is_file = txn.peek(ino, Inode::is_file)?;
     let cap = match open {
         // Whoever makes a file may use it as asked, whatever its mode.
-        Some(access) if is_file => Some(attr::grant(txn, key, ino, access)?),
+        Some(access) if is_file && (txn.is_here(ino) || !access.write) => {
+            Some(attr::grant(txn, key, ino, access)?)
+        }
         _ => None,
     };
     Ok(MetaReply::Created { attr: txn.peek(ino, |inode| inode.attr(ino))?, cap, created })
@@ -169,7 +171,7 @@ pub(crate) fn tmpfile<S: Store>(
     txn.need_room()?;
     let mut inode = make(txn, &dir, &New { node: &NewNode::File(layout), mode, umask })?;
     inode.linkable = true;
-    let ino = txn.state.allocate()?;
+    let ino = txn.allocate(parent.shard(), false)?;
     txn.add_inode(ino, inode);
     txn.keep(ino, txn.ctx.client)?;
     opened(txn, key, ino, Some(open), true)
@@ -279,7 +281,8 @@ pub(crate) fn read_dir<S: Store>(
     let mut end = true;
     if let Some(from) = after.checked_add(1) {
         let prefix = keys::of_ino(keys::tag::ENTRY, dir);
-        txn.scan(&keys::entries_from(dir, from), &prefix, &mut |key, value| {
+        let start = keys::entries_from(dir, from);
+        txn.scan(&start, &prefix, &mut |key, value| {
             let Some(Parsed::Entry { hash, name, .. }) = keys::parse(key) else {
                 return Ok(ControlFlow::Continue(()));
             };
@@ -294,10 +297,12 @@ pub(crate) fn read_dir<S: Store>(
             Ok(ControlFlow::Continue(()))
         })?;
     }
+    let last = entries.last().filter(|_| !end).map_or(u64::MAX, |last| last.cookie + 1);
+    txn.may_list(&keys::entries_from(dir, after), &keys::entries_from(dir, last))?;
     // Attributes are for those who could have looked the names up.
     if plus && permission::check(&inode, txn.cred, want::EXEC).is_ok() {
         for entry in &mut entries {
-            entry.attr = txn.find(entry.ino)?.map(|inode| inode.attr(entry.ino));
+            entry.attr = txn.find_here(entry.ino)?.map(|inode| inode.attr(entry.ino));
         }
     }
     Ok(MetaReply::Entries { entries, end, parent: inode.parent })

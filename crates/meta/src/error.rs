@@ -1,9 +1,11 @@
 //! What can go wrong: precise inside, an error number to the caller of an
 //! operation, a sentence to the operator.
 
+use crate::keys::Key;
 use crate::record::{Damaged, ShardError};
 use crate::store::StoreError;
-use tatami_wire::{Errno, ShardId, VolumeId};
+use tatami_wire::transaction::Txid;
+use tatami_wire::{Errno, NodeId, VolumeId};
 
 /// Why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -13,8 +15,8 @@ pub enum OpenError {
     Store(#[from] StoreError),
     #[error("the metadata belongs to volume {found}, not {wanted}: check the data directory")]
     Volume { found: VolumeId, wanted: VolumeId },
-    #[error("the metadata is of shard {}, not {}: check the data directory", found.0, wanted.0)]
-    Shard { found: ShardId, wanted: ShardId },
+    #[error("the metadata is of node {found}, not {wanted}: check the data directory")]
+    Node { found: NodeId, wanted: NodeId },
     #[error(
         "the metadata has format {found}, this version of tatami knows formats up to {known}: \
          use the version that wrote it"
@@ -44,6 +46,10 @@ pub(crate) enum Failure {
     Store(Box<StoreError>),
     /// A record does not read.
     Damaged(Damaged),
+    /// These records of other nodes are needed.
+    Missing(Vec<(NodeId, Key)>),
+    /// A record is locked by these transactions.
+    Locked(Vec<Txid>),
 }
 
 impl Failure {
@@ -53,6 +59,7 @@ impl Failure {
             Failure::Errno(e) => *e,
             Failure::Store(e) => e.errno(),
             Failure::Damaged(_) => Errno::EIO,
+            Failure::Missing(_) | Failure::Locked(_) => Errno::EAGAIN,
         }
     }
 
@@ -64,7 +71,7 @@ impl Failure {
     /// What the operator is told, if it concerns him.
     pub fn trouble(&self) -> Option<String> {
         match self {
-            Failure::Errno(_) => None,
+            Failure::Errno(_) | Failure::Missing(_) | Failure::Locked(_) => None,
             Failure::Store(e) => Some(e.to_string()),
             Failure::Damaged(Damaged(what)) => {
                 Some(format!("a metadata record ({what}) is damaged: run `tatami fsck`"))

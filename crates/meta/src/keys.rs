@@ -3,14 +3,20 @@
 //! A key starts with a byte that tells what it is; numbers are big-endian, so
 //! that keys sort as the numbers do.
 
-use tatami_wire::{ClientId, Ino, NodeId, Piece};
+use tatami_wire::transaction::Txid;
+use tatami_wire::{ClientId, Ino, NodeId, Piece, ShardId};
 
 /// First byte of each kind of key.
 pub(crate) mod tag {
+    /// Stands for a part of an inode: no record lies under it.
+    pub const ANCESTOR: u8 = b'A';
+    pub const COMMITTED: u8 = b'C';
     pub const DROPPED: u8 = b'D';
     pub const ENTRY: u8 = b'E';
     pub const GARBAGE: u8 = b'G';
     pub const INODE: u8 = b'I';
+    pub const LOCKED: u8 = b'L';
+    pub const LIFE: u8 = b'N';
     pub const ORPHAN: u8 = b'O';
     pub const PIECE: u8 = b'P';
     pub const REPLY: u8 = b'R';
@@ -19,6 +25,7 @@ pub(crate) mod tag {
     pub const UNSETTLED: u8 = b'U';
     pub const WRITER: u8 = b'W';
     pub const XATTR: u8 = b'X';
+    pub const YOUNG: u8 = b'Y';
 }
 
 pub(crate) type Key = Vec<u8>;
@@ -37,6 +44,57 @@ pub(crate) fn shard() -> Key {
 
 pub(crate) fn inode(ino: Ino) -> Key {
     key(tag::INODE, &[&ino.0.to_be_bytes()])
+}
+
+/// A directory that nothing was made in yet, where its entry is.
+pub(crate) fn young(ino: Ino) -> Key {
+    key(tag::YOUNG, &[&ino.0.to_be_bytes()])
+}
+
+/// The directory above a directory: not a record, but what transactions see of its inode that
+/// only ask where it lies.
+pub(crate) fn ancestor(ino: Ino) -> Key {
+    key(tag::ANCESTOR, &[&ino.0.to_be_bytes()])
+}
+
+/// A transaction of which this node is a participant.
+pub(crate) fn locked(txid: Txid) -> Key {
+    transaction(tag::LOCKED, txid)
+}
+
+/// A transaction that this node has decided.
+pub(crate) fn committed(txid: Txid) -> Key {
+    transaction(tag::COMMITTED, txid)
+}
+
+fn transaction(tag: u8, Txid { node, life, number }: Txid) -> Key {
+    key(tag, &[&node.0.to_be_bytes(), &life.to_be_bytes(), &number.to_be_bytes()])
+}
+
+/// How many times the store was opened as one of several.
+pub(crate) fn life() -> Key {
+    vec![tag::LIFE]
+}
+
+/// The shard that a record belongs to; `None` for those of the store itself.
+pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
+    let first = |ino: &[u8]| ino.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)));
+    let (&tag, rest) = key.split_first()?;
+    let ino = match tag {
+        tag::YOUNG => return Some(first(rest)?.birth()),
+        tag::ANCESTOR
+        | tag::ENTRY
+        | tag::INODE
+        | tag::PIECE
+        | tag::TILED
+        | tag::UNSETTLED
+        | tag::WRITER
+        | tag::XATTR => first(rest)?,
+        tag::ORPHAN => first(rest.get(16..)?)?,
+        tag::GARBAGE | tag::DROPPED => first(rest.get(2..)?)?,
+        _ => return None,
+    };
+    Some(ino.shard())
 }
 
 pub(crate) fn entry(parent: Ino, hash: u64, name: &[u8]) -> Key {
@@ -122,6 +180,11 @@ pub(crate) enum Parsed<'a> {
     Piece { ino: Ino, number: u32 },
     Dropped { node: NodeId, ino: Ino, object: Piece },
     Reply { client: ClientId, slot: u32 },
+    Young(Ino),
+    Ancestor(Ino),
+    Locked(Txid),
+    Committed(Txid),
+    Life,
 }
 
 /// Takes a key apart; `None` where it is none of ours.
@@ -151,7 +214,22 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
             Parsed::Dropped { node: NodeId(u16::from_be_bytes(*node)), ino: ino(tail)?, object }
         }
         (tag::REPLY, 20) => Parsed::Reply { client: client(rest)?, slot: number(rest.get(16..)?)? },
+        (tag::YOUNG, 8) => Parsed::Young(ino(rest)?),
+        (tag::ANCESTOR, 8) => Parsed::Ancestor(ino(rest)?),
+        (tag::LOCKED, 18) => Parsed::Locked(txid(rest)?),
+        (tag::COMMITTED, 18) => Parsed::Committed(txid(rest)?),
+        (tag::LIFE, 0) => Parsed::Life,
         _ => return None,
+    })
+}
+
+fn txid(bytes: &[u8]) -> Option<Txid> {
+    let (node, rest) = bytes.split_first_chunk()?;
+    let (life, number) = rest.split_first_chunk()?;
+    Some(Txid {
+        node: NodeId(u16::from_be_bytes(*node)),
+        life: u64::from_be_bytes(*life),
+        number: u64::from_be_bytes(*number.first_chunk()?),
     })
 }
 
@@ -182,6 +260,7 @@ mod tests {
     fn every_key_reads_as_what_it_was_made_from() {
         let (ino, client, node) = (Ino(0x0102_0304), ClientId([9; 16]), NodeId(3));
         let name = b"name";
+        let txid = Txid { node, life: 7, number: 8 };
         for (key, parsed) in [
             (shard(), Parsed::Shard),
             (inode(ino), Parsed::Inode(ino)),
@@ -195,6 +274,11 @@ mod tests {
             (piece(ino, 6), Parsed::Piece { ino, number: 6 }),
             (dropped(node, ino, Piece(9)), Parsed::Dropped { node, ino, object: Piece(9) }),
             (reply(client, 7), Parsed::Reply { client, slot: 7 }),
+            (young(ino), Parsed::Young(ino)),
+            (ancestor(ino), Parsed::Ancestor(ino)),
+            (locked(txid), Parsed::Locked(txid)),
+            (committed(txid), Parsed::Committed(txid)),
+            (life(), Parsed::Life),
         ] {
             assert_eq!(parse(&key), Some(parsed));
         }

@@ -1,6 +1,6 @@
 //! The namespace as a deterministic state machine over an ordered key-value store.
 //!
-//! A [`Meta`] is one shard. It takes operations ([`tatami_wire::meta::MetaOp`]) one
+//! A [`Meta`] is all shards that one node serves. It takes operations ([`tatami_wire::meta::MetaOp`]) one
 //! after the other and answers them; the moment, the store, the volume's key and
 //! the identity of who asks are handed in, so that the same operations in the same order always
 //! give the same state. Nothing here reads a clock, draws a random number, starts a
@@ -12,13 +12,15 @@
 //!                             │ permission, acl: may it?
 //!                             ▼
 //!            overlay of records not committed ─▶ Meta::commit ─▶ Store: one batch
+//!
+//! other nodes ─▶ Meta::receive, Meta::tick ─▶ transaction ─▶ Meta::commit ─▶ Meta::outbox, Meta::finished
 //! ```
 //!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
 //!
-//! A shard answers for the inodes whose number carries its id. Entries lie with
-//! their directory. For now there is one shard, so an operation finds all inodes
-//! it needs here; one that names an inode of another shard fails with `ESTALE`.
+//! A shard has the inodes whose number carries its id. Entries lie with
+//! their directory. What an operation needs of shards of other nodes is fetched, and changed in a transaction: see
+//! `transaction`. Then the answer comes later.
 
 mod acl;
 mod attr;
@@ -38,9 +40,11 @@ mod shard;
 mod state;
 pub mod store;
 mod tiled;
+mod transaction;
 mod txn;
 mod xattr;
 
 pub use error::OpenError;
 pub use shard::{Config, Context, Meta};
 pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};
+pub use transaction::{Applied, Finished, Out, Ticket};

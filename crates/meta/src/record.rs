@@ -5,7 +5,7 @@
 //! read, is too short or too long, or holds a number out of range is
 //! [`Damaged`]; nothing is allocated on the word of a length that the bytes do not back.
 
-use tatami_wire::{Ino, Kind, ShardId, Timestamp, VolumeId};
+use tatami_wire::{Ino, Kind, NodeId, Timestamp, VolumeId};
 
 /// A record that cannot be what we wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -129,19 +129,20 @@ impl Entry {
 
 /// The version of the whole set of records. A store with a higher one was
 /// written by a newer program. Version 1 had no log before the tables, versions 1 and 2 had no
-/// tiled files, versions 1 to 3 no files that were laid out anew.
-pub(crate) const FORMAT_VERSION: u32 = 4;
+/// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only.
+pub(crate) const FORMAT_VERSION: u32 = 5;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 
-/// The record of the shard itself.
+/// The record of the store itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
     pub volume: VolumeId,
-    pub shard: ShardId,
+    /// The node whose shards it has.
+    pub node: NodeId,
     /// Seed of the hash that orders names.
     pub seed: u64,
-    /// Inode numbers (within the shard) below this may have been given out;
-    /// synced before any of them is.
+    /// Counters of inode numbers below this may have been given out on any shard that is, or was,
+    /// here; synced before any of them is.
     pub reserved: u64,
     /// Inodes in use.
     pub inodes: u64,
@@ -166,7 +167,7 @@ impl Shard {
         out.extend_from_slice(&SHARD_MAGIC);
         out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         out.extend_from_slice(&self.volume.0);
-        out.extend_from_slice(&self.shard.0.to_le_bytes());
+        out.extend_from_slice(&self.node.0.to_le_bytes());
         out.extend_from_slice(&self.seed.to_le_bytes());
         out.extend_from_slice(&self.reserved.to_le_bytes());
         out.extend_from_slice(&self.inodes.to_le_bytes());
@@ -185,7 +186,7 @@ impl Shard {
         }
         let shard = Shard {
             volume: VolumeId(r.array()?),
-            shard: ShardId(r.u16()?),
+            node: NodeId(r.u16()?),
             seed: r.u64()?,
             reserved: r.u64()?,
             inodes: r.u64()?,
@@ -232,7 +233,7 @@ mod tests {
     fn shard_record() -> Shard {
         Shard {
             volume: VolumeId([3; 16]),
-            shard: ShardId(2),
+            node: NodeId(2),
             seed: 77,
             reserved: 1 << 20,
             inodes: 12,
@@ -266,7 +267,7 @@ mod tests {
     fn the_format_is_the_one_written_down() {
         let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
-        let mut shard = b"TATAMI-M\x04\0\0\0".to_vec();
+        let mut shard = b"TATAMI-M\x05\0\0\0".to_vec();
         shard.extend([3; 16]);
         shard.extend([2, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
         shard.extend([0, 0, 16, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);

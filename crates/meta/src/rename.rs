@@ -62,6 +62,7 @@ pub(crate) fn rename<S: Store>(
     keep: bool,
 ) -> Outcome<MetaReply> {
     let nothing = MetaReply::Removed { ino: None, last: false };
+    txn.foresee(to.dir, to.name)?;
     let from = find(txn, from)?;
     let to = find(txn, to)?;
     let Some((source, moved)) = from.child.clone() else { return Err(Errno::ENOENT.into()) };
@@ -143,8 +144,8 @@ fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Out
         }
         // A directory that was removed but is kept open still knows its parent,
         // which may be gone; nothing can be made in it, so no cycle can form.
-        match txn.find(dir)? {
-            Some(inode) => dir = inode.parent,
+        match txn.above(dir)? {
+            Some(parent) => dir = parent,
             None => return Ok(false),
         }
     }

@@ -1,4 +1,4 @@
-//! One shard: what the daemon calls.
+//! The shards of one node: what the daemon calls.
 
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
@@ -7,19 +7,23 @@ use crate::record::encode_reply;
 use crate::session::{Admission, Sessions};
 use crate::state::State;
 use crate::store::{Chore, Store, StoreError};
+use crate::transaction::{Applied, Finished, Out, Transactions};
 use crate::txn::Txn;
 use crate::{attr, check, entry, orphan, rename, tiled, xattr};
 use std::collections::BTreeSet;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
+use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, Timestamp, VolumeId, VolumeKey,
+    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
 };
 
-/// What a shard must know of itself.
+/// What the namespace of a node must know of itself.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Which shard it is.
-    pub shard: ShardId,
+    /// The node.
+    pub node: NodeId,
+    /// Which shards are its own, and whose the others are.
+    pub map: ShardMap,
     /// The volume it is a part of. The hash that orders names is seeded with it.
     pub volume: VolumeId,
     /// Signs capabilities.
@@ -42,14 +46,15 @@ pub struct Context {
     pub trusted: bool,
 }
 
-/// One shard of the namespace. See the crate's page.
+/// The shards of the namespace that one node serves. See the crate's page.
 pub struct Meta<S> {
-    state: State<S>,
-    key: VolumeKey,
-    sessions: Sessions,
+    pub(crate) state: State<S>,
+    pub(crate) key: VolumeKey,
+    pub(crate) sessions: Sessions,
     /// Nodes on which objects may have become garbage since the last question.
-    garbage: BTreeSet<NodeId>,
+    pub(crate) garbage: BTreeSet<NodeId>,
     trouble: Option<Trouble>,
+    pub(crate) tx: Transactions,
 }
 
 /// What the operator should know.
@@ -60,25 +65,30 @@ struct Trouble {
 }
 
 impl<S: Store> Meta<S> {
-    /// Opens the shard in `store`. In an empty store, shard 0 makes the root
+    /// Opens the shards in `store`. In an empty store, the node of shard 0 makes the root
     /// directory, owned by the superuser, with mode 0755 and the time `now`.
     ///
     /// # Errors
-    /// A store of another volume, shard or newer format, a damaged one, and those of the disk.
+    /// A store of another volume, node or newer format, a damaged one, and those of the disk.
     pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
-        let mut state = State::open(store, config.volume, config.shard)?;
-        if config.shard == Ino::ROOT.shard() {
+        let mut state = State::open(store, config.volume, config.node, config.map)?;
+        if state.owns(Ino::ROOT.shard()) {
             make_root(&mut state, now).map_err(|e| match e {
                 Failure::Store(e) => OpenError::Store(*e),
                 Failure::Damaged(e) => OpenError::Damaged(e.0),
-                Failure::Errno(_) => OpenError::Damaged("root directory"),
+                _ => OpenError::Damaged("root directory"),
             })?;
         }
         let garbage = orphan::garbage_nodes(&state).map_err(|e| match e {
             Failure::Store(e) => OpenError::Store(*e),
-            Failure::Damaged(_) | Failure::Errno(_) => OpenError::Damaged("garbage record"),
+            _ => OpenError::Damaged("garbage record"),
         })?;
-        Ok(Meta { state, key: config.key, sessions: Sessions::default(), garbage, trouble: None })
+        let tx = Transactions::open(&mut state, now).map_err(|e| match e {
+            Failure::Store(e) => OpenError::Store(*e),
+            _ => OpenError::Damaged("transaction record"),
+        })?;
+        let sessions = Sessions::default();
+        Ok(Meta { state, key: config.key, sessions, garbage, trouble: None, tx })
     }
 
     /// Executes one operation. Its effect is visible to the next one at once,
@@ -88,34 +98,75 @@ impl<S: Store> Meta<S> {
     ///
     /// # Errors
     /// Those of POSIX for the operation. Besides: `ESTALE` for an inode that is
-    /// gone or of another shard, `EPERM` for housekeeping by strangers, `EPROTO` for a sequence
+    /// gone or of no shard, `EPERM` for housekeeping by strangers, `EPROTO` for a sequence
     /// number that is past, `ENOSPC` when the disk is (nearly) full, `EIO` when the
     /// store fails or has failed (see [`Meta::trouble`]).
-    pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> MetaResult {
+    pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Applied {
         self.meet_nothing();
         if !cred.is_valid() {
-            return Err(Errno::EINVAL);
+            return Applied::Done(Err(Errno::EINVAL));
         }
         if op.is_housekeeping() && !ctx.trusted {
-            return Err(Errno::EPERM);
+            return Applied::Done(Err(Errno::EPERM));
         }
-        if !op.is_mutation() {
-            let mut txn = Txn::new(&mut self.state, ctx, cred);
-            let result = execute(&mut txn, &self.key, op);
-            debug_assert!(!txn.wrote(), "a reading operation wrote");
-            drop(txn);
-            return result.map_err(|e| self.note(&e));
-        }
-        match self.mutate(ctx, cred, op) {
-            Ok(result) => result,
-            Err(e) => {
-                let errno = self.note(&e);
-                if errno != Errno::EPROTO {
-                    self.sessions.failed(ctx, errno);
-                }
-                Err(errno)
+        if self.state.is_spread() {
+            self.tx.now = self.tx.now.max(ctx.now);
+            if let Some(ticket) = self.waits(ctx) {
+                return Applied::Waits(ticket);
             }
         }
+        let result = match op.is_mutation() {
+            true => self.mutate(ctx, cred, op),
+            false => self.look(ctx, cred, op),
+        };
+        match result {
+            Ok(result) => Applied::Done(result),
+            Err(Failure::Missing(_) | Failure::Locked(_)) => {
+                self.meet_nothing();
+                self.begin(ctx, cred, op)
+            }
+            Err(e) => {
+                let errno = self.note(&e);
+                if op.is_mutation() && errno != Errno::EPROTO {
+                    self.sessions.failed(ctx, errno);
+                }
+                Applied::Done(Err(errno))
+            }
+        }
+    }
+
+    fn look(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
+        if let Some(elsewhere) = self.is_elsewhere(op)? {
+            return Ok(Ok(elsewhere));
+        }
+        let mut txn = Txn::new(&mut self.state, ctx, cred);
+        let result = execute(&mut txn, &self.key, op);
+        debug_assert!(!txn.wrote(), "a reading operation wrote");
+        drop(txn);
+        result.map(Ok)
+    }
+
+    /// The answer to an operation that another node must run.
+    fn is_elsewhere(&self, op: &MetaOp) -> Outcome<Option<MetaReply>> {
+        if !self.state.is_spread() || op.is_for_all_shards() {
+            return Ok(None);
+        }
+        let ours = |inos: &[Ino]| inos.iter().all(|ino| self.state.owns(ino.shard()));
+        match op {
+            MetaOp::Closed { inos, empty } if !ours(inos) || !ours(empty) => {
+                return Err(Errno::ESTALE.into());
+            }
+            MetaOp::InFlux { inos, .. } if !ours(inos) => return Err(Errno::ESTALE.into()),
+            // Records of other nodes would look like damage.
+            MetaOp::Check { .. } => return Err(Errno::EOPNOTSUPP.into()),
+            _ => {}
+        }
+        let shard = op.target().shard();
+        if !self.state.is_shard(shard) {
+            return Err(Errno::ESTALE.into());
+        }
+        let elsewhere = MetaReply::Elsewhere { epoch: self.state.epoch() };
+        Ok((!self.state.owns(shard)).then_some(elsewhere))
     }
 
     fn mutate(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
@@ -125,13 +176,16 @@ impl<S: Store> Meta<S> {
         if self.state.is_poisoned() {
             return Err(Errno::EIO.into());
         }
+        if let Some(elsewhere) = self.is_elsewhere(op)? {
+            return Ok(Ok(elsewhere));
+        }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
         let reply = execute(&mut txn, &self.key, op)?;
         let wrote = txn.wrote();
         if wrote {
             txn.put(keys::reply(ctx.client, ctx.slot), encode_reply(ctx.seq, &reply)?);
         }
-        self.garbage.extend(txn.finish());
+        self.garbage.extend(txn.finish()?);
         if let MetaOp::ExpireClient { client } = op {
             self.sessions.forget(*client);
         }
@@ -155,12 +209,70 @@ impl<S: Store> Meta<S> {
     /// Empties [`Meta::seen`] and [`Meta::changed`], for an answer that was
     /// given without [`Meta::apply`].
     pub fn meet_nothing(&mut self) {
-        self.state.seen.clear();
-        self.state.changed.clear();
+        self.state.meet_nothing();
     }
 
-    /// The attributes of an inode now; `None` where there is none, or it does not read.
+    /// A message of another node, which has proved to be that node. It may have been lost before, and
+    /// may come again.
+    pub fn receive(&mut self, now: Timestamp, from: NodeId, message: PeerMessage) {
+        self.tx.now = self.tx.now.max(now);
+        // What the disk holds is not known then, so nobody must be told of it.
+        if !self.state.is_poisoned() {
+            self.hear(from, message);
+            self.meet_nothing();
+        }
+    }
+
+    /// Does what is due by now. To be called when [`Meta::deadline`] is over.
+    pub fn tick(&mut self, now: Timestamp) {
+        self.tx.now = self.tx.now.max(now);
+        if !self.state.is_poisoned() {
+            self.tick_jobs();
+            self.ask_about_locks();
+            self.meet_nothing();
+        }
+    }
+
+    /// When [`Meta::tick`] has something to do, if nothing happens before.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        if self.state.is_poisoned() {
+            return None;
+        }
+        let jobs = self.tx.jobs.values().map(|job| job.due());
+        let decided = self.tx.decided.values().map(|decided| decided.again_at);
+        let waiting = self.tx.waiting.iter().map(|waiting| waiting.ask_at);
+        let held = self.state.locks.held().values().map(|held| held.ask_at);
+        jobs.chain(decided).chain(waiting).chain(held).min()
+    }
+
+    /// What is to be sent to other nodes. It is there after a [`Meta::commit`] (and a [`Meta::sync`],
+    /// where answers wait for one) only, and may leave at once but for [`Out::changed`](crate::Out).
+    pub fn outbox(&mut self) -> Vec<Out> {
+        std::mem::take(&mut self.tx.ready_outs)
+    }
+
+    /// Answers to operations that had to wait, likewise.
+    pub fn finished(&mut self) -> Vec<Finished> {
+        std::mem::take(&mut self.tx.ready_finished)
+    }
+
+    /// Whether a transaction is about to change the inode, or (a directory) its entries: then it
+    /// must not be delegated.
+    pub fn is_locked(&self, ino: Ino) -> bool {
+        self.state.locks.concern(ino)
+    }
+
+    /// Number of transactions that are under way here: as coordinator, or with locks.
+    pub fn under_way(&self) -> usize {
+        self.tx.jobs.len() + self.tx.decided.len() + self.state.locks.held().len()
+    }
+
+    /// The attributes of an inode now; `None` where there is none, it does not read, or
+    /// somebody is about to change it.
     pub fn attr(&mut self, ino: Ino) -> Option<Attr> {
+        if self.is_locked(ino) {
+            return None;
+        }
         self.state.inode(ino).ok().flatten().map(|inode| inode.attr(ino))
     }
 
@@ -176,6 +288,14 @@ impl<S: Store> Meta<S> {
         let room = self.state.knows_room();
         let result = self.state.commit();
         match &result {
+            Ok(()) => self.tx.committed(),
+            Err(e) => {
+                if let Err(failure) = self.tx.undone(&mut self.state, e.errno()) {
+                    self.note(&failure);
+                }
+            }
+        }
+        match &result {
             Ok(()) if room => drop(self.trouble.take_if(|trouble| trouble.full)),
             Ok(()) => {}
             Err(e) => {
@@ -188,7 +308,7 @@ impl<S: Store> Meta<S> {
 
     /// Whether something waits for a [`Meta::commit`].
     pub fn is_dirty(&self) -> bool {
-        self.state.is_dirty()
+        self.state.is_dirty() || self.tx.is_staged()
     }
 
     /// Commits, and makes everything survive a power cut.
@@ -251,7 +371,7 @@ impl<S: Store> Meta<S> {
         &mut self.state.store
     }
 
-    fn note(&mut self, failure: &Failure) -> Errno {
+    pub(crate) fn note(&mut self, failure: &Failure) -> Errno {
         if let Some(what) = failure.trouble() {
             self.trouble = Some(Trouble { what, full: failure.is_full() });
         }
@@ -285,7 +405,11 @@ fn make_root<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<()> {
     Ok(())
 }
 
-fn execute<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<MetaReply> {
+pub(crate) fn execute<S: Store>(
+    txn: &mut Txn<'_, S>,
+    key: &VolumeKey,
+    op: &MetaOp,
+) -> Outcome<MetaReply> {
     match op {
         MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
         MetaOp::GetAttr { ino } => attr::get(txn, *ino),

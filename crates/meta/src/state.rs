@@ -1,4 +1,4 @@
-//! The records of one shard: what the store holds, under what was written
+//! The records of the shards of one node: what the store holds, under what was written
 //! since the last commit.
 //!
 //! Operations write into an overlay. A commit turns the overlay into one
@@ -7,22 +7,21 @@
 //! what it was after the last good commit.
 
 use crate::cache::Cache;
-use crate::error::{OpenError, Outcome};
+use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
 use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
 use crate::store::{Store, StoreError};
+use crate::transaction::locks::Locks;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::{Errno, Ino, ShardId, VolumeId};
+use tatami_wire::{Errno, Ino, NodeId, ShardId, ShardMap, VolumeId};
 
 /// Inode numbers reserved at a time. A number is given out only after the
 /// reservation has been synced, so that no power cut makes us give it out
 /// twice: objects of the lost file may still lie on some node.
 const STRIDE: u64 = 1 << 16;
-/// Highest number within a shard.
-const LOCAL_MAX: u64 = (1 << 48) - 1;
 
 /// What a scan calls; it may fail and stop the scan with that.
 pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> + 'a;
@@ -35,6 +34,9 @@ pub(crate) struct State<S> {
     /// Entries that were looked up in the store's tables, and keys where there is none.
     entry_cache: Cache<Key, Option<Entry>>,
     shard: Shard,
+    map: ShardMap,
+    /// What transactions of other nodes have locked.
+    pub locks: Locks,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
     next: u64,
@@ -49,7 +51,12 @@ pub(crate) struct State<S> {
 
 impl<S: Store> State<S> {
     /// Reads the shard record, or makes it in an empty store.
-    pub fn open(mut store: S, volume: VolumeId, wanted: ShardId) -> Result<State<S>, OpenError> {
+    pub fn open(
+        mut store: S,
+        volume: VolumeId,
+        wanted: NodeId,
+        map: ShardMap,
+    ) -> Result<State<S>, OpenError> {
         let record = store.get(&keys::shard())?;
         let shard = match &record {
             Some(bytes) => Shard::decode(bytes)?,
@@ -64,14 +71,14 @@ impl<S: Store> State<S> {
                 }
                 let seed = xxhash_rust::xxh3::xxh3_64(&volume.0);
                 // Number 1 of shard 0 is the root.
-                Shard { volume, shard: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
+                Shard { volume, node: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
             }
         };
         if shard.volume != volume {
             return Err(OpenError::Volume { found: shard.volume, wanted: volume });
         }
-        if shard.shard != wanted {
-            return Err(OpenError::Shard { found: shard.shard, wanted });
+        if shard.node != wanted {
+            return Err(OpenError::Node { found: shard.node, wanted });
         }
         if record.is_some_and(|record| record != shard.encode()) {
             // An older version wrote it, and must not touch it once this one has.
@@ -86,6 +93,8 @@ impl<S: Store> State<S> {
             next: shard.reserved,
             committed_inodes: shard.inodes,
             shard,
+            map,
+            locks: Locks::default(),
             room: false,
             poisoned: false,
             seen: Vec::new(),
@@ -93,8 +102,55 @@ impl<S: Store> State<S> {
         })
     }
 
-    pub fn shard(&self) -> ShardId {
-        self.shard.shard
+    pub fn epoch(&self) -> u64 {
+        self.map.epoch()
+    }
+
+    pub fn node(&self) -> NodeId {
+        self.shard.node
+    }
+
+    /// Whether other nodes have shards, too.
+    pub fn is_spread(&self) -> bool {
+        !self.map.is_alone()
+    }
+
+    /// Whether there is such a shard.
+    pub fn is_shard(&self, shard: ShardId) -> bool {
+        self.map.owner(shard).is_some()
+    }
+
+    /// The other node that has the record; `None` where it is of this node, or of no shard.
+    pub fn elsewhere(&self, key: &[u8]) -> Option<NodeId> {
+        if self.map.is_alone() {
+            return None;
+        }
+        let node = self.map.owner(keys::shard_of(key)?)?;
+        (node != self.shard.node).then_some(node)
+    }
+
+    /// Whether the record is of a shard of this node.
+    pub fn has(&self, key: &[u8]) -> bool {
+        keys::shard_of(key).is_some_and(|shard| self.owns(shard))
+    }
+
+    /// Fails where a transaction writes the record.
+    pub fn may_read(&self, key: &[u8]) -> Outcome<()> {
+        match self.locks.against_reading(key) {
+            Some(txid) => Err(Failure::Locked(vec![txid])),
+            None => Ok(()),
+        }
+    }
+
+    /// Empties what the last operation has met.
+    pub fn meet_nothing(&mut self) {
+        self.seen.clear();
+        self.changed.clear();
+    }
+
+    /// Whether the records of `shard` lie here.
+    pub fn owns(&self, shard: ShardId) -> bool {
+        self.map.owner(shard) == Some(self.shard.node)
     }
 
     pub fn seed(&self) -> u64 {
@@ -125,11 +181,12 @@ impl<S: Store> State<S> {
         self.room
     }
 
-    /// A fresh inode number.
-    pub fn allocate(&mut self) -> Outcome<Ino> {
+    /// A fresh inode number, given out on `birth`; for a directory, of any home.
+    pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
+        debug_assert!(self.owns(birth));
         if self.next >= self.shard.reserved {
             let reserved = self.shard.reserved + STRIDE;
-            if reserved > LOCAL_MAX {
+            if reserved > Ino::COUNTER_MAX {
                 return Err(Errno::ENOSPC.into());
             }
             let record = Shard { reserved, inodes: self.committed_inodes, ..self.shard }.encode();
@@ -138,9 +195,12 @@ impl<S: Store> State<S> {
             self.with_store(S::sync)?;
             self.shard.reserved = reserved;
         }
-        let ino = Ino::new(self.shard.shard, self.next);
+        let counter = self.next;
         self.next += 1;
-        Ok(ino)
+        Ok(match is_dir {
+            true => self.map.directory(birth, counter),
+            false => Ino::new(birth, birth, counter),
+        })
     }
 
     pub fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
@@ -258,6 +318,11 @@ impl<S: Store> State<S> {
         Ok(())
     }
 
+    /// Writes the record of the store itself, without which no other may be there.
+    pub fn put_shard(&mut self) {
+        self.overlay.insert(keys::shard(), Some(self.shard.encode()));
+    }
+
     /// Whether there is something to commit.
     pub fn is_dirty(&self) -> bool {
         !self.overlay.is_empty() || self.shard.inodes != self.committed_inodes
@@ -314,6 +379,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     const VOLUME: VolumeId = VolumeId([1; 16]);
+    const NODE: NodeId = NodeId(0);
 
     fn scan(state: &State<MemoryStore>, from: &[u8], prefix: &[u8], limit: usize) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
@@ -340,7 +406,7 @@ mod tests {
             prefix in proptest::collection::vec(0u8..4, 0..2),
             limit in 1usize..6,
         ) {
-            let mut state = State::open(MemoryStore::new(), VOLUME, ShardId(0)).expect("opens");
+            let mut state = State::open(MemoryStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
             let mut both: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
             for (k, v) in &below {
                 state.store.change(&(k.clone(), Some(vec![*v])));
@@ -367,18 +433,22 @@ mod tests {
 
     #[test]
     fn numbers_are_not_given_out_twice_after_a_power_cut() {
-        let mut state = State::open(FaultyStore::new(), VOLUME, ShardId(0)).expect("opens");
-        let first: Vec<_> = (0..10).map(|_| state.allocate().expect("number")).collect();
+        let mut state =
+            State::open(FaultyStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+        let first: Vec<_> =
+            (0..10).map(|_| state.allocate(ShardId(0), false).expect("number")).collect();
         state.store.power_cut(0);
-        let mut state = State::open(state.store, VOLUME, ShardId(0)).expect("opens");
-        let next = state.allocate().expect("number");
+        let mut state =
+            State::open(state.store, VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+        let next = state.allocate(ShardId(0), false).expect("number");
         assert!(!first.contains(&next));
         assert_eq!(first[0], Ino(2));
     }
 
     #[test]
     fn a_full_store_takes_back_what_was_not_committed() {
-        let mut state = State::open(FaultyStore::new(), VOLUME, ShardId(0)).expect("opens");
+        let mut state =
+            State::open(FaultyStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
         state.put(b"k1".to_vec(), Some(vec![1]));
         state.count_inodes(1);
         state.commit().expect("commit");
@@ -395,32 +465,29 @@ mod tests {
     }
 
     #[test]
-    fn a_store_of_another_volume_or_shard_is_refused() {
-        let open = |volume, shard, store| State::open(store, volume, shard);
-        let mut state = open(VOLUME, ShardId(0), MemoryStore::new()).expect("opens");
-        state.allocate().expect("writes the shard record");
+    fn a_store_of_another_volume_or_node_is_refused() {
+        let open = |volume, node, store| State::open(store, volume, node, ShardMap::single(node));
+        let mut state = open(VOLUME, NODE, MemoryStore::new()).expect("opens");
+        state.allocate(ShardId(0), false).expect("writes the shard record");
         let store = state.store;
         assert!(matches!(
-            open(VolumeId([2; 16]), ShardId(0), store.clone()),
+            open(VolumeId([2; 16]), NODE, store.clone()),
             Err(OpenError::Volume { .. })
         ));
-        assert!(matches!(open(VOLUME, ShardId(1), store.clone()), Err(OpenError::Shard { .. })));
+        assert!(matches!(open(VOLUME, NodeId(1), store.clone()), Err(OpenError::Node { .. })));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 5;
+        record[8] = 6;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(
-            open(VOLUME, ShardId(0), newer),
-            Err(OpenError::Newer { found: 5, known: 4 })
-        ));
+        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 6, known: 5 })));
         let mut older = store.clone();
         record[8] = 1;
         older.change(&(b"S".to_vec(), Some(record)));
-        let older = open(VOLUME, ShardId(0), older).expect("opens").store;
+        let older = open(VOLUME, NODE, older).expect("opens").store;
         assert_eq!(older.get(b"S").expect("get"), store.get(b"S").expect("get"), "now newer");
         let mut headless = store;
         headless.change(&(b"S".to_vec(), None));
         headless.change(&(b"I00000000".to_vec(), Some(vec![1])));
-        assert!(matches!(open(VOLUME, ShardId(0), headless), Err(OpenError::Damaged(_))));
+        assert!(matches!(open(VOLUME, NODE, headless), Err(OpenError::Damaged(_))));
     }
 }

@@ -2,8 +2,10 @@
 //!
 //! An operation reads through its own writes and hands them to the state
 //! when it has succeeded. Whatever touches more than one inode goes through the
-//! functions at the end of this file, so that there is one place where an
-//! operation that spans shards becomes a transaction.
+//! functions at the end of this file. What is different where other nodes have shards, too, is in
+//! `spread`.
+
+mod spread;
 
 use crate::Context;
 use crate::error::Outcome;
@@ -12,9 +14,12 @@ use crate::keys::{self, Key, tag};
 use crate::record::Entry;
 use crate::state::{State, Visit};
 use crate::store::{Change, Store, StoreError};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::{Cred, Errno, Ino, NodeId, Piece, Timestamp};
+use xxhash_rust::xxh3::xxh3_128;
 
 /// See the module.
 pub(crate) struct Txn<'a, S> {
@@ -29,10 +34,111 @@ pub(crate) struct Txn<'a, S> {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
+    /// `None` where one node has all shards.
+    spread: Option<Box<Spread<'a>>>,
+}
+
+/// What a transaction is besides where other nodes have shards, too.
+#[derive(Default)]
+struct Spread<'a> {
+    /// What is known of the others' records, where the operation is run again.
+    again: Option<&'a mut Again>,
+    /// Records of others that were seen.
+    used: RefCell<BTreeSet<Key>>,
+    /// A digest of what was seen of this node's records.
+    trace: Cell<u128>,
+    /// Directories whose records lie with their entry.
+    young: Vec<Ino>,
+    /// Directories that lie elsewhere from now on.
+    moved: Vec<Ino>,
+}
+
+/// What is known when an operation is run again.
+#[derive(Default)]
+pub(crate) struct Again {
+    /// Records of other nodes.
+    pub fetched: BTreeMap<Key, Option<Vec<u8>>>,
+    /// The number that an earlier run has made an inode with.
+    number: Option<Ino>,
+}
+
+impl Again {
+    /// Tells what was seen in one run from what was seen in another.
+    pub fn digest(&self, used: &BTreeSet<Key>, trace: u128) -> u128 {
+        let mut all = trace.to_be_bytes().to_vec();
+        for key in used {
+            let value = self.fetched.get(key).cloned().flatten();
+            all.extend_from_slice(&xxh3_128(key).to_be_bytes());
+            all.push(u8::from(value.is_some()));
+            all.extend_from_slice(&xxh3_128(&value.unwrap_or_default()).to_be_bytes());
+        }
+        xxh3_128(&all)
+    }
+}
+
+/// What an operation has to do with the records of another node.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// What it has seen.
+    pub reads: BTreeMap<Key, Option<Vec<u8>>>,
+    /// What it writes.
+    pub writes: BTreeMap<Key, Option<Vec<u8>>>,
+}
+
+/// All that an operation writes.
+#[derive(Default)]
+pub(crate) struct Done {
+    inodes: Vec<(Ino, Option<Inode>)>,
+    new: Option<Ino>,
+    changed: Vec<Ino>,
+    writes: Vec<Change>,
+    inode_delta: i64,
+    garbage: Vec<NodeId>,
+    /// By other nodes; also those whose records it has only seen.
+    pub parts: BTreeMap<NodeId, Part>,
+}
+
+impl Done {
+    /// Whether nothing is to be written anywhere.
+    pub fn is_nothing(&self) -> bool {
+        self.inodes.is_empty()
+            && self.writes.is_empty()
+            && self.inode_delta == 0
+            && self.parts.values().all(|part| part.writes.is_empty())
+    }
+
+    /// Hands the writes of this node to the state. Returns the nodes on which objects
+    /// have become garbage.
+    pub fn apply<S: Store>(self, state: &mut State<S>) -> Vec<NodeId> {
+        hand_over(state, self.changed, self.inodes, self.new, self.writes);
+        state.count_inodes(self.inode_delta);
+        self.garbage
+    }
+}
+
+fn hand_over<S: Store>(
+    state: &mut State<S>,
+    changed: Vec<Ino>,
+    inodes: Vec<(Ino, Option<Inode>)>,
+    new: Option<Ino>,
+    writes: Vec<Change>,
+) {
+    state.changed.extend(changed);
+    for (ino, inode) in inodes {
+        match inode {
+            Some(inode) if new == Some(ino) => state.put_new_inode(ino, &inode),
+            Some(inode) => state.put_inode(ino, inode),
+            None => state.delete_inode(ino),
+        }
+    }
+    for (key, value) in writes {
+        state.put(key, value);
+    }
 }
 
 impl<'a, S: Store> Txn<'a, S> {
     pub fn new(state: &'a mut State<S>, ctx: &'a Context, cred: &'a Cred) -> Txn<'a, S> {
+        let spread = state.is_spread().then(Box::default);
         Txn {
             state,
             ctx,
@@ -43,7 +149,22 @@ impl<'a, S: Store> Txn<'a, S> {
             writes: Vec::new(),
             inode_delta: 0,
             garbage: Vec::new(),
+            spread,
         }
+    }
+
+    /// As [`Txn::new`], for an operation that was run before.
+    pub fn again(
+        state: &'a mut State<S>,
+        ctx: &'a Context,
+        cred: &'a Cred,
+        again: &'a mut Again,
+    ) -> Txn<'a, S> {
+        let mut txn = Txn::new(state, ctx, cred);
+        if let Some(spread) = &mut txn.spread {
+            spread.again = Some(again);
+        }
+        txn
     }
 
     /// Whether anything is to be written.
@@ -51,22 +172,36 @@ impl<'a, S: Store> Txn<'a, S> {
         !(self.inodes.is_empty() && self.writes.is_empty() && self.inode_delta == 0)
     }
 
-    /// Hands the writes to the state. Returns the nodes on which objects
-    /// have become garbage.
-    pub fn finish(self) -> Vec<NodeId> {
-        self.state.changed.extend(self.changed);
-        for (ino, inode) in self.inodes {
-            match inode {
-                Some(inode) if self.new == Some(ino) => self.state.put_new_inode(ino, &inode),
-                Some(inode) => self.state.put_inode(ino, inode),
-                None => self.state.delete_inode(ino),
-            }
+    /// The records of others that were seen, and a digest of what was seen of this node's.
+    pub fn seen(&self) -> (BTreeSet<Key>, u128) {
+        let seen = |spread: &Spread<'_>| (spread.used.borrow().clone(), spread.trace.get());
+        self.spread.as_deref().map(seen).unwrap_or_default()
+    }
+
+    /// All that is to be written.
+    ///
+    /// # Errors
+    /// [`Failure::Locked`]
+    pub fn done(self) -> Outcome<Done> {
+        if self.spread.is_some() {
+            return self.done_spread();
         }
-        for (key, value) in self.writes {
-            self.state.put(key, value);
+        let Txn { inodes, new, changed, writes, inode_delta, garbage, .. } = self;
+        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts: BTreeMap::new() })
+    }
+
+    /// Hands the writes to the state. Returns the nodes on which objects have become garbage.
+    ///
+    /// # Errors
+    /// [`Failure::Locked`]
+    pub fn finish(self) -> Outcome<Vec<NodeId>> {
+        if self.spread.is_some() {
+            return self.finish_spread();
         }
-        self.state.count_inodes(self.inode_delta);
-        self.garbage
+        let Txn { state, inodes, new, changed, writes, inode_delta, garbage, .. } = self;
+        hand_over(state, changed, inodes, new, writes);
+        state.count_inodes(inode_delta);
+        Ok(garbage)
     }
 
     /// The moment of the operation.
@@ -77,9 +212,12 @@ impl<'a, S: Store> Txn<'a, S> {
     /// The inode; `None` where there is none of this number.
     ///
     /// # Errors
-    /// `ESTALE` for a number of another shard
+    /// `ESTALE` for a number of a shard that is not here
     pub fn find(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
-        if ino.shard() != self.state.shard() {
+        if self.spread.is_some() {
+            return self.find_spread(ino);
+        }
+        if !self.state.owns(ino.shard()) {
             return Err(Errno::ESTALE.into());
         }
         self.state.seen.push(ino);
@@ -139,6 +277,9 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         let inode = Arc::unwrap_or_clone(self.inode(ino)?);
         self.inodes.push((ino, Some(inode)));
+        if self.is_young(ino) && self.state.owns(ino.shard()) {
+            self.bring_home(ino);
+        }
         Ok(self.inodes.len() - 1)
     }
 
@@ -153,6 +294,11 @@ impl<'a, S: Store> Txn<'a, S> {
     pub fn add_inode(&mut self, ino: Ino, inode: Inode) {
         self.inode_delta += 1;
         self.new = Some(ino);
+        if let Some(spread) = &mut self.spread
+            && !self.state.owns(ino.shard())
+        {
+            spread.young.push(ino);
+        }
         self.changed.push(ino);
         self.inodes.push((ino, Some(inode)));
     }
@@ -174,6 +320,7 @@ impl<'a, S: Store> Txn<'a, S> {
     pub fn get(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
         match self.written(key) {
             Some(value) => Ok(value.clone()),
+            None if self.spread.is_some() => self.get_spread(key),
             None => Ok(self.state.get(key)?),
         }
     }
@@ -220,6 +367,7 @@ impl<'a, S: Store> Txn<'a, S> {
         match self.written(&key) {
             Some(Some(value)) => Ok(Some(Entry::decode(value)?)),
             Some(None) => Ok(None),
+            None if self.spread.is_some() => self.entry_spread(&key, false),
             None => self.state.entry(&key, false),
         }
     }
@@ -227,6 +375,9 @@ impl<'a, S: Store> Txn<'a, S> {
     /// The entry `name` of `dir`, for an operation that writes nothing.
     pub fn look_up(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
         let key = self.entry_key(dir, name);
+        if self.spread.is_some() {
+            return self.entry_spread(&key, true);
+        }
         self.state.entry(&key, true)
     }
 
@@ -251,6 +402,7 @@ impl<'a, S: Store> Txn<'a, S> {
         let child = self.edit(ino)?;
         let is_dir = child.is_dir();
         let kind = child.kind;
+        let moves = is_dir && child.parent != dir;
         if is_dir {
             child.nlink = 2 + child.nlink.saturating_sub(2);
             child.parent = dir;
@@ -271,6 +423,13 @@ impl<'a, S: Store> Txn<'a, S> {
         parent.size += 1;
         parent.ctime = parent.ctime.moved_to(now);
         parent.mtime = parent.ctime;
+        self.bring_home(dir);
+        if let Some(spread) = &mut self.spread
+            && moves
+            && self.new != Some(ino)
+        {
+            spread.moved.push(ino);
+        }
         let key = self.entry_key(dir, name);
         self.put(key, Entry { ino, kind }.encode());
         Ok(())
@@ -320,6 +479,7 @@ impl<'a, S: Store> Txn<'a, S> {
         let key = keys::orphan(client, ino);
         if self.peek(ino, |inode| inode.keepers)? == 0 || self.get(&key)?.is_none() {
             self.edit(ino)?.keepers += 1;
+            self.bring_home(ino);
             self.put(key, vec![1]);
         }
         Ok(())
@@ -327,6 +487,11 @@ impl<'a, S: Store> Txn<'a, S> {
 
     /// Removes an inode and everything that hangs on it. Its objects become garbage.
     pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
+        let here = self.is_here(ino);
+        if !here && !self.is_young(ino) {
+            // Its node sees that it is dead.
+            return Ok(());
+        }
         let (attributes, writers) = self.peek(ino, |i| (i.xattr_list > 0, i.writers > 0))?;
         let (unsettled, touched) = self.peek(ino, |i| (i.unsettled, i.touched))?;
         if attributes {
@@ -358,7 +523,7 @@ impl<'a, S: Store> Txn<'a, S> {
             Some((_, changed)) => *changed = None,
             None => self.inodes.push((ino, None)),
         }
-        self.inode_delta -= 1;
+        self.inode_delta -= i64::from(here);
         Ok(())
     }
 

@@ -79,8 +79,8 @@ struct Away;
 impl Housekeeper<'_> {
     fn run(&mut self) {
         let here = self.shared.node();
-        let shards: Vec<(ShardId, NodeId)> =
-            (0..).map(ShardId).zip(self.shared.map.shards.iter().copied()).collect();
+        // A node answers for all of its shards at once.
+        let shards = self.shared.map.leads();
         let pause = match shards.iter().any(|(_, node)| *node != here) {
             true => LOOK_ELSEWHERE,
             false => LOOK_HERE,

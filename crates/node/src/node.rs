@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
 use tatami_meta::FjallStore;
 use tatami_object::ObjectStore;
+use tatami_wire::NodeId;
 use tatami_wire::handshake::Identity;
-use tatami_wire::{NodeId, ShardId};
 
 /// How long connections may take to finish what they are at when the node ends.
 const LEAVE: Duration = Duration::from_secs(10);
@@ -78,17 +78,15 @@ impl Node {
         let tcp = listen::tcp(&info.address, node)?;
         let unix = listen::unix(Path::new(&info.socket), node)?;
         let identity = Identity { volume: map.volume, node, key };
-        let served: Vec<_> = (0..).map(ShardId).zip(&map.shards).collect();
-        let served: Vec<_> = served.into_iter().filter(|(_, n)| **n == node).collect();
-        let served: Vec<_> = served.into_iter().map(|(shard, _)| shard).collect();
-        let shards = Shards::open(&dir.meta_dir(), &identity, &served)?;
+        let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
+        let shards = Shards::open(&dir.meta_dir(), &identity, &shard_map)?;
         let objects = ObjectStore::open(dir.path())?;
         let system = |what| move |source| StartError::System { what, source };
         let shared = Arc::new(Shared {
             identity,
             map,
             info,
-            shards: served,
+            shards: shards.served(),
             version,
             lease,
             durability,
@@ -191,10 +189,8 @@ impl Node {
             handle.wake();
             match thread.join() {
                 Ok(mut shards) => {
-                    for (_, synced) in shards.sync() {
-                        if let Err(errno) = synced {
-                            result = Err(RunError::Sync { node, what: "the namespace", errno });
-                        }
+                    if let Err(errno) = shards.sync() {
+                        result = Err(RunError::Sync { node, what: "the namespace", errno });
                     }
                 }
                 Err(_) => result = Err(RunError::Died { node, what: "executor" }),

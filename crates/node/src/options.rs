@@ -63,6 +63,8 @@ impl NodeOptions {
 pub enum StartError {
     #[error("node {0} is not in the volume's map: check volume.toml and the node's number")]
     UnknownNode(NodeId),
+    #[error("the volume's map has {0} shards, not a power of two up to 4096: check volume.toml")]
+    ShardMap(usize),
     #[error("{0}")]
     DataDir(#[from] DataDirError),
     #[error("{0}")]

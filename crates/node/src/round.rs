@@ -4,7 +4,6 @@
 use crate::recalls::Met;
 use crate::shards::Shards;
 use tatami_meta::{Context, Store};
-use tatami_wire::ShardId;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaResult};
 
@@ -45,25 +44,22 @@ impl Answer {
 
 /// Makes the round lasting. Afterwards every answer says what has happened.
 pub(crate) fn commit<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
-    let failed = shards.commit();
-    if !failed.is_empty() {
-        redo(shards, round, &failed);
+    if shards.commit().is_err() {
+        redo(shards, round);
     }
 }
 
-/// After a commit that failed, nothing of the round has happened on those
-/// shards, and what was read there may be wrong. Each request is done
+/// After a commit that failed, nothing of the round has happened,
+/// and what was read there may be wrong. Each request is done
 /// again, with a commit of its own: on a full disk removals may still go
 /// through, and an answer that was given before is given again.
-fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], failed: &[ShardId]) {
+fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
     for answer in round {
         let Some((ctx, call)) = &answer.request else { continue };
-        if failed.contains(&call.shard) {
-            answer.result = shards.apply(ctx, call);
-            answer.met = shards.met(call, answer.met.dir.is_some());
-            if let Err(e) = shards.commit_one(call.shard) {
-                answer.result = Err(e);
-            }
+        answer.result = shards.apply(ctx, call);
+        answer.met = shards.met(call, answer.met.dir.is_some());
+        if let Err(e) = shards.commit() {
+            answer.result = Err(e);
         }
     }
 }
@@ -71,12 +67,11 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], failed: &[ShardI
 /// Makes everything committed survive a power cut. Where that fails, those who
 /// asked for it are told, and with `all` whoever changed something.
 pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) {
-    let results = shards.sync();
+    let Err(e) = shards.sync() else { return };
     for answer in round {
         let concerned = answer.waits_for_sync() || (all && answer.is_mutation());
-        let Some((_, call)) = &answer.request else { continue };
-        if let (true, Ok(_), Some(Err(e))) = (concerned, &answer.result, results.get(&call.shard)) {
-            answer.result = Err(*e);
+        if concerned && answer.result.is_ok() {
+            answer.result = Err(e);
         }
     }
 }
@@ -87,15 +82,22 @@ mod tests {
     use tatami_meta::store::faulty::Fault;
     use tatami_meta::{Config, FaultyStore, Meta};
     use tatami_wire::meta::{MetaReply, NewNode};
-    use tatami_wire::{ClientId, Cred, Errno, Ino, Timestamp, VolumeId, VolumeKey};
+    use tatami_wire::{
+        ClientId, Cred, Errno, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
+    };
 
     const SHARD: ShardId = ShardId(0);
+    const NODE: NodeId = NodeId(0);
 
     fn shards() -> Shards<FaultyStore> {
-        let config =
-            Config { shard: SHARD, volume: VolumeId([1; 16]), key: VolumeKey::new([1; 32]) };
+        let config = Config {
+            node: NODE,
+            map: ShardMap::single(NODE),
+            volume: VolumeId([1; 16]),
+            key: VolumeKey::new([1; 32]),
+        };
         let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
-        let mut shards = Shards::of([(SHARD, meta)]);
+        let mut shards = Shards::of([SHARD].into(), Some(meta));
         // A number is reserved with a commit of its own, which shall not be the one that fails.
         let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
         commit(&mut shards, &mut first);
@@ -138,8 +140,8 @@ mod tests {
         ];
         assert!(round.iter().all(|answer| answer.result.is_ok()));
         // The round fails, and so does "a" alone; then there is room for "b".
-        shards.meta(SHARD).store_mut().fail_commit(0, Fault::Full);
-        shards.meta(SHARD).store_mut().fail_commit(1, Fault::Full);
+        shards.meta().store_mut().fail_commit(0, Fault::Full);
+        shards.meta().store_mut().fail_commit(1, Fault::Full);
         commit(&mut shards, &mut round);
         assert_eq!(round[0].result, Err(Errno::ENOSPC));
         assert_eq!(round[1].result, Err(Errno::ENOENT), "what was undone is not seen");
@@ -159,14 +161,14 @@ mod tests {
             put(&mut shards, 2, 1, lookup("first")),
             put(&mut shards, 0, 1, mkdir("first")),
         ];
-        shards.meta(SHARD).store_mut().fail_commit(0, Fault::Io);
+        shards.meta().store_mut().fail_commit(0, Fault::Io);
         commit(&mut shards, &mut round);
         assert_eq!(round[0].result, Err(Errno::EIO));
         assert!(round[1].result.is_ok());
         assert!(matches!(round[2].result, Ok(MetaReply::Created { .. })));
         let trouble = parking_lot::Mutex::default();
         shards.tell_trouble(&trouble);
-        assert!(trouble.lock().contains_key(&SHARD));
+        assert!(trouble.lock().is_some());
     }
 
     #[test]
@@ -179,7 +181,7 @@ mod tests {
                 put(&mut shards, 3, 1, MetaOp::Sync),
             ];
             commit(&mut shards, &mut round);
-            shards.meta(SHARD).store_mut().fail_sync();
+            shards.meta().store_mut().fail_sync();
             sync(&mut shards, &mut round, all);
             assert_eq!(round[0].result.is_ok(), !all);
             assert!(round[1].result.is_ok());
@@ -195,6 +197,6 @@ mod tests {
         commit(&mut shards, &mut round);
         sync(&mut shards, &mut round, false);
         assert!(round.iter().all(|answer| answer.result.is_ok()));
-        assert_eq!(shards.meta(SHARD).store_mut().unsynced(), 0);
+        assert_eq!(shards.meta().store_mut().unsynced(), 0);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) struct Shared {
     pub(crate) nudge: Nudge,
     pub(crate) stop: Stop,
     /// What is wrong with the shards served here.
-    pub(crate) meta_trouble: Mutex<BTreeMap<ShardId, String>>,
+    pub(crate) meta_trouble: Mutex<Option<String>>,
     /// Mounts that announced themselves, by connection.
     pub(crate) mounts: Mutex<BTreeMap<u64, MountInfo>>,
     /// Connections over which the end was ordered. They close when all is done.
@@ -97,7 +97,7 @@ impl Shared {
     }
 
     fn trouble(&self) -> Vec<String> {
-        let mut trouble: Vec<_> = self.meta_trouble.lock().values().cloned().collect();
+        let mut trouble: Vec<_> = self.meta_trouble.lock().iter().cloned().collect();
         trouble.extend(self.objects.trouble());
         match self.objects.space() {
             Err(e) => trouble.push(format!("the disk does not answer: {e}; check it")),

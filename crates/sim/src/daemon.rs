@@ -6,7 +6,7 @@ use fastrand::Rng;
 use tatami_meta::store::faulty::Fault;
 use tatami_meta::{Config, Context, FaultyStore, Meta};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{ClientId, Cred, Ino, ShardId, Timestamp, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
 
 /// What an acknowledgement promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,7 +115,7 @@ impl Daemon {
                     }
                     let Request { process, client, seq, connection, .. } = request;
                     let context = Context { now, client, slot, seq, trusted: true };
-                    let result = meta.apply(&context, &Cred::ROOT, &request.op);
+                    let result = meta.apply(&context, &Cred::ROOT, &request.op).at_once();
                     replies.push(Reply { process, seq, connection, result });
                 }
             }
@@ -168,8 +168,12 @@ impl Daemon {
     }
 
     fn up(&mut self, now: Timestamp) -> Result<(), String> {
-        let config =
-            Config { shard: ShardId(0), volume: VolumeId([1; 16]), key: VolumeKey::new([1; 32]) };
+        let config = Config {
+            node: NodeId(0),
+            map: ShardMap::single(NodeId(0)),
+            volume: VolumeId([1; 16]),
+            key: VolumeKey::new([1; 32]),
+        };
         if let Some(Life::Down(store)) = self.life.take() {
             let meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
             self.life = Some(Life::Up(Box::new(meta)));
@@ -185,7 +189,7 @@ impl Daemon {
         let now = Timestamp::from_sec(0);
         let context = Context { now, client, slot: 0, seq: 1, trusted: true };
         let check = MetaOp::Check { after: Ino(0), limit: u32::MAX, repair: false };
-        match meta.apply(&context, &Cred::ROOT, &check) {
+        match meta.apply(&context, &Cred::ROOT, &check).at_once() {
             Ok(MetaReply::Checked { findings, .. }) => {
                 findings.into_iter().map(|f| format!("inode {}: {}", f.ino, f.what)).collect()
             }

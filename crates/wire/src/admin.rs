@@ -1,6 +1,6 @@
 //! Requests to a node as such: its health, its map, its objects.
 
-use crate::{ClientId, Errno, Ino, NodeId, Piece, VolumeId};
+use crate::{ClientId, Errno, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A question or an order to one daemon.
@@ -58,6 +58,23 @@ pub struct ClusterMap {
     pub nodes: Vec<NodeInfo>,
     /// For each shard, by number, the node that serves it.
     pub shards: Vec<NodeId>,
+}
+
+impl ClusterMap {
+    /// The node that serves `shard`; `None` where there is no such shard.
+    pub fn owner(&self, shard: ShardId) -> Option<NodeId> {
+        self.shards.get(usize::from(shard.0)).copied()
+    }
+
+    /// Each node that serves shards, once, with the first of them.
+    pub fn leads(&self) -> Vec<(ShardId, NodeId)> {
+        crate::shards::leads(&self.shards)
+    }
+
+    /// Which node serves which shard; `None` where that cannot be.
+    pub fn shard_map(&self) -> Option<ShardMap> {
+        ShardMap::new(self.epoch, &self.shards)
+    }
 }
 
 /// A node, as its peers reach it.

@@ -3,33 +3,55 @@
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A slice of the namespace.
+/// A slice of the namespace: one of the places of a ring, see [`ShardMap`](crate::ShardMap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardId(pub u16);
 
-/// An inode number. Its upper 16 bits are the shard on which the inode record
-/// lives, so that whoever knows an inode number knows whom to ask.
+/// An inode number: 12 bits for the shard on which the inode record lives, so that whoever
+/// knows an inode number knows whom to ask; 12 bits for the shard on which it was given out; and
+/// 40 bits that nothing else has that was given out there.
+///
+/// Both shards are the same but for directories, which are dealt out to all shards
+/// by a hash of the rest.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ino(pub u64);
+
+const SHARD_BITS: u32 = 12;
+const COUNTER_BITS: u32 = 40;
 
 impl Ino {
     /// The root directory of every volume: inode 1 of shard 0.
     pub const ROOT: Ino = Ino(1);
+    /// Highest [`Ino::counter`].
+    pub const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
 
-    /// The inode with number `local` (below 2^48) of `shard`.
-    pub fn new(shard: ShardId, local: u64) -> Ino {
-        assert!(local >> 48 == 0, "inode numbers of a shard have 48 bits");
-        Ino((u64::from(shard.0) << 48) | local)
+    /// The inode that lives on `home` and got its number on `birth`. Shards lie below
+    /// [`SHARDS_MAX`](crate::SHARDS_MAX), `counter` not above [`Ino::COUNTER_MAX`].
+    pub fn new(home: ShardId, birth: ShardId, counter: u64) -> Ino {
+        assert!(counter <= Ino::COUNTER_MAX, "counters have 40 bits");
+        assert!((home.0 | birth.0) >> SHARD_BITS == 0, "shards have 12 bits");
+        let shards = u64::from(home.0) << SHARD_BITS | u64::from(birth.0);
+        Ino(shards << COUNTER_BITS | counter)
+    }
+
+    /// The least number that an inode of `shard` can have.
+    pub fn first_of(shard: ShardId) -> Ino {
+        Ino::new(shard, ShardId(0), 0)
     }
 
     /// The shard that keeps the inode record.
     pub fn shard(self) -> ShardId {
-        ShardId((self.0 >> 48) as u16)
+        ShardId((self.0 >> (SHARD_BITS + COUNTER_BITS)) as u16)
     }
 
-    /// The number within its shard.
-    pub fn local(self) -> u64 {
-        self.0 & ((1 << 48) - 1)
+    /// The shard that gave the number out.
+    pub fn birth(self) -> ShardId {
+        ShardId((self.0 >> COUNTER_BITS) as u16 & ((1 << SHARD_BITS) - 1))
+    }
+
+    /// What the number is among those of its birth shard.
+    pub fn counter(self) -> u64 {
+        self.0 & Ino::COUNTER_MAX
     }
 }
 
@@ -105,10 +127,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_inode_number_carries_its_shard() {
-        let ino = Ino::new(ShardId(513), 7);
-        assert_eq!((ino.shard(), ino.local()), (ShardId(513), 7));
-        assert_eq!(Ino::ROOT.shard(), ShardId(0));
+    fn an_inode_number_carries_its_shards() {
+        let ino = Ino::new(ShardId(513), ShardId(4095), 7);
+        assert_eq!((ino.shard(), ino.birth(), ino.counter()), (ShardId(513), ShardId(4095), 7));
+        assert_eq!(Ino::ROOT, Ino::new(ShardId(0), ShardId(0), 1));
+        assert!(Ino::first_of(ShardId(513)) < ino && ino < Ino::first_of(ShardId(514)));
     }
 
     #[test]

@@ -19,13 +19,16 @@ pub mod ids;
 pub mod key;
 pub mod meta;
 pub mod object;
+pub mod shards;
 pub mod tiles;
+pub mod transaction;
 
 pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
 pub use cap::{Access, Cap};
 pub use errno::Errno;
 pub use ids::{ClientId, Ino, ShardId, VolumeId};
 pub use key::VolumeKey;
+pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each

@@ -117,7 +117,7 @@ pub enum MetaOp {
     /// Tells the shard what the bytes are now. With `close` the client has no
     /// handle for writing any more. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
-    /// This client has no handle for writing on these inodes (of one shard, at
+    /// This client has no handle for writing on these inodes (of one node, at
     /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. It knows of those in
     /// `empty` that they had no object when it closed them. Those that are gone are passed
     /// over. → `Done`
@@ -181,7 +181,7 @@ pub enum MetaOp {
     /// Verifies the shard's own records (entries ↔ inodes ↔ link counts) and,
     /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
     Check { after: Ino, limit: u32, repair: bool },
-    /// Which of these inodes (of one shard, at most [`crate::READDIR_MAX`]) are about to change:
+    /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
     /// open for writing, with a size to be settled, or gone with objects still
     /// to be removed from `node`. What a check finds odd about them is no error. → `InFlux`
     InFlux { node: NodeId, inos: Vec<Ino> },
@@ -282,6 +282,23 @@ impl MetaOp {
         )
     }
 
+    /// Whether it concerns all shards of the node that it is put to.
+    pub fn is_for_all_shards(&self) -> bool {
+        use MetaOp::*;
+        matches!(
+            self,
+            Sync | StatVolume
+                | Garbage { .. }
+                | GarbageDone { .. }
+                | GarbagePieces { .. }
+                | GarbagePiecesDone { .. }
+                | ExpireClient { .. }
+                | Clients
+                | Unsettled { .. }
+                | ScanInodes { .. }
+        )
+    }
+
     /// The one entry that the operation looks up, makes or removes: its
     /// directory and name. `None` for those that concern none, or two.
     pub fn entry(&self) -> Option<(Ino, &Bytes)> {
@@ -349,7 +366,8 @@ pub enum MetaReply {
     Created {
         /// Its attributes.
         attr: Attr,
-        /// Access to its bytes, if it was opened.
+        /// Access to its bytes, if it was opened. A file that was there already and whose inode is on
+        /// another node than its entry is not opened for writing: that node is to be asked.
         cap: Option<Cap>,
         /// False where it was there already.
         created: bool,
@@ -421,6 +439,11 @@ pub enum MetaReply {
     Tiles(Page),
     /// Objects on a node that can go.
     GarbagePieces(Vec<(Ino, Piece)>),
+    /// The node does not serve this shard: whoever asks has an old map. Nothing was done.
+    Elsewhere {
+        /// Of the map that the node has.
+        epoch: u64,
+    },
 }
 
 /// One entry of a directory listing.
@@ -434,7 +457,7 @@ pub struct DirEntry {
     pub kind: Kind,
     /// Its place in the listing: stays the same while the entry lives. Above 0, below 2^63.
     pub cookie: u64,
-    /// Its attributes, if they were asked for.
+    /// Its attributes, if they were asked for and are on the node of the entry.
     pub attr: Option<Attr>,
 }
 

@@ -8,6 +8,7 @@ use tatami_wire::admin::{AdminCall, AdminResult};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
+use tatami_wire::transaction::{Age, Digest, Fate, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::*;
 
 fn names() -> impl Strategy<Value = meta::Bytes> {
@@ -99,8 +100,43 @@ fn digest(bytes: &[u8]) {
         let _ = frame::decode_body::<ObjectResult>(body);
         let _ = frame::decode_body::<AdminCall>(body);
         let _ = frame::decode_body::<AdminResult>(body);
+        let _ = frame::decode_body::<PeerMessage>(body);
         assert!(header.payload_len as usize <= PAYLOAD_MAX);
     }
+}
+
+fn peer_messages() -> impl Strategy<Value = PeerMessage> {
+    let txids = (any::<u16>(), any::<u64>(), any::<u64>()).prop_map(|(node, life, number)| Txid {
+        node: NodeId(node),
+        life,
+        number,
+    });
+    let ages = (txids.clone(), any::<i64>())
+        .prop_map(|(first, sec)| Age { since: Timestamp::from_sec(sec), first });
+    let values = prop::collection::vec(prop::option::of(names()), 0..5);
+    let reads = prop::collection::vec((names(), prop::option::of(any::<[u8; 16]>())), 0..5)
+        .prop_map(|all| {
+            all.into_iter().map(|(key, v)| Item { key, value: v.map(Digest) }).collect()
+        });
+    let writes = prop::collection::vec((names(), prop::option::of(names())), 0..5)
+        .prop_map(|all| all.into_iter().map(|(key, value)| Item { key, value }).collect());
+    prop_oneof![
+        (txids.clone(), ages.clone(), prop::collection::vec(names(), 0..5))
+            .prop_map(|(request, age, keys)| PeerMessage::Fetch { request, age, keys }),
+        (txids.clone(), values)
+            .prop_map(|(request, values)| PeerMessage::Fetched { request, values }),
+        (txids.clone(), ages.clone(), reads, writes).prop_map(|(txid, age, reads, writes)| {
+            PeerMessage::Prepare { txid, age, reads, writes }
+        }),
+        txids.clone().prop_map(|txid| PeerMessage::Prepared { txid }),
+        txids.clone().prop_map(|txid| PeerMessage::Refused { txid, why: Refusal::Again }),
+        (txids.clone(), any::<bool>())
+            .prop_map(|(txid, committed)| PeerMessage::Finish { txid, committed }),
+        txids.clone().prop_map(|txid| PeerMessage::Finished { txid }),
+        (txids.clone(), prop::option::of(ages))
+            .prop_map(|(txid, abort)| PeerMessage::Status { txid, abort }),
+        txids.prop_map(|txid| PeerMessage::Fate { txid, fate: Fate::Committed }),
+    ]
 }
 
 proptest! {
@@ -116,6 +152,23 @@ proptest! {
         let mut read_body = Vec::new();
         prop_assert_eq!(frame::read(&mut stream, &mut read_body).unwrap(), header);
         prop_assert_eq!(&read_body[..], body);
+    }
+
+    #[test]
+    fn what_nodes_tell_each_other_is_received(
+        message in peer_messages(),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let mut bytes = Vec::new();
+        frame::encode(&mut bytes, Class::Meta, 1, &message, 0);
+        let (_, body) = frame::split(&bytes).unwrap().unwrap();
+        prop_assert_eq!(frame::decode_body::<PeerMessage>(body).unwrap(), message);
+        let mut body = body.to_vec();
+        for (at, to) in edits {
+            let at = at.index(body.len());
+            body[at] = to;
+        }
+        let _ = frame::decode_body::<PeerMessage>(&body);
     }
 
     #[test]

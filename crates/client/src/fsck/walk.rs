@@ -5,7 +5,7 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{Attr, Errno, Ino, NodeId, Piece, READDIR_MAX, ShardId};
+use tatami_wire::{Attr, Errno, Ino, NodeId, Piece, READDIR_MAX};
 
 /// Objects asked for in one request.
 const OBJECTS_STEP: u32 = 8 * 1024;
@@ -14,17 +14,19 @@ const OBJECTS_STEP: u32 = 8 * 1024;
 #[derive(Default)]
 pub(super) struct Inodes {
     queue: VecDeque<Attr>,
-    shard: usize,
-    /// The last one that was asked for, on this shard.
+    /// Which of the nodes that serve shards.
+    node: usize,
+    /// The last one that was asked for, on this node.
     after: Option<Ino>,
 }
 
 impl Inodes {
     pub(super) fn peek(&mut self, fsck: &Fsck) -> Result<Option<&Attr>, FsckError> {
         const WHAT: &str = "list its inodes";
-        while self.queue.is_empty() && self.shard < fsck.client.map().shards.len() {
-            let shard = ShardId(self.shard as u16);
-            let after = self.after.unwrap_or(Ino::new(shard, 0));
+        while self.queue.is_empty()
+            && let Some((shard, _)) = fsck.client.map().leads().get(self.node).copied()
+        {
+            let after = self.after.unwrap_or(Ino::first_of(shard));
             let op = MetaOp::ScanInodes { after, limit: READDIR_MAX };
             let MetaReply::Inodes { attrs, end } = fsck.ask(shard, WHAT, op)? else {
                 return Err(fsck.nonsense(shard, WHAT));
@@ -38,7 +40,7 @@ impl Inodes {
             self.after = attrs.last().map(|a| a.ino);
             self.queue.extend(attrs);
             if end {
-                self.shard += 1;
+                self.node += 1;
                 self.after = None;
             }
         }

@@ -239,7 +239,7 @@ fn a_name_in_something_that_is_no_directory() {
 #[test]
 fn inodes_of_other_shards_are_not_here() {
     let mut s = Shard::new();
-    let foreign = Ino::new(ShardId(3), 1);
+    let foreign = Ino::new(ShardId(3), ShardId(3), 1);
     assert_eq!(s.getattr(foreign), Err(Errno::ESTALE));
     assert_eq!(s.lookup(foreign, "x"), Err(Errno::ESTALE));
     assert_eq!(s.make(foreign, "x", NewNode::Dir, 0o755), Err(Errno::ESTALE));

@@ -26,13 +26,17 @@ fn at(s: &Shard, slot: u32, seq: u64) -> Context {
 fn the_same_request_gets_the_same_answer() {
     let mut s = Shard::new();
     let ctx = at(&s, 3, 10);
-    let first = s.meta.apply(&ctx, &Cred::ROOT, &create("d"));
+    let first = s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once();
     assert!(first.is_ok());
     let late = Context { now: tatami_wire::Timestamp::from_sec(1 << 30), ..ctx };
-    assert_eq!(s.meta.apply(&late, &Cred::ROOT, &create("d")), first);
+    assert_eq!(s.meta.apply(&late, &Cred::ROOT, &create("d")).at_once(), first);
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")), first, "also after a crash");
+    assert_eq!(
+        s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once(),
+        first,
+        "also after a crash"
+    );
     assert_eq!(s.names(ROOT), ["d"]);
     s.assert_sound();
 }
@@ -40,23 +44,32 @@ fn the_same_request_gets_the_same_answer() {
 #[test]
 fn slots_and_clients_count_on_their_own() {
     let mut s = Shard::new();
-    let first = s.meta.apply(&at(&s, 0, 5), &Cred::ROOT, &create("d"));
+    let first = s.meta.apply(&at(&s, 0, 5), &Cred::ROOT, &create("d")).at_once();
     assert!(first.is_ok());
     let other_slot = at(&s, 1, 5);
-    assert_eq!(s.meta.apply(&other_slot, &Cred::ROOT, &create("d")), Err(Errno::EEXIST));
+    assert_eq!(s.meta.apply(&other_slot, &Cred::ROOT, &create("d")).at_once(), Err(Errno::EEXIST));
     let other_client = Context { client: B, ..at(&s, 0, 5) };
-    assert_eq!(s.meta.apply(&other_client, &Cred::ROOT, &create("d")), Err(Errno::EEXIST));
+    assert_eq!(
+        s.meta.apply(&other_client, &Cred::ROOT, &create("d")).at_once(),
+        Err(Errno::EEXIST)
+    );
 }
 
 #[test]
 fn a_past_request_is_refused() {
     let mut s = Shard::new();
-    s.meta.apply(&at(&s, 0, 5), &Cred::ROOT, &create("a")).expect("create");
-    assert_eq!(s.meta.apply(&at(&s, 0, 4), &Cred::ROOT, &create("b")), Err(Errno::EPROTO));
+    s.meta.apply(&at(&s, 0, 5), &Cred::ROOT, &create("a")).at_once().expect("create");
+    assert_eq!(
+        s.meta.apply(&at(&s, 0, 4), &Cred::ROOT, &create("b")).at_once(),
+        Err(Errno::EPROTO)
+    );
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
-    assert_eq!(s.meta.apply(&at(&s, 0, 4), &Cred::ROOT, &create("b")), Err(Errno::EPROTO));
-    assert!(s.meta.apply(&at(&s, 0, 6), &Cred::ROOT, &create("b")).is_ok());
+    assert_eq!(
+        s.meta.apply(&at(&s, 0, 4), &Cred::ROOT, &create("b")).at_once(),
+        Err(Errno::EPROTO)
+    );
+    assert!(s.meta.apply(&at(&s, 0, 6), &Cred::ROOT, &create("b")).at_once().is_ok());
 }
 
 #[test]
@@ -64,9 +77,9 @@ fn a_late_duplicate_of_a_failure_stays_a_failure() {
     let mut s = Shard::new();
     s.dir(ROOT, "d");
     let ctx = at(&s, 9, 1);
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")), Err(Errno::EEXIST));
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once(), Err(Errno::EEXIST));
     s.rmdir(ROOT, "d", false).expect("rmdir");
-    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")), Err(Errno::EEXIST));
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once(), Err(Errno::EEXIST));
     assert!(s.names(ROOT).is_empty());
 }
 
@@ -74,14 +87,14 @@ fn a_late_duplicate_of_a_failure_stays_a_failure() {
 fn a_batch_that_is_lost_is_lost_with_its_answers() {
     let mut s = Shard::new();
     let ctx = at(&s, 0, 1);
-    s.meta.apply(&ctx, &Cred::ROOT, &create("d")).expect("create");
+    s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once().expect("create");
     s.meta.store_mut().fail_commit(0, Fault::Full);
     let full = s.meta.commit().expect_err("full");
     assert!(matches!(full, StoreError::Full { .. }));
     assert_eq!(full.errno(), Errno::ENOSPC);
     assert_eq!(s.lookup(ROOT, "d"), Err(Errno::ENOENT));
     // The client heard ENOSPC and may try again, with the next number or the same.
-    assert!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")).is_ok());
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once().is_ok());
     s.meta.commit().expect("commit");
     assert_eq!(s.names(ROOT), ["d"]);
     s.assert_sound();
@@ -118,10 +131,10 @@ fn a_failed_sync_stops_changes() {
 fn an_expired_client_starts_afresh() {
     let mut s = Shard::new();
     let ctx = Context { client: B, ..at(&s, 0, 7) };
-    s.meta.apply(&ctx, &Cred::ROOT, &create("d")).expect("create");
+    s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once().expect("create");
     s.expire(B).expect("expire");
     s.meta.commit().expect("commit");
     assert_eq!(s.clients(), [A]);
     let next = Context { seq: 8, ..ctx };
-    assert!(s.meta.apply(&next, &Cred::ROOT, &create("e")).is_ok());
+    assert!(s.meta.apply(&next, &Cred::ROOT, &create("e")).at_once().is_ok());
 }

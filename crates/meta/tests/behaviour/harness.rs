@@ -7,7 +7,7 @@ use tatami_wire::meta::{
     XattrMode,
 };
 use tatami_wire::{
-    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, SetAttr, ShardId, Timestamp,
+    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, SetAttr, ShardMap, Timestamp,
     VolumeId, VolumeKey,
 };
 
@@ -17,7 +17,12 @@ pub const B: ClientId = ClientId([0xb; 16]);
 pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
 pub fn config() -> Config {
-    Config { shard: ShardId(0), volume: VolumeId([7; 16]), key: VolumeKey::new([9; 32]) }
+    Config {
+        node: NodeId(0),
+        map: ShardMap::single(NodeId(0)),
+        volume: VolumeId([7; 16]),
+        key: VolumeKey::new([9; 32]),
+    }
 }
 
 pub fn user(uid: u32) -> Cred {
@@ -93,7 +98,7 @@ impl Shard {
         self.now += 1;
         self.seq += 1;
         let ctx = self.context();
-        self.meta.apply(&ctx, &self.cred.clone(), &op)
+        self.meta.apply(&ctx, &self.cred.clone(), &op).at_once()
     }
 
     fn attr(&mut self, op: MetaOp) -> Result<Attr, Errno> {

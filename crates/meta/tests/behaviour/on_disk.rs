@@ -311,10 +311,10 @@ fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
     assert!(matches!(refused, OpenError::Volume { .. }));
     let mut store = open(dir.path());
     let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
-    shard[8] = 5;
+    shard[8] = 6;
     store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
     let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Newer { found: 5, known: 4 }), "{refused}");
+    assert!(matches!(refused, OpenError::Newer { found: 6, known: 5 }), "{refused}");
 }
 
 #[test]
@@ -359,19 +359,23 @@ fn a_shard_on_disk_survives_a_kill() {
     };
     let mut last = None;
     for n in 1..=300 {
-        last = Some(meta.apply(&ctx(n), &Cred::ROOT, &make(n)).expect("create"));
+        last = Some(meta.apply(&ctx(n), &Cred::ROOT, &make(n)).at_once().expect("create"));
         if n % 10 == 0 {
             meta.commit().expect("commit");
         }
     }
-    meta.apply(&ctx(301), &Cred::ROOT, &make(301)).expect("create");
+    meta.apply(&ctx(301), &Cred::ROOT, &make(301)).at_once().expect("create");
     let copy = dir.path().join("copy");
     copy_tree(&live, &copy);
     let mut meta = Meta::open(open(&copy), config(), now).expect("opens");
     assert_eq!(meta.inodes(), 301, "the root and 300 files: what was not committed is not there");
-    assert_eq!(meta.apply(&ctx(300), &Cred::ROOT, &make(300)).ok(), last, "the answer is kept too");
+    assert_eq!(
+        meta.apply(&ctx(300), &Cred::ROOT, &make(300)).at_once().ok(),
+        last,
+        "the answer is kept too"
+    );
     let check = MetaOp::Check { after: tatami_wire::Ino(0), limit: 1000, repair: false };
-    match meta.apply(&ctx(400), &Cred::ROOT, &check) {
+    match meta.apply(&ctx(400), &Cred::ROOT, &check).at_once() {
         Ok(MetaReply::Checked { findings, examined: 301, next: None }) => {
             assert!(findings.is_empty(), "{findings:#?}");
         }
@@ -418,7 +422,7 @@ fn fill(disk: &Path, can_remove: bool) {
     let mut apply = |meta: &mut Meta<FjallStore>, op: MetaOp| {
         seq += 1;
         let ctx = Context { now, client: A, slot: 0, seq, trusted: true };
-        let reply = meta.apply(&ctx, &Cred::ROOT, &op)?;
+        let reply = meta.apply(&ctx, &Cred::ROOT, &op).at_once()?;
         meta.commit().map_err(|e| e.errno())?;
         Ok::<_, Errno>(reply)
     };

@@ -92,7 +92,7 @@ fn housekeeping_is_for_nodes() {
     ctx.trusted = false;
     let garbage = MetaOp::Garbage { node: NodeId(0), limit: 1 };
     for op in [garbage, MetaOp::Clients, MetaOp::ExpireClient { client: B }] {
-        assert_eq!(s.meta.apply(&ctx, &s.cred, &op), Err(Errno::EPERM));
+        assert_eq!(s.meta.apply(&ctx, &s.cred, &op).at_once(), Err(Errno::EPERM));
     }
 }
 

@@ -1,0 +1,231 @@
+//! Operations that touch records of several nodes.
+//!
+//! The rules of the namespace are run as ever, in a [`Txn`](crate::txn::Txn). Where one needs a record of another
+//! node that was not fetched yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is fetched, and the
+//! operation is run again from its start. What is complete and changes nothing is answered, if all
+//! that was seen was true at one moment: it came from one node and nothing here has changed meanwhile, or
+//! a second look shows the same (inodes have versions, so the same twice is the same all the time between).
+//!
+//! What changes something is *prepared* at each other node whose records were seen or are to be written: they are compared with
+//! what was seen, and locked. Then the operation is run once more: that is how this node's own records are
+//! checked, which are not locked at all. If the outcome for the others is what they have prepared, this node's part, the
+//! answer and the decision are written in one batch. Before that, nothing has happened; after it, all of it has.
+//!
+//! Nobody waits for a client, and for a node only where everybody waits for that node's own shards:
+//! who meets a lock asks the coordinator, which gives the operation up for an older one. A coordinator
+//! that has forgotten a transaction has not committed it and never will. One that cannot reach a
+//! participant gives the locks back after a while, and tries again later.
+
+pub(crate) mod coordinator;
+pub(crate) mod locks;
+pub(crate) mod participant;
+pub(crate) mod record;
+
+use crate::error::{Failure, Outcome};
+use crate::keys::{self, Key, Parsed, tag};
+use crate::state::State;
+use crate::store::Store;
+use coordinator::{Decided, Job};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+use tatami_wire::meta::MetaResult;
+use tatami_wire::transaction::{Age, Digest, PeerMessage, Txid};
+use tatami_wire::{ClientId, Ino, NodeId, Timestamp, hash};
+
+/// Names an operation whose answer comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// What becomes of an operation at once.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Applied {
+    /// It has been answered.
+    Done(MetaResult),
+    /// It needs other nodes: the answer comes with [`Meta::finished`](crate::Meta::finished).
+    Waits(Ticket),
+}
+
+impl Applied {
+    /// The answer of a node that has all shards: it waits for nobody.
+    ///
+    /// # Errors
+    /// The operation's; `EAGAIN` where it waits for other nodes.
+    pub fn at_once(self) -> MetaResult {
+        match self {
+            Applied::Done(result) => result,
+            Applied::Waits(_) => Err(tatami_wire::Errno::EAGAIN),
+        }
+    }
+}
+
+/// A message to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Out {
+    /// The node.
+    pub to: NodeId,
+    /// What it is told.
+    pub message: PeerMessage,
+    /// The inodes that somebody may see changed once the message has left, themselves or (directories)
+    /// their entries: until then all delegations of them must be back.
+    pub changed: Vec<Ino>,
+}
+
+/// The answer to an operation that had to wait.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// The operation.
+    pub ticket: Ticket,
+    /// The answer. `EAGAIN`: the others did not answer for long; nothing has happened, and
+    /// the same request, sent again, is run again.
+    pub result: MetaResult,
+    /// The inodes of this node that it has changed, as [`Meta::changed`](crate::Meta::changed). Nothing of what it has
+    /// seen may be delegated with it.
+    pub changed: Vec<Ino>,
+}
+
+/// A request of another node that waits for a lock.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub from: NodeId,
+    pub message: PeerMessage,
+    pub age: Age,
+    pub on: Vec<Txid>,
+    pub ask_at: Timestamp,
+}
+
+/// What a node does for operations that touch several.
+pub(crate) struct Transactions {
+    pub node: NodeId,
+    pub life: u64,
+    /// The number of the next transaction, request or ticket.
+    pub next: u64,
+    pub now: Timestamp,
+    pub jobs: BTreeMap<Ticket, Job>,
+    pub by_slot: HashMap<(ClientId, u32), Ticket, hash::Build>,
+    pub by_txid: HashMap<Txid, Ticket, hash::Build>,
+    pub decided: BTreeMap<Txid, Decided>,
+    pub waiting: Vec<Waiting>,
+    /// What may leave after the next commit.
+    pub outs: Vec<Out>,
+    pub finished: Vec<Finished>,
+    /// What may leave now.
+    pub ready_outs: Vec<Out>,
+    pub ready_finished: Vec<Finished>,
+}
+
+impl Transactions {
+    /// Reads what is under way from the records, and begins a new life.
+    pub fn open<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<Transactions> {
+        let mut all = Transactions {
+            node: state.node(),
+            life: 0,
+            next: 1,
+            now,
+            jobs: BTreeMap::new(),
+            by_slot: HashMap::default(),
+            by_txid: HashMap::default(),
+            decided: BTreeMap::new(),
+            waiting: Vec::new(),
+            outs: Vec::new(),
+            finished: Vec::new(),
+            ready_outs: Vec::new(),
+            ready_finished: Vec::new(),
+        };
+        all.reload(state)?;
+        if state.is_spread() {
+            let life = match state.get(&keys::life())? {
+                Some(bytes) => record::decode::<u64>(&bytes)?,
+                None => 0,
+            };
+            all.life = life + 1;
+            state.put(keys::life(), Some(record::encode(&all.life)?));
+            state.put_shard();
+            state.commit()?;
+            state.sync()?;
+        }
+        Ok(all)
+    }
+
+    /// Makes the tables in memory what the records say.
+    pub fn reload<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
+        let (mut locks, mut decided) = (locks::Locks::default(), BTreeMap::new());
+        let now = self.now;
+        state.scan(&[tag::LOCKED], &[tag::LOCKED], &mut |key, value| {
+            if let Some(Parsed::Locked(txid)) = keys::parse(key) {
+                locks.add(txid, record::decode(value)?, now);
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        state.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
+            if let Some(Parsed::Committed(txid)) = keys::parse(key) {
+                let record::Committed { participants } = record::decode(value)?;
+                decided.insert(txid, Decided { left: participants, again_at: now });
+            }
+            Ok(ControlFlow::Continue(()))
+        })?;
+        state.locks = locks;
+        self.decided = decided;
+        Ok(())
+    }
+
+    /// A name that nothing else has.
+    pub fn name(&mut self) -> Txid {
+        let number = self.next;
+        self.next += 1;
+        Txid { node: self.node, life: self.life, number }
+    }
+
+    pub fn send(&mut self, to: NodeId, message: PeerMessage) {
+        self.outs.push(Out { to, message, changed: Vec::new() });
+    }
+
+    /// Whether something waits for a commit to leave.
+    pub fn is_staged(&self) -> bool {
+        !(self.outs.is_empty() && self.finished.is_empty())
+    }
+
+    /// What was done until now lasts.
+    pub fn committed(&mut self) {
+        self.ready_outs.append(&mut self.outs);
+        self.ready_finished.append(&mut self.finished);
+    }
+
+    /// What was done since the last commit is undone.
+    pub fn undone<S: Store>(
+        &mut self,
+        state: &mut State<S>,
+        errno: tatami_wire::Errno,
+    ) -> Outcome<()> {
+        self.outs.clear();
+        for finished in &mut self.finished {
+            finished.result = Err(errno);
+            finished.changed.clear();
+        }
+        self.ready_finished.append(&mut self.finished);
+        self.reload(state)
+    }
+}
+
+/// What tells values apart.
+pub(crate) fn digest(value: &[u8]) -> Digest {
+    Digest(xxhash_rust::xxh3::xxh3_128(value).to_be_bytes())
+}
+
+/// `since` and so many milliseconds.
+pub(crate) fn later(since: Timestamp, ms: u64) -> Timestamp {
+    let nanos = u64::from(since.nsec) + ms % 1000 * 1_000_000;
+    let sec = since.sec.saturating_add((ms / 1000 + nanos / 1_000_000_000) as i64);
+    Timestamp { sec, nsec: (nanos % 1_000_000_000) as u32 }
+}
+
+/// The value that other nodes see under a key: that of the record, or for an [`Parsed::Ancestor`] the
+/// number of the directory above.
+pub(crate) fn value_of<S: Store>(state: &mut State<S>, key: &Key) -> Outcome<Option<Vec<u8>>> {
+    match keys::parse(key) {
+        Some(Parsed::Ancestor(ino)) => {
+            Ok(state.inode(ino)?.map(|inode| inode.parent.0.to_be_bytes().to_vec()))
+        }
+        Some(_) => Ok(state.get(key)?),
+        None => Err(Failure::Errno(tatami_wire::Errno::EINVAL)),
+    }
+}

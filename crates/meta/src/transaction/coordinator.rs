@@ -1,0 +1,527 @@
+//! What a node does for operations of its own clients that need other nodes.
+
+use super::participant::ASK_AGAIN;
+use super::record::{self, Committed};
+use super::{Applied, Finished, Ticket, digest, later};
+use crate::error::{Failure, Outcome};
+use crate::keys::{self, Key};
+use crate::record::encode_reply;
+use crate::shard::{Context, Meta, execute};
+use crate::store::Store;
+use crate::txn::{Again, Done, Part, Txn};
+use std::collections::{BTreeMap, BTreeSet};
+use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
+use tatami_wire::transaction::{Age, Fate, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::{Cred, Errno, NodeId, Timestamp};
+
+/// A message without an answer is sent again after so many ms.
+const AGAIN: u64 = 50;
+/// So long (in ms) an attempt holds locks while a participant does not answer.
+const ATTEMPT: u64 = 500;
+/// After so many ms without success an operation fails with `EAGAIN`.
+const PATIENCE: u64 = 10_000;
+/// Shortest and longest rest (in ms) between two attempts.
+const REST: u64 = 2;
+const REST_MAX: u64 = 100;
+
+/// An operation that needs other nodes.
+pub(crate) struct Job {
+    ticket: Ticket,
+    ctx: Context,
+    cred: Cred,
+    op: MetaOp,
+    age: Age,
+    gives_up: Timestamp,
+    /// Attempts that were in vain.
+    tries: u32,
+    again: Again,
+    /// Questions, and nodes that they went to, since the last fresh start.
+    asked: BTreeSet<NodeId>,
+    rounds: u32,
+    /// What had been seen here when the last question was asked.
+    trace: u128,
+    /// What a whole run has seen, which shall be seen once more.
+    confirm: Option<u128>,
+    phase: Phase,
+}
+
+enum Phase {
+    Fetching {
+        request: Txid,
+        left: BTreeMap<NodeId, Vec<Key>>,
+        again_at: Timestamp,
+    },
+    /// Records of this node are locked.
+    Blocked {
+        on: Vec<Txid>,
+        ask_at: Timestamp,
+    },
+    Preparing(Attempt),
+    Resting {
+        until: Timestamp,
+    },
+}
+
+struct Attempt {
+    txid: Txid,
+    parts: BTreeMap<NodeId, Part>,
+    ready: BTreeSet<NodeId>,
+    again_at: Timestamp,
+    ends: Timestamp,
+    /// All are ready, but records of this node are locked.
+    on: Vec<Txid>,
+}
+
+/// A transaction that has happened, and not everybody has said that he has done his part.
+pub(crate) struct Decided {
+    pub left: BTreeSet<NodeId>,
+    pub again_at: Timestamp,
+}
+
+/// What a run of an operation came to.
+struct Run {
+    result: Outcome<MetaReply>,
+    done: Done,
+    used: BTreeSet<Key>,
+    trace: u128,
+}
+
+impl<S: Store> Meta<S> {
+    /// Begins an operation that cannot be answered at once.
+    pub(crate) fn begin(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Applied {
+        let name = self.tx.name();
+        let ticket = Ticket(name.number);
+        let job = Job {
+            ticket,
+            ctx: *ctx,
+            cred: cred.clone(),
+            op: op.clone(),
+            age: Age { since: ctx.now, first: name },
+            gives_up: later(self.tx.now, PATIENCE),
+            tries: 0,
+            again: Again::default(),
+            asked: BTreeSet::new(),
+            rounds: 0,
+            trace: 0,
+            confirm: None,
+            phase: Phase::Resting { until: ctx.now },
+        };
+        self.tx.by_slot.insert((ctx.client, ctx.slot), ticket);
+        self.step(job);
+        Applied::Waits(ticket)
+    }
+
+    /// The operation that waits on that slot: the same one, or one that its client has given up.
+    pub(crate) fn waits(&mut self, ctx: &Context) -> Option<Ticket> {
+        let ticket = *self.tx.by_slot.get(&(ctx.client, ctx.slot))?;
+        if self.tx.jobs.get(&ticket).is_some_and(|job| job.ctx.seq >= ctx.seq) {
+            return Some(ticket);
+        }
+        if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+            self.abandon(&mut job);
+            self.tx.by_slot.remove(&(ctx.client, ctx.slot));
+        }
+        None
+    }
+
+    fn run(&mut self, job: &mut Job) -> Run {
+        let mut txn = Txn::again(&mut self.state, &job.ctx, &job.cred, &mut job.again);
+        let result = execute(&mut txn, &self.key, &job.op);
+        let (used, trace) = txn.seen();
+        match result.and_then(|reply| Ok((reply, txn.done()?))) {
+            Ok((reply, done)) => Run { result: Ok(reply), done, used, trace },
+            Err(failure) => Run { result: Err(failure), done: Done::default(), used, trace },
+        }
+    }
+
+    /// Runs the operation, and does what follows from it.
+    fn step(&mut self, mut job: Job) {
+        let Run { result, done, used, trace } = self.run(&mut job);
+        match result {
+            Err(Failure::Missing(missing)) => {
+                job.trace = trace;
+                self.fetch(job, missing);
+            }
+            Err(Failure::Locked(on)) => {
+                on.iter().for_each(|txid| self.ask(*txid, Some(job.age)));
+                job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_AGAIN) };
+                self.tx.jobs.insert(job.ticket, job);
+            }
+            Err(failure) => {
+                let result = Err(self.note(&failure));
+                self.settle(job, result, used, trace);
+            }
+            Ok(reply) if done.is_nothing() => self.settle(job, Ok(reply), used, trace),
+            Ok(reply) if done.parts.is_empty() => self.take_effect(job, reply, done, None),
+            Ok(_) => self.attempt(job, done),
+        }
+    }
+
+    /// Asks the others for records.
+    fn fetch(&mut self, mut job: Job, keys: Vec<(NodeId, Key)>) {
+        let request = self.tx.name();
+        let mut left: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
+        for (node, key) in keys {
+            left.entry(node).or_default().push(key);
+        }
+        job.rounds += 1;
+        job.asked.extend(left.keys());
+        self.send_fetches(request, job.age, &left);
+        self.tx.by_txid.insert(request, job.ticket);
+        job.phase = Phase::Fetching { request, left, again_at: later(self.tx.now, AGAIN) };
+        self.tx.jobs.insert(job.ticket, job);
+    }
+
+    fn send_fetches(&mut self, request: Txid, age: Age, left: &BTreeMap<NodeId, Vec<Key>>) {
+        for (node, keys) in left {
+            let keys = keys.iter().cloned().map(Bytes::from).collect();
+            self.tx.send(*node, PeerMessage::Fetch { request, age, keys });
+        }
+    }
+
+    pub(super) fn fetched(
+        &mut self,
+        from: NodeId,
+        request: Txid,
+        values: Vec<Option<Bytes>>,
+    ) -> Outcome<()> {
+        let Some(ticket) = self.tx.by_txid.get(&request) else { return Ok(()) };
+        let Some(job) = self.tx.jobs.get_mut(ticket) else { return Ok(()) };
+        let Phase::Fetching { left, .. } = &mut job.phase else { return Ok(()) };
+        if left.get(&from).is_none_or(|keys| keys.len() != values.len()) {
+            return Ok(());
+        }
+        let keys = left.remove(&from).unwrap_or_default();
+        for (key, value) in keys.into_iter().zip(values) {
+            job.again.fetched.insert(key, value.map(Bytes::into_vec));
+        }
+        if left.is_empty() {
+            let ticket = *ticket;
+            self.tx.by_txid.remove(&request);
+            if let Some(job) = self.tx.jobs.remove(&ticket) {
+                self.step(job);
+            }
+        }
+        Ok(())
+    }
+
+    /// An operation has come to its end and changes nothing: it is answered if all that it has
+    /// seen was true at one moment.
+    fn settle(&mut self, mut job: Job, result: MetaResult, used: BTreeSet<Key>, trace: u128) {
+        let at_once = job.rounds <= 1 && job.asked.len() <= 1 && job.trace == trace;
+        let seen = job.again.digest(&used, trace);
+        if used.is_empty() || at_once || job.confirm == Some(seen) {
+            return self.answer(job, result, Vec::new());
+        }
+        job.confirm = Some(seen);
+        let keys = used.into_iter().filter_map(|key| Some((self.state.elsewhere(&key)?, key)));
+        let keys: Vec<_> = keys.collect();
+        job.again.fetched.clear();
+        self.fetch(job, keys);
+    }
+
+    /// Has everybody check and lock what the operation has seen and writes.
+    fn attempt(&mut self, mut job: Job, done: Done) {
+        let txid = self.tx.name();
+        let now = self.tx.now;
+        let attempt = Attempt {
+            txid,
+            parts: done.parts,
+            ready: BTreeSet::new(),
+            again_at: later(now, AGAIN),
+            ends: later(now, ATTEMPT),
+            on: Vec::new(),
+        };
+        self.send_prepares(&attempt, job.age);
+        self.tx.by_txid.insert(txid, job.ticket);
+        job.phase = Phase::Preparing(attempt);
+        self.tx.jobs.insert(job.ticket, job);
+    }
+
+    fn send_prepares(&mut self, attempt: &Attempt, age: Age) {
+        let txid = attempt.txid;
+        for (node, part) in attempt.parts.iter().filter(|(node, _)| !attempt.ready.contains(node)) {
+            let item =
+                |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
+            let reads = part.reads.iter().map(item);
+            let reads =
+                reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
+            let writes = part.writes.iter().map(item);
+            let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
+            self.tx.send(*node, PeerMessage::Prepare { txid, age, reads, writes });
+        }
+    }
+
+    /// The job that makes this attempt.
+    fn preparing(&mut self, txid: Txid) -> Option<&mut Job> {
+        let job = self.tx.jobs.get_mut(self.tx.by_txid.get(&txid)?)?;
+        let ours = matches!(&job.phase, Phase::Preparing(attempt) if attempt.txid == txid);
+        ours.then_some(job)
+    }
+
+    pub(super) fn prepared(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
+        let Some(job) = self.preparing(txid) else { return Ok(()) };
+        let (ticket, Phase::Preparing(attempt)) = (job.ticket, &mut job.phase) else {
+            return Ok(());
+        };
+        if attempt.parts.contains_key(&from) {
+            attempt.ready.insert(from);
+        }
+        if attempt.ready.len() == attempt.parts.len()
+            && attempt.on.is_empty()
+            && let Some(job) = self.tx.jobs.remove(&ticket)
+        {
+            self.decide(job);
+        }
+        Ok(())
+    }
+
+    pub(super) fn refused(&mut self, from: NodeId, txid: Txid, why: Refusal) -> Outcome<()> {
+        let Some(job) = self.preparing(txid) else { return Ok(()) };
+        let (ticket, Phase::Preparing(attempt)) = (job.ticket, &job.phase) else { return Ok(()) };
+        if !attempt.parts.contains_key(&from) || attempt.ready.contains(&from) {
+            return Ok(());
+        }
+        if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+            self.abandon(&mut job);
+            match why {
+                Refusal::Again => self.rest(job),
+                Refusal::Full => self.answer(job, Err(Errno::ENOSPC), Vec::new()),
+            }
+        }
+        Ok(())
+    }
+
+    /// All are ready: the operation is run for the last time. What it does to this node
+    /// and what the others have prepared becomes true at once.
+    fn decide(&mut self, mut job: Job) {
+        let Run { result, done, .. } = self.run(&mut job);
+        let Phase::Preparing(attempt) = &mut job.phase else { return self.step(job) };
+        match result {
+            Ok(reply) if done.parts == attempt.parts => {
+                let txid = attempt.txid;
+                self.take_effect(job, reply, done, Some(txid));
+            }
+            Err(Failure::Locked(on)) => {
+                let age = job.age;
+                let older =
+                    |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
+                if on.iter().any(older) {
+                    on.iter().for_each(|holder| self.ask(*holder, None));
+                    self.abandon(&mut job);
+                    return self.rest(job);
+                }
+                attempt.on.clone_from(&on);
+                on.iter().for_each(|holder| self.ask(*holder, Some(age)));
+                self.tx.jobs.insert(job.ticket, job);
+            }
+            // What it depends on elsewhere is locked, so this is true now.
+            Err(failure @ (Failure::Errno(_) | Failure::Store(_) | Failure::Damaged(_))) => {
+                let result = Err(self.note(&failure));
+                self.abandon(&mut job);
+                self.answer(job, result, Vec::new());
+            }
+            Ok(_) | Err(Failure::Missing(_)) => {
+                self.abandon(&mut job);
+                self.rest(job);
+            }
+        }
+    }
+
+    /// Writes what the operation does here, with the answer and, for a transaction, the decision.
+    fn take_effect(&mut self, job: Job, reply: MetaReply, done: Done, txid: Option<Txid>) {
+        let Job { ctx, .. } = job;
+        let answer = match encode_reply(ctx.seq, &reply) {
+            Ok(answer) => answer,
+            Err(damaged) => {
+                let mut job = job;
+                let result = Err(self.note(&Failure::Damaged(damaged)));
+                self.abandon(&mut job);
+                return self.answer(job, result, Vec::new());
+            }
+        };
+        let participants: BTreeSet<_> = done.parts.keys().copied().collect();
+        if let Some(txid) = txid {
+            let committed = Committed { participants: participants.clone() };
+            // A set of numbers always encodes.
+            let record = record::encode(&committed).unwrap_or_default();
+            self.state.put(keys::committed(txid), Some(record));
+            for node in &participants {
+                self.tx.send(*node, PeerMessage::Finish { txid, committed: true });
+            }
+            let again_at = later(self.tx.now, AGAIN);
+            self.tx.decided.insert(txid, Decided { left: participants, again_at });
+            self.tx.by_txid.remove(&txid);
+        }
+        self.state.meet_nothing();
+        self.garbage.extend(done.apply(&mut self.state));
+        let changed = std::mem::take(&mut self.state.changed);
+        self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
+        self.sessions.done(&ctx, true);
+        self.answer(job, Ok(reply), changed);
+    }
+
+    fn answer(&mut self, job: Job, result: MetaResult, changed: Vec<tatami_wire::Ino>) {
+        self.tx.by_slot.remove(&(job.ctx.client, job.ctx.slot));
+        if let (true, Err(errno)) = (job.op.is_mutation(), &result)
+            && *errno != Errno::EAGAIN
+        {
+            self.sessions.failed(&job.ctx, *errno);
+        }
+        self.tx.finished.push(Finished { ticket: job.ticket, result, changed });
+    }
+
+    /// Gives up what is under way with others: it has not happened and never will.
+    fn abandon(&mut self, job: &mut Job) {
+        match &job.phase {
+            Phase::Preparing(Attempt { txid, parts, .. }) => {
+                let txid = *txid;
+                for node in parts.keys() {
+                    self.tx.send(*node, PeerMessage::Finish { txid, committed: false });
+                }
+                self.tx.by_txid.remove(&txid);
+            }
+            Phase::Fetching { request, .. } => drop(self.tx.by_txid.remove(request)),
+            Phase::Blocked { .. } | Phase::Resting { .. } => {}
+        }
+        job.phase = Phase::Resting { until: self.tx.now };
+    }
+
+    /// The operation starts afresh in a while.
+    fn rest(&mut self, mut job: Job) {
+        job.again.fetched.clear();
+        (job.asked, job.rounds, job.confirm) = (BTreeSet::new(), 0, None);
+        let longest = (REST << job.tries.min(6)).min(REST_MAX);
+        job.tries += 1;
+        // Those that meet again and again part.
+        let rest = longest / 2 + job.ticket.0 * 7 % longest.max(1);
+        job.phase = Phase::Resting { until: later(self.tx.now, rest) };
+        self.tx.jobs.insert(job.ticket, job);
+    }
+
+    /// Operations of this node that waited for a lock go on, the oldest first.
+    pub(super) fn unblock(&mut self, txid: Txid) {
+        let waits = |job: &Job| match &job.phase {
+            Phase::Blocked { on, .. } => on.contains(&txid),
+            Phase::Preparing(attempt) => attempt.on.contains(&txid),
+            Phase::Fetching { .. } | Phase::Resting { .. } => false,
+        };
+        let free = self.tx.jobs.values().filter(|job| waits(job));
+        let mut free: Vec<_> = free.map(|job| (job.age, job.ticket)).collect();
+        free.sort_unstable();
+        for (_, ticket) in free {
+            let Some(mut job) = self.tx.jobs.remove(&ticket) else { continue };
+            match &mut job.phase {
+                Phase::Preparing(attempt) => {
+                    attempt.on.clear();
+                    self.decide(job);
+                }
+                _ => self.step(job),
+            }
+        }
+    }
+
+    pub(super) fn participant_finished(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
+        if let Some(decided) = self.tx.decided.get_mut(&txid) {
+            decided.left.remove(&from);
+            if decided.left.is_empty() {
+                self.tx.decided.remove(&txid);
+                self.state.put(keys::committed(txid), None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Somebody meets locks of a transaction of ours.
+    pub(super) fn tell_fate(&mut self, to: NodeId, txid: Txid, abort: Option<Age>) -> Outcome<()> {
+        if txid.node != self.tx.node {
+            return Ok(());
+        }
+        let committed = self.tx.decided.contains_key(&txid);
+        let fate = match self.preparing(txid) {
+            _ if committed => Fate::Committed,
+            Some(job) if abort.is_some_and(|age| age < job.age) => {
+                let ticket = job.ticket;
+                if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+                    self.abandon(&mut job);
+                    self.rest(job);
+                }
+                Fate::Aborted
+            }
+            Some(_) => Fate::Open,
+            None => Fate::Aborted,
+        };
+        self.tx.send(to, PeerMessage::Fate { txid, fate });
+        Ok(())
+    }
+
+    /// Does what is due.
+    pub(crate) fn tick_jobs(&mut self) {
+        let now = self.tx.now;
+        let due: Vec<_> =
+            self.tx.jobs.values().filter(|job| job.due() <= now).map(|job| job.ticket).collect();
+        for ticket in due {
+            let Some(mut job) = self.tx.jobs.remove(&ticket) else { continue };
+            if job.gives_up <= now {
+                self.abandon(&mut job);
+                self.answer(job, Err(Errno::EAGAIN), Vec::new());
+                continue;
+            }
+            self.go_on(job, now);
+        }
+        let late: Vec<_> = self.tx.decided.iter_mut().filter(|(_, d)| d.again_at <= now).collect();
+        let mut sent = Vec::new();
+        for (txid, decided) in late {
+            decided.again_at = later(now, AGAIN);
+            sent.extend(decided.left.iter().map(|node| (*node, *txid)));
+        }
+        for (node, txid) in sent {
+            self.tx.send(node, PeerMessage::Finish { txid, committed: true });
+        }
+    }
+
+    fn go_on(&mut self, mut job: Job, now: Timestamp) {
+        let age = job.age;
+        match &mut job.phase {
+            Phase::Resting { .. } => return self.step(job),
+            Phase::Fetching { request, left, again_at } => {
+                *again_at = later(now, AGAIN);
+                let (request, left) = (*request, left.clone());
+                self.send_fetches(request, age, &left);
+            }
+            Phase::Blocked { on, ask_at } => {
+                *ask_at = later(now, ASK_AGAIN);
+                on.iter().for_each(|txid| self.tx.send(txid.node, status(*txid, age)));
+            }
+            Phase::Preparing(attempt) if attempt.ends <= now => {
+                self.abandon(&mut job);
+                // Others get their turn first.
+                job.tries = job.tries.max(6);
+                return self.rest(job);
+            }
+            Phase::Preparing(attempt) => {
+                attempt.again_at = later(now, AGAIN);
+                attempt.on.iter().for_each(|txid| self.tx.send(txid.node, status(*txid, age)));
+                self.send_prepares(attempt, age);
+            }
+        }
+        self.tx.jobs.insert(job.ticket, job);
+    }
+}
+
+fn status(txid: Txid, age: Age) -> PeerMessage {
+    PeerMessage::Status { txid, abort: Some(age) }
+}
+
+impl Job {
+    /// When something is to be done for it.
+    pub fn due(&self) -> Timestamp {
+        let due = match &self.phase {
+            Phase::Fetching { again_at, .. } => *again_at,
+            Phase::Blocked { ask_at, .. } => *ask_at,
+            Phase::Preparing(attempt) => attempt.again_at.min(attempt.ends),
+            Phase::Resting { until } => *until,
+        };
+        due.min(self.gives_up)
+    }
+}

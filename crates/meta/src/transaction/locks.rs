@@ -1,0 +1,137 @@
+//! Who has locked which record: in memory, as the `L` records of the store say.
+
+use super::record::Prepared;
+use crate::keys::{self, Key, Parsed};
+use std::collections::{BTreeMap, BTreeSet};
+use tatami_wire::transaction::{Age, Txid};
+use tatami_wire::{Ino, Timestamp};
+
+/// A transaction that is prepared here.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub prepared: Prepared,
+    /// When its coordinator is asked how far it is.
+    pub ask_at: Timestamp,
+}
+
+#[derive(Debug)]
+enum Lock {
+    /// Nobody else may see or write the record.
+    Write(Txid),
+    /// Nobody may write it.
+    Read(BTreeSet<Txid>),
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    by_key: BTreeMap<Key, Lock>,
+    held: BTreeMap<Txid, Held>,
+}
+
+impl Locks {
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    pub fn held(&self) -> &BTreeMap<Txid, Held> {
+        &self.held
+    }
+
+    pub fn held_mut(&mut self, txid: &Txid) -> Option<&mut Held> {
+        self.held.get_mut(txid)
+    }
+
+    pub fn age(&self, txid: &Txid) -> Option<Age> {
+        self.held.get(txid).map(|held| held.prepared.age)
+    }
+
+    /// Who keeps others from seeing the record.
+    pub fn against_reading(&self, key: &[u8]) -> Option<Txid> {
+        match self.by_key.get(key) {
+            Some(Lock::Write(txid)) => Some(*txid),
+            _ => None,
+        }
+    }
+
+    /// Who keeps others from writing the record.
+    pub fn against_writing(&self, key: &[u8]) -> Vec<Txid> {
+        match self.by_key.get(key) {
+            Some(Lock::Write(txid)) => vec![*txid],
+            Some(Lock::Read(txids)) => txids.iter().copied().collect(),
+            None => Vec::new(),
+        }
+    }
+
+    /// Who keeps others from seeing one of the records from `from` to `to`.
+    pub fn within(&self, from: &[u8], to: &[u8]) -> Vec<Txid> {
+        if from > to {
+            return Vec::new();
+        }
+        let locks = self
+            .by_key
+            .range::<[u8], _>((std::ops::Bound::Included(from), std::ops::Bound::Included(to)));
+        let writer = |(_, lock): (_, &Lock)| match lock {
+            Lock::Write(txid) => Some(*txid),
+            Lock::Read(_) => None,
+        };
+        locks.filter_map(writer).collect()
+    }
+
+    /// Whether something of the inode, or an entry of the directory, is to be changed.
+    pub fn concern(&self, ino: Ino) -> bool {
+        self.by_key
+            .iter()
+            .any(|(key, lock)| matches!(lock, Lock::Write(_)) && inode_of(key) == Some(ino))
+    }
+
+    /// Adds a transaction whose keys nobody keeps from it.
+    pub fn add(&mut self, txid: Txid, prepared: Prepared, ask_at: Timestamp) {
+        for item in &prepared.writes {
+            self.by_key.insert(item.key.to_vec(), Lock::Write(txid));
+        }
+        for key in &prepared.reads {
+            let lock = self.by_key.entry(key.to_vec()).or_insert(Lock::Read(BTreeSet::new()));
+            if let Lock::Read(txids) = lock {
+                txids.insert(txid);
+            }
+        }
+        self.held.insert(txid, Held { prepared, ask_at });
+    }
+
+    /// Takes a transaction out.
+    pub fn remove(&mut self, txid: &Txid) -> Option<Prepared> {
+        let held = self.held.remove(txid)?;
+        for item in &held.prepared.writes {
+            self.by_key.remove(&item.key[..]);
+        }
+        for key in &held.prepared.reads {
+            if let Some(Lock::Read(txids)) = self.by_key.get_mut(&key[..]) {
+                txids.remove(txid);
+                if txids.is_empty() {
+                    self.by_key.remove(&key[..]);
+                }
+            }
+        }
+        Some(held.prepared)
+    }
+}
+
+/// The inode that a record is of; of an entry, its directory.
+pub(crate) fn inode_of(key: &[u8]) -> Option<Ino> {
+    match keys::parse(key)? {
+        Parsed::Inode(ino)
+        | Parsed::Young(ino)
+        | Parsed::Ancestor(ino)
+        | Parsed::Unsettled(ino)
+        | Parsed::Tiled(ino) => Some(ino),
+        Parsed::Entry { parent, .. } => Some(parent),
+        Parsed::Xattr { ino, .. }
+        | Parsed::Orphan { ino, .. }
+        | Parsed::Writer { ino, .. }
+        | Parsed::Piece { ino, .. }
+        | Parsed::Garbage { ino, .. }
+        | Parsed::Dropped { ino, .. } => Some(ino),
+        _ => None,
+    }
+}

@@ -1,0 +1,297 @@
+//! What a node does for operations that others coordinate.
+
+use super::locks::inode_of;
+use super::record::{self, Prepared};
+use super::{Waiting, digest, later, value_of};
+use crate::error::{Failure, Outcome};
+use crate::inode::Inode;
+use crate::keys::{self, Key, Parsed};
+use crate::shard::{Context, Meta};
+use crate::store::Store;
+use crate::txn::Txn;
+use tatami_wire::meta::Bytes;
+use tatami_wire::transaction::{Age, Digest, Fate, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::{ClientId, Cred, Ino, NodeId};
+
+/// A lock that is held for so long (in ms) has its coordinator asked.
+const ASK: u64 = 500;
+/// Who waits for a lock asks its coordinator again after so many ms.
+pub(super) const ASK_AGAIN: u64 = 20;
+/// Most requests of others that wait for locks; more are dropped, and come again.
+const WAITING_MAX: usize = 4096;
+/// Most records in one message.
+const KEYS_MAX: usize = 64 * 1024;
+
+/// A record as a transaction leaves it, and whether there was one before.
+enum Write {
+    Inode { ino: Ino, inode: Option<Inode>, before: bool },
+    Young { key: Key, value: Option<Vec<u8>>, before: bool },
+    Other { key: Key, value: Option<Vec<u8>> },
+}
+
+impl<S: Store> Meta<S> {
+    /// What are these records? Waits for those that are being written.
+    pub(super) fn serve_fetch(
+        &mut self,
+        from: NodeId,
+        request: Txid,
+        age: Age,
+        keys: Vec<Bytes>,
+    ) -> Outcome<()> {
+        if keys.len() > KEYS_MAX || !keys.iter().all(|key| self.state.has(key)) {
+            return Ok(());
+        }
+        let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.against_reading(k)).collect();
+        if !on.is_empty() {
+            self.wait(from, PeerMessage::Fetch { request, age, keys }, age, on);
+            return Ok(());
+        }
+        let mut values = Vec::with_capacity(keys.len());
+        for key in keys {
+            values.push(value_of(&mut self.state, &key.into_vec())?.map(Bytes::from));
+        }
+        self.tx.send(from, PeerMessage::Fetched { request, values });
+        Ok(())
+    }
+
+    pub(super) fn prepare(
+        &mut self,
+        from: NodeId,
+        txid: Txid,
+        age: Age,
+        reads: Vec<Item<Digest>>,
+        writes: Vec<Item<Bytes>>,
+    ) -> Outcome<()> {
+        if self.state.locks.held().contains_key(&txid) {
+            let changed = written(&writes);
+            let message = PeerMessage::Prepared { txid };
+            self.tx.outs.push(super::Out { to: from, message, changed });
+            return Ok(());
+        }
+        let refused = |why| PeerMessage::Refused { txid, why };
+        let known = |key: &[u8]| self.state.has(key);
+        if txid.node != from
+            || reads.len() + writes.len() > KEYS_MAX
+            || !reads.iter().all(|item| known(&item.key))
+            || !writes.iter().all(|item| known(&item.key))
+        {
+            self.tx.send(from, refused(Refusal::Again));
+            return Ok(());
+        }
+        let mut on: Vec<Txid> =
+            reads.iter().filter_map(|item| self.state.locks.against_reading(&item.key)).collect();
+        for item in &writes {
+            on.extend(self.state.locks.against_writing(&item.key));
+        }
+        if !on.is_empty() {
+            on.sort_unstable();
+            on.dedup();
+            let older = |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
+            if on.iter().any(older) {
+                // Its coordinator may have died: then it must not stay in the way.
+                on.iter().for_each(|holder| self.ask(*holder, None));
+                self.tx.send(from, refused(Refusal::Again));
+            } else {
+                self.wait(from, PeerMessage::Prepare { txid, age, reads, writes }, age, on);
+            }
+            return Ok(());
+        }
+        for item in &reads {
+            let now = value_of(&mut self.state, &item.key.to_vec())?;
+            if now.as_deref().map(digest) != item.value {
+                self.tx.send(from, refused(Refusal::Again));
+                return Ok(());
+            }
+        }
+        if !self.state.has_room() {
+            self.tx.send(from, refused(Refusal::Full));
+            return Ok(());
+        }
+        let changed = written(&writes);
+        let only_read = |item: &Item<Digest>| !writes.iter().any(|write| write.key == item.key);
+        let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
+        let prepared = Prepared { age, reads, writes };
+        self.state.put(keys::locked(txid), Some(record::encode(&prepared)?));
+        let ask_at = later(self.tx.now, ASK);
+        self.state.locks.add(txid, prepared, ask_at);
+        let message = PeerMessage::Prepared { txid };
+        self.tx.outs.push(super::Out { to: from, message, changed });
+        Ok(())
+    }
+
+    /// It was decided: the new values come into force, or go.
+    pub(super) fn finish(&mut self, txid: Txid, committed: bool) -> Outcome<()> {
+        self.tx.waiting.retain(|waiting| {
+            !matches!(waiting.message, PeerMessage::Prepare { txid: waits, .. } if waits == txid)
+        });
+        if self.state.locks.held().contains_key(&txid) {
+            // All that may fail comes first.
+            let writes = match committed {
+                true => self.writes(&txid)?,
+                false => Vec::new(),
+            };
+            self.state.locks.remove(&txid);
+            self.state.put(keys::locked(txid), None);
+            let buried: Vec<_> = writes.into_iter().filter_map(|write| self.write(write)).collect();
+            for ino in buried {
+                self.bury(ino)?;
+            }
+            self.released(txid)?;
+        }
+        if committed {
+            self.tx.send(txid.node, PeerMessage::Finished { txid });
+        }
+        Ok(())
+    }
+
+    /// What the transaction writes here.
+    fn writes(&mut self, txid: &Txid) -> Outcome<Vec<Write>> {
+        let held = self.state.locks.held().get(txid);
+        let items = held.map(|held| held.prepared.writes.clone()).unwrap_or_default();
+        let mut writes = Vec::with_capacity(items.len());
+        for Item { key, value } in items {
+            let (key, value) = (key.into_vec(), value.map(Bytes::into_vec));
+            let before = self.state.get(&key)?.is_some();
+            match keys::parse(&key) {
+                // It stands for a part of the inode, which is written itself.
+                Some(Parsed::Ancestor(_)) => {}
+                Some(Parsed::Inode(ino)) => {
+                    let inode = value.as_deref().map(Inode::decode).transpose()?;
+                    writes.push(Write::Inode { ino, inode, before });
+                }
+                Some(Parsed::Young(_)) => writes.push(Write::Young { key, value, before }),
+                _ => writes.push(Write::Other { key, value }),
+            }
+        }
+        Ok(writes)
+    }
+
+    /// Writes it; the inode that nothing holds any more, if it is one.
+    fn write(&mut self, write: Write) -> Option<Ino> {
+        match write {
+            Write::Inode { ino, inode: Some(inode), before } => {
+                let dead = inode.is_dead();
+                self.state.count_inodes(i64::from(!before));
+                self.state.put_inode(ino, inode);
+                return dead.then_some(ino);
+            }
+            Write::Inode { ino, inode: None, before } => {
+                self.state.count_inodes(-i64::from(before));
+                self.state.delete_inode(ino);
+            }
+            Write::Young { key, value, before } => {
+                self.state.count_inodes(i64::from(value.is_some()) - i64::from(before));
+                self.state.put(key, value);
+            }
+            Write::Other { key, value } => self.state.put(key, value),
+        }
+        None
+    }
+
+    /// Removes an inode that lost its last name from elsewhere, with all that hangs on it.
+    fn bury(&mut self, ino: Ino) -> Outcome<()> {
+        let ctx =
+            Context { now: self.tx.now, client: ClientId([0; 16]), slot: 0, seq: 0, trusted: true };
+        let cred = Cred::ROOT;
+        let mut txn = Txn::new(&mut self.state, &ctx, &cred);
+        txn.kill(ino)?;
+        self.garbage.extend(txn.finish()?);
+        Ok(())
+    }
+
+    /// Puts a request of another node aside until a lock is gone.
+    fn wait(&mut self, from: NodeId, message: PeerMessage, age: Age, on: Vec<Txid>) {
+        let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
+        if again || self.tx.waiting.len() >= WAITING_MAX {
+            return;
+        }
+        on.iter().for_each(|holder| self.ask(*holder, Some(age)));
+        let ask_at = later(self.tx.now, ASK_AGAIN);
+        self.tx.waiting.push(Waiting { from, message, age, on, ask_at });
+    }
+
+    /// Asks how far a transaction is that has locks here.
+    pub(super) fn ask(&mut self, txid: Txid, abort: Option<Age>) {
+        self.tx.send(txid.node, PeerMessage::Status { txid, abort });
+    }
+
+    /// Locks are gone: whoever waited for them goes on, the oldest first.
+    fn released(&mut self, txid: Txid) -> Outcome<()> {
+        let mut free: Vec<Waiting> =
+            self.tx.waiting.extract_if(.., |waiting| waiting.on.contains(&txid)).collect();
+        free.sort_by_key(|waiting| waiting.age);
+        self.unblock(txid);
+        for Waiting { from, message, .. } in free {
+            self.heed(from, message)?;
+        }
+        Ok(())
+    }
+
+    /// Asks about locks that are held for long, and those that others wait for.
+    pub(crate) fn ask_about_locks(&mut self) {
+        let now = self.tx.now;
+        let mut asked = Vec::new();
+        for (txid, held) in self.state.locks.held() {
+            if held.ask_at <= now {
+                asked.push(*txid);
+            }
+        }
+        for txid in asked {
+            if let Some(held) = self.state.locks.held_mut(&txid) {
+                held.ask_at = later(now, ASK);
+            }
+            self.ask(txid, None);
+        }
+        let mut asked = Vec::new();
+        for waiting in self.tx.waiting.iter_mut().filter(|waiting| waiting.ask_at <= now) {
+            waiting.ask_at = later(now, ASK_AGAIN);
+            asked.extend(waiting.on.iter().map(|txid| (*txid, waiting.age)));
+        }
+        asked.into_iter().for_each(|(txid, age)| self.ask(txid, Some(age)));
+    }
+
+    /// A message of another node.
+    pub(super) fn heed(&mut self, from: NodeId, message: PeerMessage) -> Outcome<()> {
+        match message {
+            PeerMessage::Fetch { request, age, keys } => self.serve_fetch(from, request, age, keys),
+            PeerMessage::Prepare { txid, age, reads, writes } => {
+                self.prepare(from, txid, age, reads, writes)
+            }
+            PeerMessage::Finish { txid, committed } if txid.node == from => {
+                self.finish(txid, committed)
+            }
+            PeerMessage::Fate { txid, fate } if txid.node == from => match fate {
+                Fate::Open => Ok(()),
+                // Who has no lock of it has finished it, and said so.
+                Fate::Committed | Fate::Aborted if !self.state.locks.held().contains_key(&txid) => {
+                    Ok(())
+                }
+                Fate::Committed => self.finish(txid, true),
+                Fate::Aborted => self.finish(txid, false),
+            },
+            PeerMessage::Finish { .. } | PeerMessage::Fate { .. } => Ok(()),
+            PeerMessage::Fetched { request, values } => self.fetched(from, request, values),
+            PeerMessage::Prepared { txid } => self.prepared(from, txid),
+            PeerMessage::Refused { txid, why } => self.refused(from, txid, why),
+            PeerMessage::Finished { txid } => self.participant_finished(from, txid),
+            PeerMessage::Status { txid, abort } => self.tell_fate(from, txid, abort),
+        }
+    }
+
+    /// As [`Meta::heed`], where a failure is the matter of this node alone: the message
+    /// counts as lost.
+    pub(crate) fn hear(&mut self, from: NodeId, message: PeerMessage) {
+        if let Err(failure) = self.heed(from, message) {
+            debug_assert!(!matches!(failure, Failure::Missing(_) | Failure::Locked(_)));
+            self.note(&failure);
+        }
+    }
+}
+
+/// The inodes that change with these records.
+fn written(writes: &[Item<Bytes>]) -> Vec<Ino> {
+    let mut inos: Vec<_> = writes.iter().filter_map(|item| inode_of(&item.key)).collect();
+    inos.sort_unstable();
+    inos.dedup();
+    inos
+}

@@ -1,0 +1,275 @@
+//! Records of other nodes: what is known of them, and what becomes of them.
+
+use super::{Done, Part, Txn};
+use crate::error::{Failure, Outcome};
+use crate::inode::Inode;
+use crate::keys::{self, Key};
+use crate::record::Entry;
+use crate::store::Store;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tatami_wire::{Errno, Ino, NodeId, ShardId};
+use xxhash_rust::xxh3::xxh3_128;
+
+impl<S: Store> Txn<'_, S> {
+    /// A fresh inode number. An operation that is run again gets the one that it had.
+    pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
+        if !self.state.owns(birth) {
+            return Err(Errno::ESTALE.into());
+        }
+        let again = self.spread.as_mut().and_then(|spread| spread.again.as_mut());
+        let Some(again) = again else { return self.state.allocate(birth, is_dir) };
+        match again.number.filter(|ino| ino.birth() == birth) {
+            Some(ino) => Ok(ino),
+            None => Ok(*again.number.insert(self.state.allocate(birth, is_dir)?)),
+        }
+    }
+
+    /// The key of the inode's record.
+    fn key_of(&self, ino: Ino) -> Key {
+        match self.is_young(ino) {
+            true => keys::young(ino),
+            false => keys::inode(ino),
+        }
+    }
+
+    /// Whether it is a directory whose record lies with its entry.
+    pub(super) fn is_young(&self, ino: Ino) -> bool {
+        self.spread.as_ref().is_some_and(|spread| spread.young.contains(&ino))
+    }
+
+    /// Whether the inode's record lies on this node.
+    pub fn is_here(&self, ino: Ino) -> bool {
+        self.spread.is_none() || self.state.elsewhere(&self.key_of(ino)).is_none()
+    }
+
+    /// A directory that something is to be made in lives at its home from now on.
+    pub(super) fn bring_home(&mut self, ino: Ino) {
+        let Some(spread) = &mut self.spread else { return };
+        let Some(at) = spread.young.iter().position(|young| *young == ino) else { return };
+        let young = keys::young(ino);
+        spread.young.swap_remove(at);
+        self.inode_delta += i64::from(self.state.owns(ino.shard()));
+        self.inode_delta -= i64::from(self.state.owns(ino.birth()));
+        self.delete(young);
+    }
+
+    /// Notes what was seen of this node.
+    fn note(&self, key: &[u8], value: u128) {
+        if let Some(spread) = &self.spread
+            && spread.again.is_some()
+        {
+            let seen = [spread.trace.get(), xxh3_128(key), value].map(u128::to_be_bytes);
+            spread.trace.set(xxh3_128(&seen.concat()));
+        }
+    }
+
+    /// What is known of a record of another node.
+    fn known(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
+        self.spread.as_ref()?.again.as_ref()?.fetched.get(key)
+    }
+
+    /// A record of another node.
+    fn fetched(&self, node: NodeId, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
+        let missing = || Failure::Missing(vec![(node, key.to_vec())]);
+        let value = self.known(key).ok_or_else(missing)?;
+        if let Some(spread) = &self.spread {
+            spread.used.borrow_mut().insert(key.to_vec());
+        }
+        Ok(value.clone())
+    }
+
+    pub(super) fn get_spread(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
+        if let Some(node) = self.state.elsewhere(key) {
+            return self.fetched(node, key);
+        }
+        self.state.may_read(key)?;
+        let value = self.state.get(key)?;
+        self.note(key, value.as_deref().map_or(0, xxh3_128));
+        Ok(value)
+    }
+
+    pub(super) fn entry_spread(&mut self, key: &Key, again: bool) -> Outcome<Option<Entry>> {
+        if let Some(node) = self.state.elsewhere(key) {
+            return Ok(self.fetched(node, key)?.map(|value| Entry::decode(&value)).transpose()?);
+        }
+        self.state.may_read(key)?;
+        let entry = self.state.entry(key, again)?;
+        self.note(key, entry.map_or(0, |entry| entry.ino.0.into()));
+        Ok(entry)
+    }
+
+    pub(super) fn find_spread(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+        if !self.state.is_shard(ino.shard()) || !self.state.is_shard(ino.birth()) {
+            return Err(Errno::ESTALE.into());
+        }
+        if let Some((_, inode)) = self.inodes.iter().find(|(i, _)| *i == ino) {
+            return Ok(inode.clone().map(Arc::new));
+        }
+        let (home, young) = (keys::inode(ino), keys::young(ino));
+        let may_be_young = ino.shard() != ino.birth();
+        let Some(node) = self.state.elsewhere(&home) else {
+            self.state.may_read(&home)?;
+            let inode = self.state.inode(ino)?;
+            self.note(&home, inode.as_ref().map_or(0, |inode| inode.version.into()));
+            if inode.is_some() || !may_be_young {
+                self.state.seen.push(ino);
+                return Ok(inode);
+            }
+            return self.find_young(ino, &young);
+        };
+        // It is in one place at a time, and goes home only. Both are looked at at once: that nothing moved
+        // between is checked before the answer.
+        self.need(&[&young, &home][usize::from(!may_be_young)..])?;
+        if may_be_young && let Some(inode) = self.find_young(ino, &young)? {
+            return Ok(Some(inode));
+        }
+        let record = self.fetched(node, &home)?;
+        Ok(record.map(|record| Inode::decode(&record)).transpose()?.map(Arc::new))
+    }
+
+    /// Fails unless all of these records are known, of which some are on other nodes.
+    fn need(&self, keys: &[&Key]) -> Outcome<()> {
+        let unknown = keys.iter().filter(|key| self.known(key).is_none());
+        let missing: Vec<_> =
+            unknown.filter_map(|key| Some((self.state.elsewhere(key)?, (*key).clone()))).collect();
+        if missing.is_empty() { Ok(()) } else { Err(Failure::Missing(missing)) }
+    }
+
+    fn find_young(&mut self, ino: Ino, key: &Key) -> Outcome<Option<Arc<Inode>>> {
+        let Some(record) = self.get_spread(key)? else { return Ok(None) };
+        if self.state.elsewhere(key).is_none() {
+            self.state.seen.push(ino);
+        }
+        if let Some(spread) = &mut self.spread
+            && !spread.young.contains(&ino)
+        {
+            spread.young.push(ino);
+        }
+        Ok(Some(Arc::new(Inode::decode(&record)?)))
+    }
+
+    /// The inode, if it is on this node and nobody changes it.
+    pub fn find_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+        match self.find(ino) {
+            Err(Failure::Missing(_) | Failure::Locked(_)) => Ok(None),
+            found => found,
+        }
+    }
+
+    /// The directory above `dir`, of which nothing else is looked at: others may make
+    /// entries in it meanwhile. `None` where `dir` is not there.
+    pub fn above(&mut self, dir: Ino) -> Outcome<Option<Ino>> {
+        let known = self.inodes.iter().any(|(ino, _)| *ino == dir);
+        if self.spread.is_none() || known {
+            return Ok(self.find(dir)?.map(|inode| inode.parent));
+        }
+        let (ancestor, young) = (keys::ancestor(dir), keys::young(dir));
+        let may_be_young = dir.shard() != dir.birth();
+        let Some(node) = self.state.elsewhere(&ancestor) else {
+            self.state.may_read(&ancestor)?;
+            if let Some(inode) = self.state.inode(dir)? {
+                self.note(&ancestor, inode.parent.0.into());
+                return Ok(Some(inode.parent));
+            }
+            return Ok(self.find(dir)?.map(|inode| inode.parent));
+        };
+        self.need(&[&young, &ancestor][usize::from(!may_be_young)..])?;
+        if may_be_young && let Some(inode) = self.find_young(dir, &young)? {
+            return Ok(Some(inode.parent));
+        }
+        let parent = self.fetched(node, &ancestor)?;
+        Ok(parent.and_then(|parent| Some(Ino(u64::from_be_bytes(*parent.first_chunk()?)))))
+    }
+
+    /// Asks for all that is needed of a place in one go, where it is another node's.
+    pub fn foresee(&mut self, dir: Ino, name: &[u8]) -> Outcome<()> {
+        if self.spread.is_none() {
+            return Ok(());
+        }
+        let (home, entry) = (keys::inode(dir), self.entry_key(dir, name));
+        if self.state.elsewhere(&home).is_none() {
+            return Ok(());
+        }
+        let young = keys::young(dir);
+        self.need(&[&young, &home, &entry][usize::from(dir.shard() == dir.birth())..])
+    }
+
+    /// Fails where a transaction keeps others from seeing entries of `dir` from one key to another.
+    pub fn may_list(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
+        if self.state.locks.is_empty() {
+            return Ok(());
+        }
+        let on = self.state.locks.within(from, to);
+        if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
+    }
+
+    pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
+        let done = self.take_done()?;
+        debug_assert!(done.parts.is_empty(), "records of others are not known yet");
+        Ok(done.apply(self.state))
+    }
+
+    pub(super) fn done_spread(mut self) -> Outcome<Done> {
+        self.take_done()
+    }
+
+    fn take_done(&mut self) -> Outcome<Done> {
+        let mut parts: BTreeMap<NodeId, Part> = BTreeMap::new();
+        let (used, _) = self.seen();
+        for key in used {
+            if let Some(node) = self.state.elsewhere(&key) {
+                let value = self.fetched(node, &key)?;
+                parts.entry(node).or_default().reads.insert(key, value);
+            }
+        }
+        let (mut inodes, mut writes) = (Vec::new(), Vec::new());
+        for (ino, inode) in std::mem::take(&mut self.inodes) {
+            let key = self.key_of(ino);
+            match self.state.elsewhere(&key) {
+                Some(node) => {
+                    let value = inode.map(|inode| inode.encode());
+                    parts.entry(node).or_default().writes.insert(key, value);
+                }
+                None if self.is_young(ino) => {
+                    writes.push((key, inode.map(|inode| inode.encode())));
+                }
+                None => {
+                    self.may_write(&key)?;
+                    inodes.push((ino, inode));
+                }
+            }
+        }
+        let moved = self.spread.as_mut().map(|spread| std::mem::take(&mut spread.moved));
+        for ino in moved.unwrap_or_default() {
+            let key = keys::ancestor(ino);
+            match self.state.elsewhere(&key) {
+                Some(node) => {
+                    parts.entry(node).or_default().writes.insert(key, None);
+                }
+                None => self.may_write(&key)?,
+            }
+        }
+        for (key, value) in std::mem::take(&mut self.writes) {
+            match self.state.elsewhere(&key) {
+                Some(node) => {
+                    parts.entry(node).or_default().writes.insert(key, value);
+                }
+                None => writes.push((key, value)),
+            }
+        }
+        writes.iter().try_for_each(|(key, _)| self.may_write(key))?;
+        let (changed, garbage) =
+            (std::mem::take(&mut self.changed), std::mem::take(&mut self.garbage));
+        let (new, inode_delta) = (self.new, self.inode_delta);
+        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts })
+    }
+
+    fn may_write(&self, key: &[u8]) -> Outcome<()> {
+        if self.state.locks.is_empty() {
+            return Ok(());
+        }
+        let on = self.state.locks.against_writing(key);
+        if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
+    }
+}

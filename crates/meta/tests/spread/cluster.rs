@@ -1,0 +1,321 @@
+//! Several nodes with a network between them that delays, loses, repeats and reorders, and
+//! that die at any moment: from one number, in one thread.
+
+use std::collections::BTreeMap;
+use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, Ticket};
+use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{
+    ClientId, Cred, Errno, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
+};
+
+pub const ROOT: Ino = Ino::ROOT;
+pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
+
+/// Of a node that has all shards.
+pub fn config() -> Config {
+    let (node, volume) = (NodeId(0), VolumeId([7; 16]));
+    Config { node, map: ShardMap::single(node), volume, key: VolumeKey::new([9; 32]) }
+}
+
+pub fn name(n: &(impl AsRef<[u8]> + ?Sized)) -> Bytes {
+    Bytes::from(n.as_ref().to_vec())
+}
+
+/// So many random cases, times `TATAMI_TEST_SCALE`, which `make soak` sets.
+#[expect(clippy::disallowed_methods, reason = "a test is told from outside how much to do")]
+pub fn scaled(cases: u32) -> proptest::test_runner::Config {
+    let scale = std::env::var("TATAMI_TEST_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
+    proptest::test_runner::Config::with_cases(cases.saturating_mul(scale))
+}
+
+/// Random numbers from a seed (xorshift64*).
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % n.max(1)
+    }
+
+    pub fn percent(&mut self, n: u64) -> bool {
+        self.below(100) < n
+    }
+}
+
+/// How bad it is, in percent of messages, and of rounds of a node.
+#[derive(Clone, Copy, Default)]
+pub struct Faults {
+    pub lost: u64,
+    pub twice: u64,
+    pub deaths: u64,
+}
+
+struct Letter {
+    at: u64,
+    from: NodeId,
+    to: NodeId,
+    message: PeerMessage,
+}
+
+enum Life {
+    Up(Box<Meta<FaultyStore>>),
+    Down(FaultyStore, u64),
+}
+
+/// A client with one operation under way.
+struct Asked {
+    op: MetaOp,
+    cred: Cred,
+    seq: u64,
+    now: Timestamp,
+    waits: Option<(NodeId, Ticket)>,
+    ask_at: u64,
+    since: u64,
+}
+
+/// See the module.
+pub struct Cluster {
+    pub map: ShardMap,
+    lives: Vec<Option<Life>>,
+    letters: Vec<Letter>,
+    pub rng: Rng,
+    pub faults: Faults,
+    /// Milliseconds.
+    pub now: u64,
+    asked: BTreeMap<u8, Asked>,
+    answers: BTreeMap<u8, MetaResult>,
+    seq: u64,
+    /// The longest that an operation took, in ms.
+    pub longest: u64,
+}
+
+const COMES_BACK: u64 = 120;
+
+impl Cluster {
+    pub fn new(nodes: u16, shards: usize, seed: u64) -> Cluster {
+        let ids: Vec<_> = (0..nodes).map(NodeId).collect();
+        let mut cluster = Cluster {
+            map: ShardMap::even(1, shards, &ids).expect("a power of two"),
+            lives: (0..nodes).map(|_| Some(Life::Down(FaultyStore::new(), 0))).collect(),
+            letters: Vec::new(),
+            rng: Rng::new(seed),
+            faults: Faults::default(),
+            now: 1_000_000,
+            asked: BTreeMap::new(),
+            answers: BTreeMap::new(),
+            seq: 0,
+            longest: 0,
+        };
+        (0..usize::from(nodes)).for_each(|node| cluster.up(node));
+        cluster
+    }
+
+    pub fn time(&self) -> Timestamp {
+        Timestamp { sec: (self.now / 1000) as i64, nsec: (self.now % 1000 * 1_000_000) as u32 }
+    }
+
+    fn up(&mut self, node: usize) {
+        let now = self.time();
+        let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
+        let config = Config { node: NodeId(node as u16), map: self.map.clone(), ..config() };
+        let meta = Meta::open(store, config, now).expect("opens");
+        self.lives[node] = Some(Life::Up(Box::new(meta)));
+    }
+
+    /// The process is killed; it comes back after a while.
+    pub fn kill(&mut self, node: usize, back_after: u64) {
+        if let Some(Life::Up(meta)) = self.lives[node].take() {
+            let mut store = meta.into_store();
+            store.kill();
+            self.lives[node] = Some(Life::Down(store, self.now.saturating_add(back_after)));
+            for asked in self.asked.values_mut() {
+                if asked.waits.is_some_and(|(at, _)| usize::from(at.0) == node) {
+                    asked.waits = None;
+                }
+            }
+        }
+    }
+
+    pub fn meta(&mut self, node: usize) -> Option<&mut Meta<FaultyStore>> {
+        match self.lives[node].as_mut() {
+            Some(Life::Up(meta)) => Some(meta),
+            _ => None,
+        }
+    }
+
+    /// What a client (a number) wants next. It has nothing under way.
+    pub fn ask(&mut self, client: u8, cred: &Cred, op: MetaOp) {
+        self.seq += 1;
+        let now = self.time();
+        let (seq, since) = (self.seq, self.now);
+        let cred = cred.clone();
+        let asked = Asked { op, cred, seq, now, waits: None, ask_at: since, since };
+        assert!(self.asked.insert(client, asked).is_none(), "one at a time");
+    }
+
+    pub fn is_busy(&self, client: u8) -> bool {
+        self.asked.contains_key(&client)
+    }
+
+    pub fn answer(&mut self, client: u8) -> Option<MetaResult> {
+        self.answers.remove(&client)
+    }
+
+    /// Sends a client's request, for the first time or again.
+    fn send(&mut self, client: u8) {
+        let asked = &self.asked[&client];
+        let node = self.map.owner(asked.op.target().shard()).expect("there is such a shard");
+        let (op, cred, now, seq) = (asked.op.clone(), asked.cred.clone(), asked.now, asked.seq);
+        self.asked.get_mut(&client).expect("it asks").ask_at = self.now + 300;
+        let at = usize::from(node.0);
+        let dies = self.dies();
+        let Some(meta) = self.meta(at) else { return };
+        let ctx = Context { now, client: ClientId([client; 16]), slot: 0, seq, trusted: true };
+        let applied = meta.apply(&ctx, &cred, &op);
+        if !self.commit(at, dies) {
+            return;
+        }
+        match applied {
+            Applied::Done(result) => self.answered(client, result),
+            Applied::Waits(ticket) => {
+                if let Some(asked) = self.asked.get_mut(&client) {
+                    asked.waits = Some((node, ticket));
+                }
+                self.collect(at);
+            }
+        }
+    }
+
+    fn answered(&mut self, client: u8, result: MetaResult) {
+        if result == Err(Errno::EAGAIN) {
+            self.asked.get_mut(&client).expect("it asked").waits = None;
+            return;
+        }
+        assert!(!matches!(result, Ok(MetaReply::Elsewhere { .. })), "asked at the right place");
+        let asked = self.asked.remove(&client).expect("it asked");
+        self.longest = self.longest.max(self.now - asked.since);
+        self.answers.insert(client, result);
+    }
+
+    fn dies(&mut self) -> bool {
+        self.rng.below(1000) < self.faults.deaths
+    }
+
+    /// The end of a node's round. With `dies` it is killed before or after its commit, and nothing leaves.
+    fn commit(&mut self, node: usize, dies: bool) -> bool {
+        let before = self.rng.percent(50);
+        let Some(meta) = self.meta(node) else { return false };
+        if !(dies && before) {
+            meta.commit().expect("memory does not fail");
+        }
+        if dies {
+            let back = self.rng.below(2 * COMES_BACK);
+            self.kill(node, back);
+        }
+        !dies
+    }
+
+    /// Takes what a node has to send.
+    fn collect(&mut self, node: usize) {
+        let Some(meta) = self.meta(node) else { return };
+        let (outs, finished) = (meta.outbox(), meta.finished());
+        for out in outs {
+            let copies = 1 + u64::from(self.rng.percent(self.faults.twice));
+            for _ in 0..copies {
+                if self.rng.percent(self.faults.lost) {
+                    continue;
+                }
+                let slow = if self.rng.percent(10) { 200 } else { 5 };
+                let at =
+                    self.now + 1 + self.rng.below(if self.faults.twice > 0 { slow } else { 2 });
+                let (from, to) = (NodeId(node as u16), out.to);
+                self.letters.push(Letter { at, from, to, message: out.message.clone() });
+            }
+        }
+        for finished in finished {
+            let here = Some((NodeId(node as u16), finished.ticket));
+            let asked = self.asked.iter().find(|(_, asked)| asked.waits == here);
+            if let Some(client) = asked.map(|(client, _)| *client) {
+                if self.rng.percent(self.faults.lost) {
+                    self.asked.get_mut(&client).expect("it asks").waits = None;
+                } else {
+                    self.answered(client, finished.result);
+                }
+            }
+        }
+    }
+
+    /// One millisecond.
+    pub fn step(&mut self) {
+        self.now += 1;
+        let time = self.time();
+        for node in 0..self.lives.len() {
+            if matches!(&self.lives[node], Some(Life::Down(_, until)) if *until <= self.now) {
+                self.up(node);
+            }
+        }
+        let due: Vec<_> =
+            self.asked.iter().filter(|(_, a)| a.waits.is_none() && a.ask_at <= self.now).collect();
+        let due: Vec<_> = due.into_iter().map(|(client, _)| *client).collect();
+        due.into_iter().for_each(|client| self.send(client));
+        let mut letters: Vec<_> =
+            self.letters.extract_if(.., |letter| letter.at <= self.now).collect();
+        while !letters.is_empty() {
+            let letter = letters.swap_remove(self.rng.below(letters.len() as u64) as usize);
+            let at = usize::from(letter.to.0);
+            let dies = self.dies();
+            let Some(meta) = self.meta(at) else { continue };
+            meta.receive(time, letter.from, letter.message);
+            if self.commit(at, dies) {
+                self.collect(at);
+            }
+        }
+        for node in 0..self.lives.len() {
+            let Some(meta) = self.meta(node) else { continue };
+            if meta.deadline().is_some_and(|deadline| deadline <= time) {
+                meta.tick(time);
+                if self.commit(node, false) {
+                    self.collect(node);
+                }
+            }
+        }
+    }
+
+    /// One operation, to its end.
+    pub fn call(&mut self, client: u8, cred: &Cred, op: MetaOp) -> MetaResult {
+        self.ask(client, cred, op);
+        for _ in 0..60_000 {
+            self.step();
+            if let Some(result) = self.answer(client) {
+                return result;
+            }
+        }
+        panic!("an operation does not come to its end");
+    }
+
+    /// No more faults, until nothing is under way.
+    pub fn quiet(&mut self) {
+        self.faults = Faults::default();
+        for _ in 0..60_000 {
+            self.step();
+            let mut busy = !self.asked.is_empty() || !self.letters.is_empty();
+            for node in 0..self.lives.len() {
+                busy |= self.meta(node).is_none_or(|meta| meta.under_way() > 0);
+            }
+            if !busy {
+                return;
+            }
+        }
+        let left: Vec<_> = (0..self.lives.len())
+            .map(|node| self.meta(node).map(|meta| meta.under_way()))
+            .collect();
+        panic!("something is left: {left:?}, {} clients wait", self.asked.len());
+    }
+}

@@ -1,0 +1,4 @@
+//! A namespace over several nodes, seen from outside.
+
+mod cluster;
+mod same;

@@ -1,0 +1,310 @@
+//! A namespace over several nodes answers as one that is on a single node, whatever happens to
+//! messages and nodes; and nothing is left when it is over.
+
+use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, Rng, config, name, scaled};
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+use tatami_meta::{Context, MemoryStore, Meta};
+use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
+use tatami_wire::{Attr, ClientId, Cred, Ino, Kind, NodeId, SetAttr, Timestamp};
+
+const NAMES: u64 = 5;
+
+/// Inodes by the order in which they were made.
+struct Inos {
+    all: Vec<Ino>,
+}
+
+impl Inos {
+    fn number(&self, ino: Ino) -> Ino {
+        Ino(self.all.iter().position(|known| *known == ino).map_or(u64::MAX, |at| at as u64))
+    }
+
+    fn attr(&self, attr: &Attr) -> Attr {
+        Attr { ino: self.number(attr.ino), ..attr.clone() }
+    }
+
+    /// An answer without what differs between nodes.
+    fn plain(&self, result: &MetaResult) -> MetaResult {
+        Ok(match result.clone()? {
+            MetaReply::Attr(attr) => MetaReply::Attr(self.attr(&attr)),
+            MetaReply::Created { attr, created, .. } => {
+                MetaReply::Created { attr: self.attr(&attr), cap: None, created }
+            }
+            MetaReply::Removed { ino, last } => {
+                MetaReply::Removed { ino: ino.map(|ino| self.number(ino)), last }
+            }
+            MetaReply::Entries { entries, end, parent } => {
+                let plain =
+                    |entry: DirEntry| DirEntry { ino: self.number(entry.ino), attr: None, ..entry };
+                let entries = entries.into_iter().map(plain).collect();
+                MetaReply::Entries { entries, end, parent: self.number(parent) }
+            }
+            other => other,
+        })
+    }
+}
+
+/// Something to do, with inodes by their order.
+fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
+    let any = |rng: &mut Rng| match rng.below(3) {
+        0 => 0,
+        1 => count.saturating_sub(1 + rng.below(6)),
+        _ => rng.below(count),
+    };
+    let (a, b, what) = (any(rng) as usize, any(rng) as usize, rng.below(100));
+    let letter = |rng: &mut Rng| name(&[b'a' + rng.below(NAMES) as u8]);
+    let (n, m) = (letter(rng), letter(rng));
+    let (mode, keep) = (rng.below(3), rng.percent(5));
+    move |inos: &Inos| {
+        let (a, b) = (inos.all[a], inos.all[b]);
+        let (n, m) = (n.clone(), m.clone());
+        let create = |node| MetaOp::Create {
+            parent: a,
+            name: n.clone(),
+            node,
+            mode: 0o755,
+            umask: 0,
+            exclusive: mode > 0,
+            open: None,
+        };
+        match what {
+            0..20 => create(NewNode::Dir),
+            20..32 => create(NewNode::File(LAYOUT)),
+            32..38 => MetaOp::Unlink { parent: a, name: n, keep },
+            38..46 => MetaOp::Rmdir { parent: a, name: n, keep },
+            46..72 => MetaOp::Rename {
+                parent: a,
+                name: n,
+                new_parent: b,
+                new_name: m,
+                mode: [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]
+                    [mode as usize],
+                keep,
+            },
+            72..78 => MetaOp::Link { ino: b, parent: a, name: n },
+            78..84 => MetaOp::Lookup { parent: a, name: n },
+            84..88 => MetaOp::Lookup { parent: a, name: name("..") },
+            88..92 => MetaOp::GetAttr { ino: a },
+            92..96 => {
+                let set = SetAttr { mode: Some(0o700 + mode as u16), ..SetAttr::default() };
+                MetaOp::SetAttr { ino: a, set }
+            }
+            _ => MetaOp::ReadDir { dir: a, after: 0, limit: 100, plus: true },
+        }
+    }
+}
+
+struct Single {
+    meta: Meta<MemoryStore>,
+    seq: u64,
+}
+
+impl Single {
+    fn call(&mut self, now: Timestamp, cred: &Cred, op: &MetaOp) -> MetaResult {
+        self.seq += 1;
+        let ctx = Context { now, client: ClientId([1; 16]), slot: 0, seq: self.seq, trusted: true };
+        self.meta.apply(&ctx, cred, op).at_once()
+    }
+}
+
+fn same_answers(seed: u64, faults: Faults, ops: u32) {
+    let mut cluster = Cluster::new(3, 16, seed);
+    cluster.faults = faults;
+    let meta = Meta::open(MemoryStore::new(), config(), cluster.time()).expect("opens");
+    let mut single = Single { meta, seq: 0 };
+    let (mut here, mut there) = (Inos { all: vec![ROOT] }, Inos { all: vec![ROOT] });
+    let mut rng = Rng::new(!seed);
+    for step in 0..ops {
+        let op = random_op(&mut rng, here.all.len() as u64);
+        let now = cluster.time();
+        let expected = single.call(now, &Cred::ROOT, &op(&here));
+        let found = cluster.call(1, &Cred::ROOT, op(&there));
+        if let (
+            Ok(MetaReply::Created { attr: one, created: true, .. }),
+            Ok(MetaReply::Created { attr: other, created: true, .. }),
+        ) = (&expected, &found)
+        {
+            here.all.push(one.ino);
+            there.all.push(other.ino);
+        }
+        assert_eq!(
+            there.plain(&found),
+            here.plain(&expected),
+            "step {step} of seed {seed}: {:?}",
+            op(&there)
+        );
+    }
+    cluster.quiet();
+    let inodes = inodes(&mut cluster);
+    assert_eq!(inodes, single.meta.inodes(), "seed {seed}");
+}
+
+fn inodes(cluster: &mut Cluster) -> u64 {
+    (0..3).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
+}
+
+/// Everything below the root, and whether all of it fits.
+fn walk(cluster: &mut Cluster) -> u64 {
+    let (mut queue, mut names) = (vec![(ROOT, ROOT)], BTreeMap::<Ino, u32>::new());
+    let mut dirs = BTreeSet::new();
+    while let Some((dir, parent)) = queue.pop() {
+        assert!(dirs.insert(dir), "a directory has two names");
+        let attr = match cluster.call(9, &Cred::ROOT, MetaOp::GetAttr { ino: dir }) {
+            Ok(MetaReply::Attr(attr)) => attr,
+            other => panic!("{dir}: {other:?}"),
+        };
+        let list = MetaOp::ReadDir { dir, after: 0, limit: 1000, plus: false };
+        let Ok(MetaReply::Entries { entries, end: true, parent: above }) =
+            cluster.call(9, &Cred::ROOT, list)
+        else {
+            panic!("{dir} cannot be listed")
+        };
+        assert_eq!(above, parent, "{dir} knows where it lies");
+        assert_eq!(attr.size, entries.len() as u64);
+        let subdirs = entries.iter().filter(|entry| entry.kind == Kind::Dir).count();
+        assert_eq!(attr.nlink as usize, 2 + subdirs);
+        for entry in entries {
+            match entry.kind {
+                Kind::Dir => queue.push((entry.ino, dir)),
+                _ => *names.entry(entry.ino).or_default() += 1,
+            }
+        }
+    }
+    for (ino, count) in &names {
+        match cluster.call(9, &Cred::ROOT, MetaOp::GetAttr { ino: *ino }) {
+            Ok(MetaReply::Attr(attr)) => assert_eq!(attr.nlink, *count, "{ino}"),
+            other => panic!("{ino}: {other:?}"),
+        }
+    }
+    (dirs.len() + names.len()) as u64
+}
+
+/// Clients that work at the same time on the same few names.
+fn storm(seed: u64, faults: Faults, ops: u32) {
+    let mut cluster = Cluster::new(3, 16, seed);
+    cluster.faults = faults;
+    let mut inos = Inos { all: vec![ROOT] };
+    let mut rng = Rng::new(!seed);
+    let mut left = ops;
+    while left > 0 {
+        for client in 1..6 {
+            if let Some(Ok(MetaReply::Created { attr, created: true, .. })) = cluster.answer(client)
+            {
+                inos.all.push(attr.ino);
+            }
+            if !cluster.is_busy(client) && left > 0 {
+                left -= 1;
+                let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
+                // What is kept has no name, and is not found by walking.
+                let op = match op {
+                    MetaOp::Unlink { parent, name, .. } => {
+                        MetaOp::Unlink { parent, name, keep: false }
+                    }
+                    MetaOp::Rmdir { parent, name, .. } => {
+                        MetaOp::Rmdir { parent, name, keep: false }
+                    }
+                    MetaOp::Rename { parent, name, new_parent, new_name, mode, .. } => {
+                        MetaOp::Rename { parent, name, new_parent, new_name, mode, keep: false }
+                    }
+                    other => other,
+                };
+                cluster.ask(client, &Cred::ROOT, op);
+            }
+        }
+        cluster.step();
+        assert!(cluster.now < 100_000_000, "it goes on");
+    }
+    cluster.quiet();
+    assert!(cluster.longest < 20_000, "an operation took {} ms", cluster.longest);
+    let found = walk(&mut cluster);
+    cluster.quiet();
+    assert_eq!(inodes(&mut cluster), found, "seed {seed}");
+}
+
+/// A node stays away in the midst of a storm: whoever does not need it goes on.
+fn without_one(seed: u64) {
+    let mut cluster = Cluster::new(3, 16, seed);
+    let mut inos = Inos { all: vec![ROOT] };
+    let mut rng = Rng::new(!seed);
+    for _ in 0..60 {
+        let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
+        if let Ok(MetaReply::Created { attr, created: true, .. }) = cluster.call(1, &Cred::ROOT, op)
+        {
+            inos.all.push(attr.ino);
+        }
+    }
+    // Directories of the first two nodes, each with files whose inodes lie beside them.
+    let homes = |cluster: &Cluster, node| {
+        let home = |ino: &&Ino| cluster.map.owner(ino.shard()) == Some(NodeId(node));
+        inos.all.iter().filter(home).copied().collect::<Vec<_>>()
+    };
+    let near: Vec<_> = [homes(&cluster, 0), homes(&cluster, 1)].concat();
+    for client in 1..6 {
+        let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
+        // What the dead node itself coordinates waits for it, with all that it has locked.
+        if cluster.map.owner(op.target().shard()) != Some(NodeId(2)) {
+            cluster.ask(client, &Cred::ROOT, op);
+        }
+    }
+    (0..rng.below(8)).for_each(|_| cluster.step());
+    cluster.kill(2, 30_000);
+    let began = cluster.now;
+    for (n, dir) in near.into_iter().enumerate() {
+        let create = MetaOp::Create {
+            parent: dir,
+            name: name(&format!("file{n}")),
+            node: NewNode::File(LAYOUT),
+            mode: 0o644,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        };
+        // A directory that is young on the dead node needs that node.
+        if cluster.map.owner(dir.birth()) == Some(NodeId(2)) {
+            continue;
+        }
+        let _ = cluster.call(7, &Cred::ROOT, create);
+    }
+    assert!(cluster.now - began < 15_000, "held up for {} ms", cluster.now - began);
+    assert!(cluster.meta(2).is_none(), "it is still away");
+    cluster.quiet();
+    walk(&mut cluster);
+}
+
+const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
+const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10 };
+
+proptest! {
+    #![proptest_config(scaled(12))]
+
+    #[test]
+    fn several_nodes_answer_as_one(seed: u64) {
+        same_answers(seed, Faults::default(), 300);
+    }
+
+    #[test]
+    fn lost_and_repeated_messages_change_no_answer(seed: u64) {
+        same_answers(seed, BAD, 150);
+    }
+
+    #[test]
+    fn nodes_that_die_change_no_answer(seed: u64) {
+        same_answers(seed, WORSE, 150);
+    }
+
+    #[test]
+    fn a_node_that_stays_away_holds_up_only_who_needs_it(seed: u64) {
+        without_one(seed);
+    }
+
+    #[test]
+    fn a_storm_leaves_a_sound_tree(seed: u64) {
+        storm(seed, Faults::default(), 400);
+    }
+
+    #[test]
+    fn a_storm_with_faults_leaves_a_sound_tree(seed: u64) {
+        storm(seed, WORSE, 300);
+    }
+}

@@ -1,0 +1,130 @@
+//! Which node serves which shard.
+
+use crate::{Ino, NodeId, ShardId};
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Most shards of a volume: what an inode number has room for.
+pub const SHARDS_MAX: usize = 4096;
+
+/// The ring of shards of a volume, each with the node that serves it. Their number is a power of
+/// two and stays what it was when the volume was made. Cheap to copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMap {
+    epoch: u64,
+    nodes: Arc<[NodeId]>,
+    alone: bool,
+}
+
+impl ShardMap {
+    /// The map of `epoch`, with the node of each shard, by number; `None` unless there is a power of two
+    /// of shards, at most [`SHARDS_MAX`].
+    pub fn new(epoch: u64, nodes: &[NodeId]) -> Option<ShardMap> {
+        let alone = nodes.iter().all(|node| Some(node) == nodes.first());
+        let right = nodes.len().is_power_of_two() && nodes.len() <= SHARDS_MAX;
+        right.then(|| ShardMap { epoch, nodes: nodes.into(), alone })
+    }
+
+    /// One shard, on that node: the map of a volume that cannot spread.
+    pub fn single(node: NodeId) -> ShardMap {
+        ShardMap { epoch: 1, nodes: [node].into(), alone: true }
+    }
+
+    /// `count` shards in blocks of about the same size, one for each of `nodes`, in order; `None` where
+    /// [`ShardMap::new`] says so, or without nodes.
+    pub fn even(epoch: u64, count: usize, nodes: &[NodeId]) -> Option<ShardMap> {
+        let of = |shard: usize| nodes.get(shard * nodes.len() / count).copied();
+        ShardMap::new(epoch, &(0..count).map(of).collect::<Option<Vec<_>>>()?)
+    }
+
+    /// Goes up with every change.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Number of shards.
+    pub fn count(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Whether one node serves all shards.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// The node that serves `shard`; `None` where there is no such shard.
+    pub fn owner(&self, shard: ShardId) -> Option<NodeId> {
+        self.nodes.get(usize::from(shard.0)).copied()
+    }
+
+    /// The shards of `node`, by number.
+    pub fn shards_of(&self, node: NodeId) -> impl Iterator<Item = ShardId> {
+        (0..).map(ShardId).zip(self.nodes.iter()).filter(move |(_, n)| **n == node).map(|(s, _)| s)
+    }
+
+    /// Each node that serves shards, once, with the first of them: whom to ask
+    /// what concerns all that a node has of the namespace.
+    pub fn leads(&self) -> Vec<(ShardId, NodeId)> {
+        leads(&self.nodes)
+    }
+
+    /// The number of a directory that was given out on `birth`: its home is one of all shards.
+    pub fn directory(&self, birth: ShardId, counter: u64) -> Ino {
+        let rest = Ino::new(ShardId(0), birth, counter).0;
+        let home = xxh3_64(&rest.to_be_bytes()) & (self.nodes.len() as u64 - 1);
+        Ino::new(ShardId(home as u16), birth, counter)
+    }
+
+    /// The shard `steps` places further round the ring.
+    pub fn further(&self, shard: ShardId, steps: u64) -> ShardId {
+        let place = (u64::from(shard.0) + steps) & (self.nodes.len() as u64 - 1);
+        ShardId(place as u16)
+    }
+}
+
+/// As [`ShardMap::leads`], of the nodes of all shards, by number.
+pub fn leads(nodes: &[NodeId]) -> Vec<(ShardId, NodeId)> {
+    let mut leads: Vec<(ShardId, NodeId)> = Vec::new();
+    for (shard, node) in (0..).map(ShardId).zip(nodes) {
+        // Blocks are long, so the last one is nearly always it.
+        if leads.last().is_none_or(|(_, last)| last != node)
+            && leads.iter().all(|(_, known)| known != node)
+        {
+            leads.push((shard, *node));
+        }
+    }
+    leads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_knows_its_nodes() {
+        let nodes = [NodeId(3), NodeId(0), NodeId(7)];
+        let map = ShardMap::even(2, 16, &nodes).expect("a power of two");
+        assert_eq!(
+            map.leads(),
+            [(ShardId(0), nodes[0]), (ShardId(6), nodes[1]), (ShardId(11), nodes[2])]
+        );
+        assert_eq!(map.shards_of(nodes[2]).count(), 5);
+        assert_eq!((map.owner(ShardId(15)), map.owner(ShardId(16))), (Some(nodes[2]), None));
+        assert!(!map.is_alone() && ShardMap::single(nodes[0]).is_alone());
+        assert_eq!(map.further(ShardId(14), 5), ShardId(3));
+        assert_eq!(ShardMap::even(1, 12, &nodes), None);
+        assert_eq!(ShardMap::even(1, 16, &[]), None);
+    }
+
+    #[test]
+    fn directories_are_dealt_out_to_all_shards() {
+        let map = ShardMap::even(1, 64, &[NodeId(0)]).expect("a power of two");
+        let mut counts = [0; 64];
+        for counter in 0..6400 {
+            let ino = map.directory(ShardId(5), counter);
+            assert_eq!((ino.birth(), ino.counter()), (ShardId(5), counter));
+            counts[usize::from(ino.shard().0)] += 1;
+        }
+        assert!(counts.iter().all(|n| (50..160).contains(n)), "{counts:?}");
+    }
+}

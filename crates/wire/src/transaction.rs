@@ -1,0 +1,91 @@
+//! What nodes that serve shards tell each other: operations that touch records of several nodes.
+//!
+//! One node, the *coordinator*, runs the operation and fetches what it needs to see from the others. What it
+//! wants to change there it has prepared: the *participants* lock the records and keep the new values beside them. The
+//! coordinator decides, in one write with its own part; then all participants do as was decided.
+//!
+//! Messages may be lost, repeated and reordered. A frame carries [`PeerMessage`]s one way, with no answer at
+//! this level.
+
+use crate::meta::Bytes;
+use crate::{NodeId, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// Names one attempt to run an operation over several nodes, for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Txid {
+    /// Its coordinator.
+    pub node: NodeId,
+    /// Which life of the coordinator began it.
+    pub life: u64,
+    /// Counted in that life.
+    pub number: u64,
+}
+
+/// Who goes first where two operations are in each other's way: the older, which is the lesser.
+/// All attempts of an operation have one age.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Age {
+    /// When it began, by its coordinator's clock.
+    pub since: Timestamp,
+    /// Its first attempt, to tell those of one moment apart.
+    pub first: Txid,
+}
+
+/// A record that an operation has seen, and that must be the same when it takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Digest(pub [u8; 16]);
+
+/// A record's key, and what it was or is to be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Item<T> {
+    /// The key, as in the store.
+    pub key: Bytes,
+    /// `None`: there is no such record.
+    pub value: Option<T>,
+}
+
+/// Why a participant does not prepare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Refusal {
+    /// Something is not as the coordinator saw it, or an older operation has it.
+    Again,
+    /// The disk has no room.
+    Full,
+}
+
+/// How far a transaction is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fate {
+    /// Not decided yet.
+    Open,
+    /// It takes effect.
+    Committed,
+    /// It never will.
+    Aborted,
+}
+
+/// From one node that serves shards to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)] // each message says what its fields mean
+pub enum PeerMessage {
+    /// What are these records, all at one moment? → `Fetched`
+    Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
+    /// They are this, in the order of the question.
+    Fetched { request: Txid, values: Vec<Option<Bytes>> },
+    /// Check that these records are what was seen, and lock them and those that are to be
+    /// written. → `Prepared` or `Refused`
+    Prepare { txid: Txid, age: Age, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
+    /// It is done, and lasts.
+    Prepared { txid: Txid },
+    /// It is not done, and nothing of it is kept.
+    Refused { txid: Txid, why: Refusal },
+    /// It was decided: write the new values, or forget them. → `Finished`, if they are written
+    Finish { txid: Txid, committed: bool },
+    /// It is done, and lasts.
+    Finished { txid: Txid },
+    /// How far is it? The coordinator gives it up for whoever is older. → `Fate`
+    Status { txid: Txid, abort: Option<Age> },
+    /// So far.
+    Fate { txid: Txid, fate: Fate },
+}
