@@ -276,7 +276,7 @@ const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
 const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10 };
 
 proptest! {
-    #![proptest_config(scaled(12))]
+    #![proptest_config(scaled(100))]
 
     #[test]
     fn several_nodes_answer_as_one(seed: u64) {
