@@ -37,3 +37,9 @@ fn long_lives_keep_what_a_namespace_promises() {
         |seed| Options { clients: 4, slots: 1, operations: 30, ..Options::new(1 << 32 | seed) };
     pass(scaled(500), world);
 }
+
+/// Several daemons share the namespace.
+#[test]
+fn worlds_of_several_daemons_keep_what_a_namespace_promises() {
+    pass(scaled(1500), Options::spread);
+}
