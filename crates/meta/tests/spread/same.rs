@@ -141,7 +141,9 @@ fn same_answers(seed: u64, faults: Faults, ops: u32) {
 }
 
 fn inodes(cluster: &mut Cluster) -> u64 {
-    (0..3).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
+    (0..cluster.map.leads().len())
+        .map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes()))
+        .sum()
 }
 
 /// Everything below the root, and whether all of it fits.
@@ -272,11 +274,75 @@ fn without_one(seed: u64) {
     walk(&mut cluster);
 }
 
+/// Makes a directory whose home is on `node`, or on any.
+fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
+    for n in 0..100 {
+        let name = name(&format!("dir{n}"));
+        let create = MetaOp::Create {
+            parent,
+            name,
+            node: NewNode::Dir,
+            mode: 0o755,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        };
+        let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, create) else {
+            continue;
+        };
+        let home = cluster.map.owner(attr.ino.shard());
+        if node.is_none_or(|node| home == Some(NodeId(node))) {
+            return attr.ino;
+        }
+    }
+    panic!("no directory has its home on node {node:?}");
+}
+
+fn entry_of(cluster: &mut Cluster, dir: Ino, ino: Ino) -> tatami_wire::meta::Bytes {
+    let list = MetaOp::ReadDir { dir, after: 0, limit: 1000, plus: false };
+    let Ok(MetaReply::Entries { entries, .. }) = cluster.call(1, &Cred::ROOT, list) else {
+        panic!("it can be listed")
+    };
+    entries.into_iter().find(|entry| entry.ino == ino).expect("it is there").name
+}
+
+/// Two directories are each moved far below the other, by two nodes at once: one of them stays.
+fn no_cycle(seed: u64) {
+    let mut cluster = Cluster::new(5, 16, seed);
+    let places = [1, 2].map(|node| {
+        let above = dir(&mut cluster, ROOT, Some(node));
+        let moved = dir(&mut cluster, above, None);
+        (above, moved, dir(&mut cluster, moved, None))
+    });
+    let names = places.map(|(above, moved, _)| entry_of(&mut cluster, above, moved));
+    // Messages overtake each other.
+    cluster.faults = Faults { twice: 1, ..Faults::default() };
+    for (client, (at, to)) in [(1, (0, 1)), (2, (1, 0))] {
+        let rename = MetaOp::Rename {
+            parent: places[at].0,
+            name: names[at].clone(),
+            new_parent: places[to].2,
+            new_name: name("moved"),
+            mode: RenameMode::NoReplace,
+            keep: false,
+        };
+        cluster.ask(client, &Cred::ROOT, rename);
+    }
+    while cluster.is_busy(1) || cluster.is_busy(2) {
+        cluster.step();
+    }
+    cluster.quiet();
+    let done = [1, 2].map(|client| cluster.answer(client).expect("it is over").is_ok());
+    assert!(done[0] != done[1], "one is moved: {done:?}");
+    let found = walk(&mut cluster);
+    assert_eq!(inodes(&mut cluster), found, "seed {seed}");
+}
+
 const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
 const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10 };
 
 proptest! {
-    #![proptest_config(scaled(12))]
+    #![proptest_config(scaled(100))]
 
     #[test]
     fn several_nodes_answer_as_one(seed: u64) {
@@ -291,6 +357,11 @@ proptest! {
     #[test]
     fn nodes_that_die_change_no_answer(seed: u64) {
         same_answers(seed, WORSE, 150);
+    }
+
+    #[test]
+    fn two_moves_make_no_cycle(seed: u64) {
+        no_cycle(seed);
     }
 
     #[test]
