@@ -40,6 +40,9 @@ pub struct Options {
     /// The last daemon dies and stays away until long after all other faults. Two clients have a part of the
     /// tree for themselves that does not concern it.
     pub absence: bool,
+    /// What daemons promise each other is asked for again and again, late, and most of what they acknowledge
+    /// is lost.
+    pub belated: bool,
     /// Clients at work at the same time.
     pub clients: u32,
     /// Operations that each has under way at most.
@@ -62,6 +65,7 @@ impl Options {
             nodes: 1,
             shards: 1,
             absence: false,
+            belated: false,
             clients: 3,
             slots: 2,
             operations: 12,
@@ -79,7 +83,8 @@ impl Options {
         // checker can follow fewer of them.
         let (clients, operations) = if absence { (4, 8) } else { (5, 10) };
         let usual = Options::new(seed);
-        Options { nodes, shards, absence, clients, slots: 1, operations, ..usual }
+        let belated = seed.is_multiple_of(7);
+        Options { nodes, shards, absence, belated, clients, slots: 1, operations, ..usual }
     }
 }
 
@@ -147,6 +152,7 @@ enum Event {
 
 struct World {
     defect: Option<Defect>,
+    belated: bool,
     ways: Ways,
     rng: Rng,
     agenda: Agenda<Event>,
@@ -181,6 +187,7 @@ impl World {
         let Options { nodes, shards, durability, defect, .. } = *options;
         let mut world = World {
             defect,
+            belated: options.belated,
             ways: if nodes == 1 { Ways::ALONE } else { Ways::SPREAD },
             rng: Rng::with_seed(options.seed),
             agenda: Agenda::new(),
@@ -456,7 +463,16 @@ impl World {
     /// A message from one daemon to another.
     fn post(&mut self, from: usize, to: usize, message: PeerMessage) {
         self.report.messages += 1;
+        let belated = self.belated && !self.calm;
+        if belated && matches!(message, PeerMessage::Finished { .. }) && self.rng.u32(..10) < 8 {
+            return;
+        }
+        let again = if matches!(message, PeerMessage::Prepare { .. }) { 4 } else { 0 };
         let message = Event::Message(from, to, message);
+        for _ in 0..if belated { again } else { 0 } {
+            let late = self.rng.u64(..LATE / 2);
+            self.agenda.after(late, message.clone());
+        }
         // Some come so late that much has happened since.
         if !self.calm && self.rng.u32(..50) == 0 {
             let late = self.rng.u64(..LATE);
