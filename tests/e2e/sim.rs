@@ -27,7 +27,7 @@ fn pass(count: u64, world: impl Fn(u64) -> Options + Sync) {
 
 #[test]
 fn small_worlds_keep_what_a_namespace_promises() {
-    pass(scaled(4000), Options::new);
+    pass(scaled(2000), Options::new);
 }
 
 /// The same for longer, with as many at work at the same time as the checker can follow.
@@ -35,5 +35,11 @@ fn small_worlds_keep_what_a_namespace_promises() {
 fn long_lives_keep_what_a_namespace_promises() {
     let world =
         |seed| Options { clients: 4, slots: 1, operations: 30, ..Options::new(1 << 32 | seed) };
-    pass(scaled(500), world);
+    pass(scaled(400), world);
+}
+
+/// Several daemons share the namespace.
+#[test]
+fn worlds_of_several_daemons_keep_what_a_namespace_promises() {
+    pass(scaled(1500), Options::spread);
 }

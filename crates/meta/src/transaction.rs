@@ -26,7 +26,7 @@ use crate::keys::{self, Key, Parsed, tag};
 use crate::state::State;
 use crate::store::Store;
 use coordinator::{Decided, Job};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::transaction::{Age, Digest, PeerMessage, Txid};
@@ -93,6 +93,34 @@ pub(crate) struct Waiting {
     pub ask_at: Timestamp,
 }
 
+/// The last transactions that a participant has ended or refused. One that is prepared after that, by a
+/// message that comes late, could be found committed once more, and undo what came between.
+#[derive(Debug, Default)]
+pub(crate) struct Over {
+    known: BTreeSet<Txid>,
+    order: VecDeque<Txid>,
+}
+
+impl Over {
+    /// Far more than end while a message is under way.
+    const MAX: usize = 64 * 1024;
+
+    pub fn add(&mut self, txid: Txid) {
+        if self.known.insert(txid) {
+            self.order.push_back(txid);
+        }
+        if self.order.len() > Over::MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    pub fn has(&self, txid: &Txid) -> bool {
+        self.known.contains(txid)
+    }
+}
+
 /// What a node does for operations that touch several.
 pub(crate) struct Transactions {
     pub node: NodeId,
@@ -105,6 +133,7 @@ pub(crate) struct Transactions {
     pub by_txid: HashMap<Txid, Ticket, hash::Build>,
     pub decided: BTreeMap<Txid, Decided>,
     pub waiting: Vec<Waiting>,
+    pub over: Over,
     /// What may leave after the next commit.
     pub outs: Vec<Out>,
     pub finished: Vec<Finished>,
@@ -126,6 +155,7 @@ impl Transactions {
             by_txid: HashMap::with_hasher(hash::Build::default()),
             decided: BTreeMap::new(),
             waiting: Vec::new(),
+            over: Over::default(),
             outs: Vec::new(),
             finished: Vec::new(),
             ready_outs: Vec::new(),

@@ -1,14 +1,11 @@
 //! Clients: each slot has one operation under way, and repeats it until it is answered.
 
 use crate::history::Process;
-use crate::network::Time;
 use crate::spec::{Answer, Call, Name};
 use fastrand::Rng;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Ino, Kind, Layout, NodeId, READDIR_MAX};
+use tatami_wire::{Attr, ClientId, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap};
 
-/// How long a client waits before it asks again.
-pub(crate) const PATIENCE: Time = 8_000;
 /// Names in a directory: few, so that clients meet.
 const NAMES: Name = 4;
 
@@ -22,6 +19,14 @@ pub(crate) struct Request {
     /// Over which of the process's connections, one after the other.
     pub connection: u64,
     pub op: MetaOp,
+}
+
+impl Request {
+    /// What is sent back.
+    pub fn answered(&self, result: MetaResult) -> Reply {
+        let Request { process, seq, connection, .. } = *self;
+        Reply { process, seq, connection, result }
+    }
 }
 
 /// What the daemon sends back.
@@ -48,9 +53,16 @@ pub(crate) struct Slot {
     pub pending: Option<Call>,
     /// Operations still to be done.
     pub left: u32,
+    /// It works on the island, see [`Known::island`].
+    pub apart: bool,
 }
 
 impl Slot {
+    /// Whether there is nothing left to do.
+    pub fn is_done(&self) -> bool {
+        self.left == 0 && self.pending.is_none()
+    }
+
     /// The request under way, to be sent for the first time or again.
     pub fn request(&self) -> Option<Request> {
         let op = operation(self.pending.as_ref()?);
@@ -63,7 +75,7 @@ fn bytes(name: Name) -> Bytes {
     Bytes::from(format!("n{name}").into_bytes())
 }
 
-fn operation(call: &Call) -> MetaOp {
+pub(crate) fn operation(call: &Call) -> MetaOp {
     match call {
         Call::Create { dir, name, is_dir } => MetaOp::Create {
             parent: *dir,
@@ -129,11 +141,27 @@ pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
 pub(crate) struct Known {
     dirs: Vec<Ino>,
     files: Vec<Ino>,
+    /// Where all is that is not in one of the directories that are known by then.
+    first: Ino,
+    /// Whether directories are made.
+    grows: bool,
+}
+
+/// Whether the inode lies on this node, has lain there, or may.
+pub(crate) fn concerns(map: &ShardMap, node: NodeId, ino: Ino) -> bool {
+    [ino.shard(), ino.birth()].iter().any(|shard| map.owner(*shard) == Some(node))
 }
 
 impl Known {
     pub fn new() -> Known {
-        Known { dirs: vec![Ino::ROOT], files: Vec::new() }
+        Known { dirs: vec![Ino::ROOT], files: Vec::new(), first: Ino::ROOT, grows: true }
+    }
+
+    /// A part of the tree for some clients only. They make no directories, because these could lie
+    /// on any node.
+    pub fn island(dirs: Vec<Ino>) -> Known {
+        let first = dirs.first().copied().unwrap_or(Ino::ROOT);
+        Known { dirs, files: Vec::new(), first, grows: false }
     }
 
     /// Notes what an answer tells.
@@ -147,13 +175,13 @@ impl Known {
     }
 
     /// Half of the time one of the newest, which are more likely to be there still.
-    fn choose(rng: &mut Rng, list: &[Ino]) -> Ino {
+    fn choose(&self, rng: &mut Rng, list: &[Ino]) -> Ino {
         let from = if rng.bool() { list.len().saturating_sub(4) } else { 0 };
-        list.get(rng.usize(from..list.len().max(from + 1))).copied().unwrap_or(Ino::ROOT)
+        list.get(rng.usize(from..list.len().max(from + 1))).copied().unwrap_or(self.first)
     }
 
     fn dir(&self, rng: &mut Rng) -> Ino {
-        if rng.u32(..3) == 0 { Ino::ROOT } else { Known::choose(rng, &self.dirs) }
+        if rng.u32(..3) == 0 { self.first } else { self.choose(rng, &self.dirs) }
     }
 
     /// Something to do.
@@ -161,7 +189,7 @@ impl Known {
         let (dir, name) = (self.dir(rng), rng.u8(..NAMES));
         match rng.u32(..100) {
             0..14 => Call::Create { dir, name, is_dir: false },
-            14..34 => Call::Create { dir, name, is_dir: true },
+            14..34 => Call::Create { dir, name, is_dir: self.grows },
             34..40 => Call::Unlink { dir, name },
             40..46 => Call::Rmdir { dir, name },
             46..72 => {
@@ -171,12 +199,12 @@ impl Known {
             }
             72..80 => {
                 let all = if rng.u32(..8) == 0 { &self.dirs } else { &self.files };
-                Call::Link { ino: Known::choose(rng, all), dir, name }
+                Call::Link { ino: self.choose(rng, all), dir, name }
             }
             80..88 => Call::Lookup { dir, name },
             88..93 => {
                 let all = if rng.bool() { &self.dirs } else { &self.files };
-                Call::GetAttr { ino: Known::choose(rng, all) }
+                Call::GetAttr { ino: self.choose(rng, all) }
             }
             _ => Call::List { dir },
         }

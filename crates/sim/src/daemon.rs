@@ -1,11 +1,14 @@
-//! A daemon around a shard, as the executor of `node` works: rounds of requests, one commit for all
-//! of them, then the answers. It can die at any step.
+//! A daemon around its shards, as the executor of `node` works: rounds of requests and messages of
+//! other daemons, one commit for all of them, then the answers and messages. It can die at any step.
 
 use crate::client::{Reply, Request};
 use fastrand::Rng;
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use tatami_meta::store::faulty::Fault;
-use tatami_meta::{Config, Context, FaultyStore, Meta};
+use tatami_meta::{Applied, Config, Context, FaultyStore, Finished, Meta, Out, Store, Ticket};
 use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
 
 /// What an acknowledgement promises.
@@ -28,6 +31,12 @@ pub enum Defect {
     NeverSyncs,
     /// Clients hear what comes over connections that they have given up.
     HearsTheDead,
+    /// Messages to other daemons leave before the round is committed.
+    MessagesEarly,
+    /// A participant locks what it is to write, whatever has changed since it was seen.
+    SkipsValidation,
+    /// A coordinator takes a refusal for a promise.
+    TakesNoForYes,
 }
 
 /// Where in a round a daemon dies.
@@ -40,19 +49,38 @@ pub(crate) enum Death {
     /// The disk fails when all of it was written.
     Written,
     Committed,
-    /// Some answers have left.
+    /// Some answers and messages have left.
     Answering,
+    /// Committed, and not synced where that is to follow.
+    Unsynced,
 }
 
 impl Death {
-    pub const ALL: [Death; 6] = [
+    pub const ALL: [Death; 7] = [
         Death::BeforeApplying,
         Death::Applied,
         Death::Torn,
         Death::Written,
         Death::Committed,
         Death::Answering,
+        Death::Unsynced,
     ];
+}
+
+/// What reaches a daemon.
+#[derive(Clone, Debug)]
+pub(crate) enum Input {
+    Request(Request),
+    /// Of another daemon.
+    Message(NodeId, PeerMessage),
+}
+
+/// What leaves a daemon.
+#[derive(Clone, Debug)]
+pub(crate) enum Output {
+    Reply(Reply),
+    /// To another daemon.
+    Message(NodeId, PeerMessage),
 }
 
 enum Life {
@@ -62,11 +90,15 @@ enum Life {
 
 /// The daemon.
 pub(crate) struct Daemon {
+    node: NodeId,
+    map: ShardMap,
     /// Nothing only while it changes from one to the other.
     life: Option<Life>,
     /// Goes up with every start: connections to an earlier life are dead.
     pub incarnation: u32,
-    inbox: Vec<Request>,
+    inbox: Vec<Input>,
+    /// Who waits for the answers that come later.
+    waiting: BTreeMap<Ticket, Vec<Request>>,
     durability: Durability,
     defect: Option<Defect>,
     /// Slots that no client has, for [`Defect::ForgetsAnswers`].
@@ -77,13 +109,20 @@ impl Daemon {
     /// One with an empty store.
     ///
     /// # Errors
-    /// What keeps the shard from opening.
-    pub fn start(durability: Durability, defect: Option<Defect>) -> Result<Daemon, String> {
-        let life = Some(Life::Down(FaultyStore::new()));
+    /// What keeps the shards from opening.
+    pub fn start(
+        node: NodeId,
+        map: ShardMap,
+        durability: Durability,
+        defect: Option<Defect>,
+    ) -> Result<Daemon, String> {
         let mut daemon = Daemon {
-            life,
+            node,
+            map,
+            life: Some(Life::Down(FaultyStore::new())),
             incarnation: 0,
             inbox: Vec::new(),
+            waiting: BTreeMap::new(),
             durability,
             defect,
             strange: 1 << 20,
@@ -92,59 +131,151 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Takes a request; whether a round must be planned for it.
-    pub fn receive(&mut self, request: Request) -> bool {
+    /// Takes what has arrived; whether a round must be planned for it.
+    pub fn receive(&mut self, input: Input) -> bool {
         if let Some(Life::Up(_)) = self.life {
-            self.inbox.push(request);
+            self.inbox.push(input);
         }
         self.inbox.len() == 1
     }
 
-    /// One round; the answers that leave. With `death` the process is gone afterwards.
-    pub fn round(&mut self, rng: &mut Rng, now: Timestamp, death: Option<Death>) -> Vec<Reply> {
-        let requests = std::mem::take(&mut self.inbox);
-        let mut replies = Vec::new();
-        let syncs = self.durability == Durability::Sync && self.defect != Some(Defect::NeverSyncs);
-        if let Some(Life::Up(meta)) = &mut self.life {
-            if !matches!(death, Some(Death::BeforeApplying)) {
-                for request in requests {
-                    let mut slot = request.slot;
-                    if self.defect == Some(Defect::ForgetsAnswers) {
-                        self.strange += 1;
-                        slot = self.strange;
-                    }
-                    let Request { process, client, seq, connection, .. } = request;
-                    let context = Context { now, client, slot, seq, trusted: true };
-                    let result = meta.apply(&context, &Cred::ROOT, &request.op).at_once();
-                    replies.push(Reply { process, seq, connection, result });
-                }
+    /// When it has something to do, if nothing arrives before.
+    pub fn deadline(&self) -> Option<Timestamp> {
+        match &self.life {
+            Some(Life::Up(meta)) => meta.deadline(),
+            _ => None,
+        }
+    }
+
+    /// Number of transactions that it has not done with.
+    pub fn under_way(&self) -> usize {
+        match &self.life {
+            Some(Life::Up(meta)) => meta.under_way(),
+            _ => 0,
+        }
+    }
+
+    /// One round; what leaves. With `death` the process is gone afterwards.
+    pub fn round(&mut self, rng: &mut Rng, now: Timestamp, death: Option<Death>) -> Vec<Output> {
+        let mut meta = match self.life.take() {
+            Some(Life::Up(meta)) => meta,
+            other => {
+                self.life = other;
+                return Vec::new();
             }
-            let stays = match death {
-                Some(Death::BeforeApplying | Death::Applied) => false,
-                Some(Death::Torn) => fails(meta, Fault::Torn),
-                Some(Death::Written) => fails(meta, Fault::IoAfterWrite),
-                Some(Death::Committed | Death::Answering) | None => {
-                    meta.commit().is_ok() && (!syncs || meta.sync().is_ok())
-                }
-            };
-            let some = rng.usize(..=replies.len());
-            let leaving = match death {
-                _ if self.defect == Some(Defect::AnswersEarly) => replies.len(),
-                None if stays => replies.len(),
-                Some(Death::Answering) if stays => some,
-                _ => 0,
-            };
-            replies.truncate(leaving);
-            if death.is_some() || !stays {
-                self.die();
+        };
+        let inputs = std::mem::take(&mut self.inbox);
+        let mut replies = Vec::new();
+        if !matches!(death, Some(Death::BeforeApplying)) {
+            for input in inputs {
+                replies.extend(self.take_in(&mut meta, now, input));
+            }
+            if meta.deadline().is_some_and(|due| due <= now) {
+                meta.tick(now);
             }
         }
-        replies
+        if self.defect == Some(Defect::MessagesEarly)
+            && matches!(death, Some(Death::Applied | Death::Torn))
+        {
+            return self.messages_leave_early(meta);
+        }
+        let syncs = self.durability == Durability::Sync && self.defect != Some(Defect::NeverSyncs);
+        let stays = match death {
+            Some(Death::BeforeApplying | Death::Applied) => false,
+            Some(Death::Torn) => fails(&mut meta, Fault::Torn),
+            Some(Death::Written) => fails(&mut meta, Fault::IoAfterWrite),
+            Some(Death::Unsynced) => meta.commit().is_ok(),
+            Some(Death::Committed | Death::Answering) | None => {
+                meta.commit().is_ok() && (!syncs || meta.sync().is_ok())
+            }
+        };
+        if stays {
+            for Finished { ticket, result, .. } in meta.finished() {
+                let asked = self.waiting.remove(&ticket).unwrap_or_default();
+                replies.extend(asked.iter().map(|request| request.answered(result.clone())));
+            }
+        }
+        let mut outputs: Vec<_> = replies.into_iter().map(Output::Reply).collect();
+        if stays {
+            outputs.extend(meta.outbox().into_iter().map(sent));
+        }
+        if !self.map.is_alone() && death.is_some() {
+            rng.shuffle(&mut outputs);
+        }
+        let some = rng.usize(..=outputs.len());
+        let leaving = match death {
+            _ if self.defect == Some(Defect::AnswersEarly) => outputs.len(),
+            None if stays => outputs.len(),
+            Some(Death::Answering) if stays => some,
+            _ => 0,
+        };
+        outputs.truncate(leaving);
+        self.life = Some(Life::Up(meta));
+        if death.is_some() || !stays {
+            self.die();
+        }
+        outputs
+    }
+
+    /// The answer, if there is one at once.
+    fn take_in(
+        &mut self,
+        meta: &mut Meta<FaultyStore>,
+        now: Timestamp,
+        input: Input,
+    ) -> Option<Reply> {
+        let request = match input {
+            Input::Request(request) => request,
+            Input::Message(from, message) => {
+                meta.receive(now, from, self.misheard(message));
+                return None;
+            }
+        };
+        let mut slot = request.slot;
+        if self.defect == Some(Defect::ForgetsAnswers) {
+            self.strange += 1;
+            slot = self.strange;
+        }
+        let Request { client, seq, .. } = request;
+        let context = Context { now, client, slot, seq, trusted: true };
+        match meta.apply(&context, &Cred::ROOT, &request.op) {
+            Applied::Done(result) => Some(request.answered(result)),
+            Applied::Waits(ticket) => {
+                self.waiting.entry(ticket).or_default().push(request);
+                None
+            }
+        }
+    }
+
+    /// The message as a daemon with the built-in mistake takes it.
+    fn misheard(&self, message: PeerMessage) -> PeerMessage {
+        match (self.defect, message) {
+            (Some(Defect::SkipsValidation), PeerMessage::Prepare { txid, age, writes, .. }) => {
+                PeerMessage::Prepare { txid, age, reads: Vec::new(), writes }
+            }
+            (Some(Defect::TakesNoForYes), PeerMessage::Refused { txid, .. }) => {
+                PeerMessage::Prepared { txid }
+            }
+            (_, message) => message,
+        }
+    }
+
+    /// Messages leave, and what they tell is gone with the process.
+    fn messages_leave_early(&mut self, mut meta: Box<Meta<FaultyStore>>) -> Vec<Output> {
+        let before = meta.store_mut().clone();
+        let messages = match meta.commit() {
+            Ok(()) => meta.outbox(),
+            Err(_) => Vec::new(),
+        };
+        self.life = Some(Life::Down(before));
+        self.die();
+        messages.into_iter().map(sent).collect()
     }
 
     /// The process is killed: what was not committed is gone.
     pub fn die(&mut self) {
         self.inbox.clear();
+        self.waiting.clear();
         self.life = match self.life.take() {
             Some(Life::Up(meta)) => Some(Life::Down(meta.into_store())),
             other => other,
@@ -154,7 +285,7 @@ impl Daemon {
     /// It starts again, if it was down; after a power cut where that is promised to do no harm.
     ///
     /// # Errors
-    /// What keeps the shard from opening.
+    /// What keeps the shards from opening.
     pub fn restart(&mut self, rng: &mut Rng, now: Timestamp) -> Result<(), String> {
         if let Some(Life::Down(store)) = &mut self.life {
             if self.durability == Durability::Sync && rng.bool() {
@@ -169,8 +300,8 @@ impl Daemon {
 
     fn up(&mut self, now: Timestamp) -> Result<(), String> {
         let config = Config {
-            node: NodeId(0),
-            map: ShardMap::single(NodeId(0)),
+            node: self.node,
+            map: self.map.clone(),
             volume: VolumeId([1; 16]),
             key: VolumeKey::new([1; 32]),
         };
@@ -196,6 +327,23 @@ impl Daemon {
             other => vec![format!("the check ended with {other:?}")],
         }
     }
+
+    /// The keys in its store, as `docs/FORMAT.md` draws them, and how many inodes it counts.
+    pub fn records(&mut self) -> (Vec<Vec<u8>>, u64) {
+        let mut keys = Vec::new();
+        let Some(Life::Up(meta)) = &mut self.life else { return (keys, 0) };
+        let scanned = meta.store_mut().scan(&[], &[], &mut |key, _| {
+            keys.push(key.to_vec());
+            ControlFlow::Continue(())
+        });
+        // A store in memory that is up always reads.
+        debug_assert!(scanned.is_ok());
+        (keys, meta.inodes())
+    }
+}
+
+fn sent(Out { to, message, .. }: Out) -> Output {
+    Output::Message(to, message)
 }
 
 /// The disk fails during the commit. A round that changes nothing does not notice.

@@ -1,41 +1,90 @@
 //! A run: who does what when, and what is checked in the end.
 
-use crate::client::{Known, PATIENCE, Reply, Request, Slot, answer};
-use crate::daemon::{Daemon, Death, Defect, Durability};
+use crate::client::{Known, Reply, Request, Slot, answer, operation};
+use crate::cluster::Cluster;
+use crate::daemon::{Death, Defect, Durability, Input, Output};
 use crate::history::History;
+use crate::inspect::{Walk, make_island};
 use crate::network::{Agenda, Manners, Time};
+use crate::spec::{Answer, Call};
 use fastrand::Rng;
 use std::fmt::Debug;
-use tatami_wire::{ClientId, Timestamp};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{ClientId, Errno, NodeId, Timestamp};
 
+/// Some messages between daemons arrive so late, at most.
+const LATE: Time = 400_000;
 /// Virtual time after the last fault in which everything must have come to its end.
 const GRACE: Time = 2_000_000;
+/// The same where there are several daemons: an operation that could not reach one is given up after
+/// ten seconds, to be sent again.
+const GRACE_SPREAD: Time = 60_000_000;
+/// How long one daemon stays away when there are no other faults any more, and everything that does not
+/// concern it must have come to its end.
+const ABSENCE: Time = 8_000_000;
 /// Clients that die in the middle of an operation. Each doubles the work of the checker.
 const DEATHS_MAX: usize = 2;
+
+/// Clients that work on the island, if there is one.
+const ISLANDERS: u32 = 2;
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// From which everything follows.
     pub seed: u64,
+    /// Daemons among which the namespace is spread.
+    pub nodes: u16,
+    /// Shards of the namespace, where there are several daemons: a power of two.
+    pub shards: usize,
+    /// The last daemon dies and stays away until long after all other faults. Two clients have a part of the
+    /// tree for themselves that does not concern it.
+    pub absence: bool,
+    /// What daemons promise each other is asked for again and again, late, and most of what they acknowledge
+    /// is lost.
+    pub belated: bool,
     /// Clients at work at the same time.
     pub clients: u32,
     /// Operations that each has under way at most.
     pub slots: u32,
     /// Operations of each slot.
     pub operations: u32,
-    /// What the daemon promises.
+    /// What the daemons promise.
     pub durability: Durability,
     /// The mistake that is built in.
     pub defect: Option<Defect>,
 }
 
 impl Options {
-    /// A usual run: small enough to be checked in some milliseconds.
+    /// A usual run with one daemon: small enough to be checked in some milliseconds.
     pub fn new(seed: u64) -> Options {
         let durability =
             if seed.is_multiple_of(2) { Durability::Process } else { Durability::Sync };
-        Options { seed, clients: 3, slots: 2, operations: 12, durability, defect: None }
+        Options {
+            seed,
+            nodes: 1,
+            shards: 1,
+            absence: false,
+            belated: false,
+            clients: 3,
+            slots: 2,
+            operations: 12,
+            durability,
+            defect: None,
+        }
+    }
+
+    /// A usual run with two to four daemons.
+    pub fn spread(seed: u64) -> Options {
+        let nodes = 2 + (seed / 2 % 3) as u16;
+        let shards = 8 << (seed / 6 % 2);
+        let absence = seed.is_multiple_of(5);
+        // Operations take long and overlap, most of all those that wait for the absent daemon: the
+        // checker can follow fewer of them.
+        let (clients, operations) = if absence { (4, 8) } else { (5, 10) };
+        let usual = Options::new(seed);
+        let belated = seed.is_multiple_of(7);
+        Options { nodes, shards, absence, belated, clients, slots: 1, operations, ..usual }
     }
 }
 
@@ -44,39 +93,76 @@ impl Options {
 pub struct Report {
     /// Operations that were asked for.
     pub operations: usize,
-    /// Deaths of the daemon.
+    /// Deaths of daemons.
     pub crashes: u32,
     /// Requests that were sent again.
     pub repeated: u32,
+    /// Messages that daemons sent each other.
+    pub messages: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
     /// A hash of all events: equal for equal runs.
     pub trace: u64,
 }
 
+/// How things happen in one world and not in the other.
+#[derive(Clone, Copy, Debug)]
+struct Ways {
+    /// How long a client waits before it asks again.
+    patience: Time,
+    /// One of so many rounds ends with the death of the daemon.
+    deaths: u32,
+    /// How long a dead daemon stays dead at most, nearly always.
+    down: Time,
+    grace: Time,
+}
+
+impl Ways {
+    const ALONE: Ways = Ways { patience: 8_000, deaths: 12, down: 20_000, grace: GRACE };
+    /// Operations take many rounds of several daemons, and wait for messages to be sent again.
+    const SPREAD: Ways = Ways { patience: 40_000, deaths: 80, down: 60_000, grace: GRACE_SPREAD };
+}
+
 #[derive(Clone, Debug)]
 enum Event {
     /// A slot thinks of something to do.
     Begin(usize),
-    /// To the daemon, over a connection to one of its incarnations.
-    Arrives(u32, Request),
-    Round(u32),
+    /// To a daemon, over a connection to one of its incarnations.
+    Arrives(usize, u32, Request),
+    /// To a daemon, from another one.
+    Message(usize, usize, PeerMessage),
+    Round(usize, u32),
+    /// Something is due at a daemon.
+    Wake(usize),
     Answered(Reply),
-    /// Since the request with this number was sent for the first time, it may be time to send it again.
+    /// Since a request was sent over the connection with this number, it may be time to send it again.
     Patience(usize, u64),
-    Crash,
-    Restart,
+    Crash(usize),
+    Restart(usize),
     ClientDies(usize),
+    /// Messages of one do not reach the other any more.
+    Cut(usize, usize),
+    Mend(usize, usize),
+    /// A clock is set forward by so many microseconds, or back.
+    Clock(usize, i64),
     Calm,
+    /// The daemon that stayed away comes back.
+    Return(usize),
 }
 
 struct World {
     defect: Option<Defect>,
+    belated: bool,
+    ways: Ways,
     rng: Rng,
     agenda: Agenda<Event>,
-    daemon: Daemon,
+    cluster: Cluster,
     slots: Vec<Slot>,
     known: Known,
+    /// What the clients know that are not concerned by the daemon that stays away.
+    island: Known,
+    /// The daemon that stays away, as long as it does.
+    absent: Option<usize>,
     history: History,
     processes: usize,
     deaths: usize,
@@ -98,61 +184,118 @@ pub fn run(options: Options) -> Result<Report, String> {
 
 impl World {
     fn new(options: &Options) -> Result<World, String> {
+        let Options { nodes, shards, durability, defect, .. } = *options;
         let mut world = World {
-            defect: options.defect,
+            defect,
+            belated: options.belated,
+            ways: if nodes == 1 { Ways::ALONE } else { Ways::SPREAD },
             rng: Rng::with_seed(options.seed),
             agenda: Agenda::new(),
-            daemon: Daemon::start(options.durability, options.defect)?,
+            cluster: Cluster::start(nodes, shards, durability, defect)?,
             slots: Vec::new(),
             known: Known::new(),
+            island: Known::new(),
+            absent: None,
             history: History::default(),
             processes: 0,
             deaths: 0,
             calm: false,
             report: Report::default(),
         };
+        if options.absence && nodes > 1 {
+            let absent = usize::from(nodes) - 1;
+            world.absent = Some(absent);
+            let map = world.cluster.map.clone();
+            let island = make_island(&map, NodeId(absent as u16), &mut world.asker())?;
+            world.island = Known::island(island);
+        }
         for client in 0..options.clients {
             let id = world.new_client();
             for number in 0..options.slots {
-                let process = world.processes;
-                world.processes += 1;
-                let left = options.operations;
-                world.slots.push(Slot {
+                let process = world.new_process();
+                let slot = Slot {
                     process,
                     client: id,
                     number,
                     seq: 0,
                     connection: 0,
                     pending: None,
-                    left,
-                });
-                world.agenda.after(u64::from(client), Event::Begin(process));
+                    left: options.operations,
+                    apart: world.absent.is_some() && client < ISLANDERS,
+                };
+                world.agenda.after(u64::from(client), Event::Begin(world.slots.len()));
+                world.slots.push(slot);
             }
         }
-        // Faults stop when some of the work is still to be done.
-        let calm = u64::from(options.operations) * PATIENCE * 3 / 4;
-        world.agenda.after(calm, Event::Calm);
-        for _ in 0..world.rng.u32(1..6) {
-            let at = world.rng.u64(..calm);
-            world.agenda.after(at, Event::Crash);
-        }
-        for _ in 0..world.rng.usize(..=DEATHS_MAX) {
-            let (at, slot) = (world.rng.u64(..calm), world.rng.usize(..world.slots.len()));
-            world.agenda.after(at, Event::ClientDies(slot));
-        }
+        world.plan_faults(u64::from(options.operations) * world.ways.patience * 3 / 4);
         Ok(world)
+    }
+
+    /// Faults stop when some of the work is still to be done.
+    fn plan_faults(&mut self, calm: Time) {
+        self.agenda.after(calm, Event::Calm);
+        let nodes = self.cluster.daemons.len();
+        for _ in 0..self.rng.u32(1..6) {
+            let at = self.rng.u64(..calm);
+            let node = if nodes == 1 { 0 } else { self.rng.usize(..nodes) };
+            self.agenda.after(at, Event::Crash(node));
+        }
+        for _ in 0..self.rng.usize(..=DEATHS_MAX) {
+            let (at, slot) = (self.rng.u64(..calm), self.rng.usize(..self.slots.len()));
+            self.agenda.after(at, Event::ClientDies(slot));
+        }
+        if nodes == 1 {
+            return;
+        }
+        for _ in 0..self.rng.u32(..5) {
+            let (from, to) = (self.rng.usize(..nodes), self.rng.usize(..nodes));
+            let (at, long) = (self.rng.u64(..calm), self.rng.u64(..calm / 2));
+            self.cut(from, to, at, long);
+            if self.rng.bool() {
+                self.cut(to, from, at, long);
+            }
+        }
+        for node in 0..nodes {
+            let ahead = self.rng.i64(-5_000_000..=5_000_000);
+            self.cluster.set_clock(node, ahead);
+        }
+        for _ in 0..self.rng.u32(..3) {
+            let (at, node) = (self.rng.u64(..calm), self.rng.usize(..nodes));
+            // What is due waits as long as a clock goes back.
+            let step = self.rng.i64(-2_000_000..=2_000_000);
+            self.agenda.after(at, Event::Clock(node, step));
+        }
+        if let Some(absent) = self.absent {
+            let at = self.rng.u64(..calm);
+            self.agenda.after(at, Event::Crash(absent));
+            self.agenda.after(calm + ABSENCE, Event::Return(absent));
+        }
+    }
+
+    fn cut(&mut self, from: usize, to: usize, at: Time, long: Time) {
+        self.agenda.after(at, Event::Cut(from, to));
+        self.agenda.after(at + long, Event::Mend(from, to));
     }
 
     fn new_client(&mut self) -> ClientId {
         ClientId(self.rng.u128(..).to_le_bytes())
     }
 
+    fn new_process(&mut self) -> usize {
+        self.processes += 1;
+        self.processes - 1
+    }
+
     fn manners(&self) -> Manners {
         if self.calm { Manners::GOOD } else { Manners::BAD }
     }
 
-    /// The daemon's clock goes wrong by seconds in both directions.
-    fn clock(&mut self) -> Timestamp {
+    /// What a daemon's clock shows. Where there is one daemon, it
+    /// goes wrong by seconds in both directions all the time.
+    fn clock(&mut self, node: usize) -> Timestamp {
+        if !self.cluster.is_alone() {
+            return self.cluster.clock(node, self.agenda.now());
+        }
         let skew = if self.calm { 0 } else { self.rng.i64(-5..=5) };
         Timestamp::from_sec(1_000_000 + self.agenda.now() as i64 / 1_000_000 + skew)
     }
@@ -167,16 +310,19 @@ impl World {
         let mut last = Time::MAX;
         while let Some(event) = self.agenda.next() {
             self.note(&event);
-            if matches!(event, Event::Calm) {
-                self.calm = true;
-                last = self.agenda.now() + GRACE;
+            if matches!(event, Event::Calm | Event::Return(_)) {
+                last = self.agenda.now() + self.ways.grace;
             }
             if self.agenda.now() > last {
-                return Err("an operation does not come to its end".into());
+                return Err(match self.slots.iter().all(Slot::is_done) {
+                    true => "a transaction does not come to its end".into(),
+                    false => "an operation does not come to its end".into(),
+                });
             }
             self.happen(event)?;
         }
-        match self.slots.iter().all(|slot| slot.left == 0 && slot.pending.is_none()) {
+        match self.slots.iter().all(Slot::is_done) {
+            true if self.cluster.under_way() > 0 => Err("a transaction was forgotten".into()),
             true => Ok(()),
             false => Err("an operation was forgotten".into()),
         }
@@ -185,32 +331,85 @@ impl World {
     fn happen(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::Begin(slot) => self.begin(slot),
-            Event::Arrives(incarnation, request) => {
-                if incarnation == self.daemon.incarnation && self.daemon.receive(request) {
-                    let wait = self.rng.u64(..300);
-                    self.agenda.after(wait, Event::Round(incarnation));
+            Event::Arrives(node, incarnation, request) => {
+                if incarnation == self.cluster.daemons[node].incarnation {
+                    self.arrives(node, Input::Request(request));
                 }
             }
-            Event::Round(incarnation) if incarnation == self.daemon.incarnation => self.round(),
-            Event::Round(_) | Event::Calm => {}
+            Event::Message(from, to, message) => {
+                if self.cluster.reaches(from, to) {
+                    self.arrives(to, Input::Message(NodeId(from as u16), message));
+                }
+            }
+            Event::Round(node, incarnation) => {
+                if incarnation == self.cluster.daemons[node].incarnation {
+                    self.round(node);
+                }
+            }
+            Event::Wake(node) => {
+                self.cluster.woken(node, self.agenda.now());
+                self.round(node);
+            }
             Event::Answered(reply) => self.answered(&reply)?,
-            Event::Patience(slot, seq) => {
-                if self.slots[slot].seq == seq && self.slots[slot].pending.is_some() {
+            Event::Patience(slot, connection) => {
+                if self.slots[slot].connection == connection && self.slots[slot].pending.is_some() {
                     self.report.repeated += 1;
                     self.send(slot);
                 }
             }
-            Event::Crash => {
-                self.daemon.die();
-                self.crashed();
+            Event::Crash(node) => {
+                self.cluster.daemons[node].die();
+                self.crashed(node);
             }
-            Event::Restart => {
-                let now = self.clock();
-                self.daemon.restart(&mut self.rng, now)?;
+            Event::Restart(node) => {
+                if !(self.absent == Some(node) && self.calm) {
+                    self.restart(node)?;
+                }
             }
             Event::ClientDies(slot) => self.client_dies(slot),
+            Event::Cut(from, to) => self.cluster.cut(from, to),
+            Event::Mend(from, to) => self.cluster.mend(from, to),
+            Event::Clock(node, step) => self.cluster.set_clock(node, step),
+            Event::Calm => self.calm_down(),
+            Event::Return(node) => {
+                if self.slots.iter().any(|slot| slot.apart && !slot.is_done()) {
+                    return Err("who does not need the dead daemon waits for it".into());
+                }
+                self.absent = None;
+                self.restart(node)?;
+            }
         }
         Ok(())
+    }
+
+    fn calm_down(&mut self) {
+        self.calm = true;
+        self.cluster.mend_all();
+        if let Some(absent) = self.absent {
+            self.cluster.daemons[absent].die();
+        }
+    }
+
+    fn arrives(&mut self, node: usize, input: Input) {
+        if self.cluster.daemons[node].receive(input) {
+            let wait = self.rng.u64(..300);
+            let incarnation = self.cluster.daemons[node].incarnation;
+            self.agenda.after(wait, Event::Round(node, incarnation));
+        }
+    }
+
+    fn restart(&mut self, node: usize) -> Result<(), String> {
+        let now = self.clock(node);
+        self.cluster.daemons[node].restart(&mut self.rng, now)?;
+        self.plan_wake(node);
+        Ok(())
+    }
+
+    fn plan_wake(&mut self, node: usize) {
+        let now = self.agenda.now();
+        if let Some(at) = self.cluster.wake(node, now) {
+            self.agenda.after(at - now, Event::Wake(node));
+        }
     }
 
     fn begin(&mut self, number: usize) {
@@ -218,7 +417,8 @@ impl World {
         if slot.left == 0 || slot.pending.is_some() {
             return;
         }
-        let call = self.known.call(&mut self.rng);
+        let known = if slot.apart { &self.island } else { &self.known };
+        let call = known.call(&mut self.rng);
         slot.left -= 1;
         slot.seq += 1;
         slot.pending = Some(call.clone());
@@ -229,31 +429,66 @@ impl World {
     fn send(&mut self, number: usize) {
         let manners = self.manners();
         self.slots[number].connection += 1;
-        if let Some(request) = self.slots[number].request() {
-            let (seq, arrives) = (request.seq, Event::Arrives(self.daemon.incarnation, request));
+        if let Some(mut request) = self.slots[number].request() {
+            let connection = request.connection;
+            let node = self.cluster.place(&request.op);
+            // Slots are numbered for each daemon.
+            request.slot |= (node as u32) << 16;
+            let arrives = Event::Arrives(node, self.cluster.daemons[node].incarnation, request);
             self.agenda.send(&mut self.rng, manners, arrives);
-            self.agenda.after(PATIENCE, Event::Patience(number, seq));
+            self.agenda.after(self.ways.patience, Event::Patience(number, connection));
         }
     }
 
-    fn round(&mut self) {
-        let now = self.clock();
-        let dies = !self.calm && self.rng.u32(..12) == 0;
+    fn round(&mut self, node: usize) {
+        let now = self.clock(node);
+        let dies = !self.calm && self.rng.u32(..self.ways.deaths) == 0;
         let death = dies.then(|| Death::ALL[self.rng.usize(..Death::ALL.len())]);
-        let replies = self.daemon.round(&mut self.rng, now, death);
+        let outputs = self.cluster.daemons[node].round(&mut self.rng, now, death);
         let manners = self.manners();
-        for reply in replies {
-            self.agenda.send(&mut self.rng, manners, Event::Answered(reply));
+        for output in outputs {
+            match output {
+                Output::Reply(reply) => {
+                    self.agenda.send(&mut self.rng, manners, Event::Answered(reply));
+                }
+                Output::Message(to, message) => self.post(node, to.0.into(), message),
+            }
         }
         if dies {
-            self.crashed();
+            self.crashed(node);
         }
+        self.plan_wake(node);
     }
 
-    fn crashed(&mut self) {
+    /// A message from one daemon to another.
+    fn post(&mut self, from: usize, to: usize, message: PeerMessage) {
+        self.report.messages += 1;
+        let belated = self.belated && !self.calm;
+        if belated && matches!(message, PeerMessage::Finished { .. }) && self.rng.u32(..10) < 8 {
+            return;
+        }
+        let again = if matches!(message, PeerMessage::Prepare { .. }) { 4 } else { 0 };
+        let message = Event::Message(from, to, message);
+        for _ in 0..if belated { again } else { 0 } {
+            let late = self.rng.u64(..LATE / 2);
+            self.agenda.after(late, message.clone());
+        }
+        // Some come so late that much has happened since.
+        if !self.calm && self.rng.u32(..50) == 0 {
+            let late = self.rng.u64(..LATE);
+            self.agenda.after(late, message.clone());
+        }
+        let manners = self.manners();
+        self.agenda.send(&mut self.rng, manners, message);
+    }
+
+    fn crashed(&mut self, node: usize) {
         self.report.crashes += 1;
-        let down = self.rng.u64(..20_000);
-        self.agenda.after(down, Event::Restart);
+        let mut down = self.rng.u64(..self.ways.down);
+        if !self.cluster.is_alone() && self.rng.u32(..5) == 0 {
+            down *= 10;
+        }
+        self.agenda.after(down, Event::Restart(node));
     }
 
     fn answered(&mut self, reply: &Reply) -> Result<(), String> {
@@ -262,13 +497,23 @@ impl World {
         let slot = &mut self.slots[number];
         let is_heard =
             slot.connection == reply.connection || self.defect == Some(Defect::HearsTheDead);
-        if slot.seq != reply.seq || !is_heard {
+        if slot.seq != reply.seq || !is_heard || slot.pending.is_none() {
+            return Ok(());
+        }
+        // Nothing has happened.
+        if reply.result == Err(Errno::EAGAIN) {
+            self.report.repeated += 1;
+            self.send(number);
             return Ok(());
         }
         let Some(call) = slot.pending.take() else { return Ok(()) };
         let answer = answer(&reply.result)
             .ok_or_else(|| format!("{call:?} was answered by {:?}", reply.result))?;
-        self.known.learn(&answer);
+        if !slot.apart {
+            self.known.learn(&answer);
+        } else if matches!(answer, Answer::Node { is_dir: false, .. }) {
+            self.island.learn(&answer);
+        }
         self.history.answered(slot.process, call, answer);
         let think = self.rng.u64(..500);
         self.agenda.after(think, Event::Begin(number));
@@ -281,16 +526,46 @@ impl World {
             return;
         }
         self.deaths += 1;
-        let id = self.new_client();
+        let (id, process) = (self.new_client(), self.new_process());
         let slot = &mut self.slots[number];
         self.history.died(slot.process);
-        (slot.process, slot.client, slot.seq, slot.pending) = (self.processes, id, 0, None);
-        self.processes += 1;
+        (slot.process, slot.client, slot.seq, slot.pending) = (process, id, 0, None);
         self.agenda.after(0, Event::Begin(number));
     }
 
+    /// A client that asks one thing after the other while nobody else does, and is part of the history.
+    fn asker(&mut self) -> impl FnMut(Call) -> Result<Answer, String> {
+        let (client, process) = (self.new_client(), self.new_process());
+        let mut seq = 0;
+        move |call| {
+            seq += 1;
+            self.history.asked(process, call.clone());
+            let op = operation(&call);
+            let slot = (self.cluster.place(&op) as u32) << 16;
+            let request = Request { process, client, slot, seq, connection: 1, op };
+            let result = self.cluster.ask(self.agenda.now(), request)?;
+            let answer =
+                answer(&result).ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
+            self.history.answered(process, call, answer.clone());
+            Ok(answer)
+        }
+    }
+
+    fn findings(&mut self) -> Result<Vec<String>, String> {
+        if self.cluster.is_alone() {
+            return Ok(self.cluster.daemons[0].findings());
+        }
+        // What is not in the stores is not there.
+        for node in 0..self.cluster.daemons.len() {
+            self.cluster.daemons[node].die();
+            self.restart(node)?;
+        }
+        let walk = Walk::take(&mut self.asker())?;
+        Ok(walk.findings(&mut self.cluster))
+    }
+
     fn check(&mut self) -> Result<Report, String> {
-        let findings = self.daemon.findings();
+        let findings = self.findings()?;
         if !findings.is_empty() {
             return Err(format!("the records do not agree: {}", findings.join("; ")));
         }
@@ -306,38 +581,58 @@ impl World {
 mod tests {
     use super::*;
 
-    /// Whether one of the runs with these seeds does not pass, though all do without the defect.
-    fn is_caught(defect: Defect, durability: Durability, mut seeds: std::ops::Range<u64>) -> bool {
-        let options = |seed| Options { durability, ..Options::new(seed) };
-        seeds.any(|seed| {
-            assert!(run(options(seed)).is_ok());
-            run(Options { defect: Some(defect), ..options(seed) }).is_err()
+    /// Whether one of the runs does not pass, though all do without the defect.
+    fn is_caught(defect: Defect, mut worlds: impl Iterator<Item = Options>) -> bool {
+        worlds.any(|options| {
+            assert!(run(options).is_ok());
+            run(Options { defect: Some(defect), ..options }).is_err()
         })
+    }
+
+    /// Worlds with one daemon, which promises that.
+    fn alone(durability: Durability, seeds: std::ops::Range<u64>) -> impl Iterator<Item = Options> {
+        seeds.map(move |seed| Options { durability, ..Options::new(seed) })
     }
 
     #[test]
     fn the_same_seed_gives_the_same_run() {
-        for seed in 0..20 {
-            let first = run(Options::new(seed)).expect("all is well");
-            assert_eq!(run(Options::new(seed)), Ok(first));
-            assert_ne!(run(Options::new(seed + 1000)).map(|other| other.trace), Ok(first.trace));
+        for options in [Options::new, Options::spread] {
+            for seed in 0..20 {
+                let first = run(options(seed)).expect("all is well");
+                assert_eq!(run(options(seed)), Ok(first));
+                assert_ne!(run(options(seed + 1000)).map(|other| other.trace), Ok(first.trace));
+            }
         }
     }
 
     #[test]
     fn runs_are_as_bad_as_they_are_meant_to_be() {
-        let reports: Vec<_> = (0..50).map(|seed| run(Options::new(seed)).expect("well")).collect();
-        let sum = |of: fn(&Report) -> u32| reports.iter().map(of).sum::<u32>();
-        assert!(sum(|report| report.crashes) > 100);
-        assert!(sum(|report| report.repeated) > 100);
+        for options in [Options::new, Options::spread] {
+            let reports: Vec<_> = (0..50).map(|seed| run(options(seed)).expect("well")).collect();
+            let sum = |of: fn(&Report) -> u32| reports.iter().map(of).sum::<u32>();
+            assert!(sum(|report| report.crashes) > 100);
+            assert!(sum(|report| report.repeated) > 100);
+            let messages = sum(|report| report.messages);
+            assert!(if options(0).nodes == 1 { messages == 0 } else { messages > 2000 });
+        }
     }
 
     #[test]
     fn a_mistake_is_found() {
-        assert!(is_caught(Defect::AnswersEarly, Durability::Process, 0..100));
-        assert!(is_caught(Defect::ForgetsAnswers, Durability::Process, 0..100));
-        assert!(is_caught(Defect::NeverSyncs, Durability::Sync, 0..100));
+        assert!(is_caught(Defect::AnswersEarly, alone(Durability::Process, 0..100)));
+        assert!(is_caught(Defect::ForgetsAnswers, alone(Durability::Process, 0..100)));
+        assert!(is_caught(Defect::NeverSyncs, alone(Durability::Sync, 0..100)));
         // It takes a late answer between two deaths: one in some thousand runs.
-        assert!(is_caught(Defect::HearsTheDead, Durability::Process, 2700..2800));
+        assert!(is_caught(Defect::HearsTheDead, alone(Durability::Process, 2700..2800)));
+    }
+
+    #[test]
+    fn a_mistake_between_daemons_is_found() {
+        for defect in [Defect::SkipsValidation, Defect::TakesNoForYes] {
+            assert!(is_caught(defect, (0..200).map(Options::spread)));
+        }
+        // It takes a death between the promise and the commit, and a coordinator that is quicker than
+        // the daemon's new life: one in a hundred runs.
+        assert!(is_caught(Defect::MessagesEarly, (0..1000).map(Options::spread)));
     }
 }

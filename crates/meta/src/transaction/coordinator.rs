@@ -295,8 +295,10 @@ impl<S: Store> Meta<S> {
     /// All are ready: the operation is run for the last time. What it does to this node
     /// and what the others have prepared becomes true at once.
     fn decide(&mut self, mut job: Job) {
-        let Run { result, done, .. } = self.run(&mut job);
+        let Run { result, done, used, .. } = self.run(&mut job);
         let Phase::Preparing(attempt) = &mut job.phase else { return self.step(job) };
+        let locks = |key| attempt.parts.values().any(|part| part.reads.contains_key(key));
+        let all_locked = used.iter().all(locks);
         match result {
             Ok(reply) if done.parts == attempt.parts => {
                 let txid = attempt.txid;
@@ -315,13 +317,16 @@ impl<S: Store> Meta<S> {
                 on.iter().for_each(|holder| self.ask(*holder, Some(age)));
                 self.tx.jobs.insert(job.ticket, job);
             }
-            // What it depends on elsewhere is locked, so this is true now.
-            Err(failure @ (Failure::Errno(_) | Failure::Store(_) | Failure::Damaged(_))) => {
+            // What it depends on elsewhere is locked, so this is true now. (Changes here may have made
+            // it look at records that were fetched long ago and that nobody has locked.)
+            Err(failure @ (Failure::Errno(_) | Failure::Store(_) | Failure::Damaged(_)))
+                if all_locked =>
+            {
                 let result = Err(self.note(&failure));
                 self.abandon(&mut job);
                 self.answer(job, result, Vec::new());
             }
-            Ok(_) | Err(Failure::Missing(_)) => {
+            Ok(_) | Err(_) => {
                 self.abandon(&mut job);
                 self.rest(job);
             }

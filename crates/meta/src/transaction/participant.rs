@@ -71,6 +71,7 @@ impl<S: Store> Meta<S> {
         let refused = |why| PeerMessage::Refused { txid, why };
         let known = |key: &[u8]| self.state.has(key);
         if txid.node != from
+            || self.tx.over.has(&txid)
             || reads.len() + writes.len() > KEYS_MAX
             || !reads.iter().all(|item| known(&item.key))
             || !writes.iter().all(|item| known(&item.key))
@@ -90,6 +91,7 @@ impl<S: Store> Meta<S> {
             if on.iter().any(older) {
                 // Its coordinator may have died: then it must not stay in the way.
                 on.iter().for_each(|holder| self.ask(*holder, None));
+                self.tx.over.add(txid);
                 self.tx.send(from, refused(Refusal::Again));
             } else {
                 self.wait(from, PeerMessage::Prepare { txid, age, reads, writes }, age, on);
@@ -99,11 +101,13 @@ impl<S: Store> Meta<S> {
         for item in &reads {
             let now = value_of(&mut self.state, &item.key.to_vec())?;
             if now.as_deref().map(digest) != item.value {
+                self.tx.over.add(txid);
                 self.tx.send(from, refused(Refusal::Again));
                 return Ok(());
             }
         }
         if !self.state.has_room() {
+            self.tx.over.add(txid);
             self.tx.send(from, refused(Refusal::Full));
             return Ok(());
         }
@@ -124,6 +128,7 @@ impl<S: Store> Meta<S> {
         self.tx.waiting.retain(|waiting| {
             !matches!(waiting.message, PeerMessage::Prepare { txid: waits, .. } if waits == txid)
         });
+        self.tx.over.add(txid);
         if self.state.locks.held().contains_key(&txid) {
             // All that may fail comes first.
             let writes = match committed {

@@ -1,0 +1,135 @@
+//! Whether the records of several daemons agree with each other: a walk through the whole tree, and a
+//! look at all that lies in the stores.
+
+use crate::cluster::Cluster;
+use crate::spec::{Answer, Call};
+use std::collections::{BTreeMap, BTreeSet};
+use tatami_wire::{Ino, NodeId, ShardMap};
+
+/// What was found on the way.
+#[derive(Debug, Default)]
+pub(crate) struct Walk {
+    /// Directories to go into, with the directory above.
+    left: Vec<Ino>,
+    dirs: BTreeSet<Ino>,
+    /// Files with the number of their names.
+    files: BTreeMap<Ino, u32>,
+    /// How many names each directory has for directories.
+    below: BTreeMap<Ino, u32>,
+    findings: Vec<String>,
+}
+
+impl Walk {
+    /// Goes through the tree with what `ask` answers, as a client would.
+    ///
+    /// # Errors
+    /// There is no answer.
+    pub fn take(ask: &mut impl FnMut(Call) -> Result<Answer, String>) -> Result<Walk, String> {
+        let mut walk = Walk { left: vec![Ino::ROOT], ..Walk::default() };
+        walk.dirs.insert(Ino::ROOT);
+        while let Some(dir) = walk.left.pop() {
+            let Answer::Names(names) = ask(Call::List { dir })? else {
+                walk.findings.push(format!("directory {dir} cannot be listed"));
+                continue;
+            };
+            for (name, ino) in names {
+                let found = ask(Call::Lookup { dir, name })?;
+                walk.meet(dir, ino, found);
+            }
+        }
+        walk.count(ask)?;
+        Ok(walk)
+    }
+
+    fn meet(&mut self, dir: Ino, ino: Ino, found: Answer) {
+        match found {
+            Answer::Node { ino: found, is_dir, .. } if found == ino => match is_dir {
+                true if self.dirs.insert(ino) => {
+                    *self.below.entry(dir).or_default() += 1;
+                    self.left.push(ino);
+                }
+                true => self.findings.push(format!("directory {ino} has two names")),
+                false => *self.files.entry(ino).or_default() += 1,
+            },
+            other => self.findings.push(format!("an entry of {dir} for {ino} leads to {other:?}")),
+        }
+    }
+
+    /// Compares link counts with the names.
+    fn count(
+        &mut self,
+        ask: &mut impl FnMut(Call) -> Result<Answer, String>,
+    ) -> Result<(), String> {
+        let below = |dir: &Ino| 2 + self.below.get(dir).copied().unwrap_or(0);
+        let dirs = self.dirs.iter().map(|dir| (*dir, below(dir)));
+        let wanted: Vec<_> = dirs.chain(self.files.iter().map(|(i, n)| (*i, *n))).collect();
+        for (ino, names) in wanted {
+            match ask(Call::GetAttr { ino })? {
+                Answer::Node { links, .. } if links == names => {}
+                other => self.findings.push(format!("{ino} has {names} links and says {other:?}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// What is wrong, with what lies in the stores besides what was met.
+    pub fn findings(mut self, cluster: &mut Cluster) -> Vec<String> {
+        let (mut lying, mut counted) = (BTreeSet::new(), 0);
+        for daemon in &mut cluster.daemons {
+            let (keys, inodes) = daemon.records();
+            counted += inodes;
+            for key in keys {
+                let ino = || key.get(1..9)?.try_into().ok().map(|b| Ino(u64::from_be_bytes(b)));
+                match (key.first(), ino()) {
+                    (Some(b'I' | b'Y'), Some(ino)) if !lying.insert(ino) => {
+                        self.findings.push(format!("inode {ino} has two records"));
+                    }
+                    (Some(b'E'), Some(dir)) if !self.dirs.contains(&dir) => {
+                        self.findings.push(format!("there are entries of {dir}, which is gone"));
+                    }
+                    (Some(b'L' | b'C'), _) => {
+                        self.findings.push(format!("a transaction is left: {key:x?}"));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        let met: BTreeSet<_> = self.dirs.iter().chain(self.files.keys()).copied().collect();
+        let orphans = lying.difference(&met).map(|ino| format!("no name leads to inode {ino}"));
+        self.findings.extend(orphans);
+        if counted != lying.len() as u64 {
+            self.findings.push(format!("{counted} inodes are counted and {} there", lying.len()));
+        }
+        self.findings
+    }
+}
+
+/// Directories that have nothing to do with the node `absent`, made in a new directory of the root, and
+/// all that was made on the way.
+///
+/// # Errors
+/// There is no answer, or they cannot be made.
+pub(crate) fn make_island(
+    map: &ShardMap,
+    absent: NodeId,
+    ask: &mut impl FnMut(Call) -> Result<Answer, String>,
+) -> Result<Vec<Ino>, String> {
+    /// Names that nobody else uses.
+    const FIRST: u8 = 100;
+    const DIRS: usize = 4;
+    let mut island: Vec<Ino> = Vec::new();
+    for name in FIRST.. {
+        let dir = island.first().copied().unwrap_or(Ino::ROOT);
+        match ask(Call::Create { dir, name, is_dir: true })? {
+            Answer::Node { ino, .. } if !crate::client::concerns(map, absent, ino) => {
+                island.push(ino);
+            }
+            Answer::Node { .. } => {}
+            other => return Err(format!("there is no island: {other:?}")),
+        }
+        if island.len() == DIRS {
+            break;
+        }
+    }
+    Ok(island)
+}
