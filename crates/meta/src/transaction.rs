@@ -93,8 +93,9 @@ pub(crate) struct Waiting {
     pub ask_at: Timestamp,
 }
 
-/// The last transactions that a participant has ended or refused. One that is prepared after that, by a
-/// message that comes late, could be found committed once more, and undo what came between.
+/// The last transactions that a participant has ended or refused in this life. One that is prepared after that, by a
+/// message that comes late, could be found committed once more, and undo what came between. (What is prepared for
+/// another life is refused as a whole.)
 #[derive(Debug, Default)]
 pub(crate) struct Over {
     known: BTreeSet<Txid>,

@@ -58,6 +58,8 @@ struct Spread<'a> {
 pub(crate) struct Again {
     /// Records of other nodes.
     pub fetched: BTreeMap<Key, Option<Vec<u8>>>,
+    /// In which life each of these nodes told them.
+    pub lives: BTreeMap<NodeId, u64>,
     /// The number that an earlier run has made an inode with.
     number: Option<Ino>,
 }

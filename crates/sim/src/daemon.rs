@@ -250,9 +250,10 @@ impl Daemon {
     /// The message as a daemon with the built-in mistake takes it.
     fn misheard(&self, message: PeerMessage) -> PeerMessage {
         match (self.defect, message) {
-            (Some(Defect::SkipsValidation), PeerMessage::Prepare { txid, age, writes, .. }) => {
-                PeerMessage::Prepare { txid, age, reads: Vec::new(), writes }
-            }
+            (
+                Some(Defect::SkipsValidation),
+                PeerMessage::Prepare { txid, age, life, writes, .. },
+            ) => PeerMessage::Prepare { txid, age, life, reads: Vec::new(), writes },
             (Some(Defect::TakesNoForYes), PeerMessage::Refused { txid, .. }) => {
                 PeerMessage::Prepared { txid }
             }

@@ -71,11 +71,12 @@ pub enum Fate {
 pub enum PeerMessage {
     /// What are these records, all at one moment? → `Fetched`
     Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
-    /// They are this, in the order of the question.
-    Fetched { request: Txid, values: Vec<Option<Bytes>> },
+    /// They are this, in the order of the question, told in this life of the node.
+    Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
     /// Check that these records are what was seen, and lock them and those that are to be
-    /// written. → `Prepared` or `Refused`
-    Prepare { txid: Txid, age: Age, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
+    /// written. `life` is that of the participant in which it was asked what they are: in another, nobody
+    /// remembers what became of the transaction. → `Prepared` or `Refused`
+    Prepare { txid: Txid, age: Age, life: u64, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
     /// It is done, and lasts.
     Prepared { txid: Txid },
     /// It is not done, and nothing of it is kept.

@@ -123,11 +123,17 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
     prop_oneof![
         (txids.clone(), ages.clone(), prop::collection::vec(names(), 0..5))
             .prop_map(|(request, age, keys)| PeerMessage::Fetch { request, age, keys }),
-        (txids.clone(), values)
-            .prop_map(|(request, values)| PeerMessage::Fetched { request, values }),
-        (txids.clone(), ages.clone(), reads, writes).prop_map(|(txid, age, reads, writes)| {
-            PeerMessage::Prepare { txid, age, reads, writes }
-        }),
+        (txids.clone(), any::<u64>(), values)
+            .prop_map(|(request, life, values)| PeerMessage::Fetched { request, life, values }),
+        (txids.clone(), ages.clone(), any::<u64>(), reads, writes).prop_map(
+            |(txid, age, life, reads, writes)| PeerMessage::Prepare {
+                txid,
+                age,
+                life,
+                reads,
+                writes,
+            },
+        ),
         txids.clone().prop_map(|txid| PeerMessage::Prepared { txid }),
         txids.clone().prop_map(|txid| PeerMessage::Refused { txid, why: Refusal::Again }),
         (txids.clone(), any::<bool>())

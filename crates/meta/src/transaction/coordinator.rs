@@ -158,12 +158,16 @@ impl<S: Store> Meta<S> {
     }
 
     /// Asks the others for records.
-    fn fetch(&mut self, mut job: Job, keys: Vec<(NodeId, Key)>) {
-        let request = self.tx.name();
+    fn fetch(&mut self, job: Job, keys: Vec<(NodeId, Key)>) {
         let mut left: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
         for (node, key) in keys {
             left.entry(node).or_default().push(key);
         }
+        self.question(job, left);
+    }
+
+    fn question(&mut self, mut job: Job, left: BTreeMap<NodeId, Vec<Key>>) {
+        let request = self.tx.name();
         job.rounds += 1;
         job.asked.extend(left.keys());
         self.send_fetches(request, job.age, &left);
@@ -183,6 +187,7 @@ impl<S: Store> Meta<S> {
         &mut self,
         from: NodeId,
         request: Txid,
+        life: u64,
         values: Vec<Option<Bytes>>,
     ) -> Outcome<()> {
         let Some(ticket) = self.tx.by_txid.get(&request) else { return Ok(()) };
@@ -192,6 +197,7 @@ impl<S: Store> Meta<S> {
             return Ok(());
         }
         let keys = left.remove(&from).unwrap_or_default();
+        job.again.lives.insert(from, life);
         for (key, value) in keys.into_iter().zip(values) {
             job.again.fetched.insert(key, value.map(Bytes::into_vec));
         }
@@ -222,6 +228,11 @@ impl<S: Store> Meta<S> {
 
     /// Has everybody check and lock what the operation has seen and writes.
     fn attempt(&mut self, mut job: Job, done: Done) {
+        let strangers = done.parts.keys().filter(|node| !job.again.lives.contains_key(node));
+        let strangers: BTreeMap<_, _> = strangers.map(|node| (*node, Vec::new())).collect();
+        if !strangers.is_empty() {
+            return self.question(job, strangers);
+        }
         let txid = self.tx.name();
         let now = self.tx.now;
         let attempt = Attempt {
@@ -232,13 +243,13 @@ impl<S: Store> Meta<S> {
             ends: later(now, ATTEMPT),
             on: Vec::new(),
         };
-        self.send_prepares(&attempt, job.age);
+        self.send_prepares(&attempt, &job.again.lives, job.age);
         self.tx.by_txid.insert(txid, job.ticket);
         job.phase = Phase::Preparing(attempt);
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    fn send_prepares(&mut self, attempt: &Attempt, age: Age) {
+    fn send_prepares(&mut self, attempt: &Attempt, lives: &BTreeMap<NodeId, u64>, age: Age) {
         let txid = attempt.txid;
         for (node, part) in attempt.parts.iter().filter(|(node, _)| !attempt.ready.contains(node)) {
             let item =
@@ -248,7 +259,8 @@ impl<S: Store> Meta<S> {
                 reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
             let writes = part.writes.iter().map(item);
             let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
-            self.tx.send(*node, PeerMessage::Prepare { txid, age, reads, writes });
+            let life = lives.get(node).copied().unwrap_or_default();
+            self.tx.send(*node, PeerMessage::Prepare { txid, age, life, reads, writes });
         }
     }
 
@@ -395,6 +407,7 @@ impl<S: Store> Meta<S> {
     /// The operation starts afresh in a while.
     fn rest(&mut self, mut job: Job) {
         job.again.fetched.clear();
+        job.again.lives.clear();
         (job.asked, job.rounds, job.confirm) = (BTreeSet::new(), 0, None);
         let longest = (REST << job.tries.min(6)).min(REST_MAX);
         job.tries += 1;
@@ -507,7 +520,7 @@ impl<S: Store> Meta<S> {
             Phase::Preparing(attempt) => {
                 attempt.again_at = later(now, AGAIN);
                 attempt.on.iter().for_each(|txid| self.tx.send(txid.node, status(*txid, age)));
-                self.send_prepares(attempt, age);
+                self.send_prepares(attempt, &job.again.lives, age);
             }
         }
         self.tx.jobs.insert(job.ticket, job);

@@ -50,7 +50,8 @@ impl<S: Store> Meta<S> {
         for key in keys {
             values.push(value_of(&mut self.state, &key.into_vec())?.map(Bytes::from));
         }
-        self.tx.send(from, PeerMessage::Fetched { request, values });
+        let life = self.tx.life;
+        self.tx.send(from, PeerMessage::Fetched { request, life, values });
         Ok(())
     }
 
@@ -59,6 +60,7 @@ impl<S: Store> Meta<S> {
         from: NodeId,
         txid: Txid,
         age: Age,
+        life: u64,
         reads: Vec<Item<Digest>>,
         writes: Vec<Item<Bytes>>,
     ) -> Outcome<()> {
@@ -71,6 +73,7 @@ impl<S: Store> Meta<S> {
         let refused = |why| PeerMessage::Refused { txid, why };
         let known = |key: &[u8]| self.state.has(key);
         if txid.node != from
+            || life != self.tx.life
             || self.tx.over.has(&txid)
             || reads.len() + writes.len() > KEYS_MAX
             || !reads.iter().all(|item| known(&item.key))
@@ -94,7 +97,7 @@ impl<S: Store> Meta<S> {
                 self.tx.over.add(txid);
                 self.tx.send(from, refused(Refusal::Again));
             } else {
-                self.wait(from, PeerMessage::Prepare { txid, age, reads, writes }, age, on);
+                self.wait(from, PeerMessage::Prepare { txid, age, life, reads, writes }, age, on);
             }
             return Ok(());
         }
@@ -259,8 +262,8 @@ impl<S: Store> Meta<S> {
     pub(super) fn heed(&mut self, from: NodeId, message: PeerMessage) -> Outcome<()> {
         match message {
             PeerMessage::Fetch { request, age, keys } => self.serve_fetch(from, request, age, keys),
-            PeerMessage::Prepare { txid, age, reads, writes } => {
-                self.prepare(from, txid, age, reads, writes)
+            PeerMessage::Prepare { txid, age, life, reads, writes } => {
+                self.prepare(from, txid, age, life, reads, writes)
             }
             PeerMessage::Finish { txid, committed } if txid.node == from => {
                 self.finish(txid, committed)
@@ -275,7 +278,9 @@ impl<S: Store> Meta<S> {
                 Fate::Aborted => self.finish(txid, false),
             },
             PeerMessage::Finish { .. } | PeerMessage::Fate { .. } => Ok(()),
-            PeerMessage::Fetched { request, values } => self.fetched(from, request, values),
+            PeerMessage::Fetched { request, life, values } => {
+                self.fetched(from, request, life, values)
+            }
             PeerMessage::Prepared { txid } => self.prepared(from, txid),
             PeerMessage::Refused { txid, why } => self.refused(from, txid, why),
             PeerMessage::Finished { txid } => self.participant_finished(from, txid),
