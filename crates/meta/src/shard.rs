@@ -111,8 +111,8 @@ impl<S: Store> Meta<S> {
         }
         if self.state.is_spread() {
             self.tx.now = self.tx.now.max(ctx.now);
-            if let Some(ticket) = self.waits(ctx) {
-                return Applied::Waits(ticket);
+            if let Some(applied) = self.waits(ctx) {
+                return applied;
             }
         }
         let result = match op.is_mutation() {

@@ -9,6 +9,7 @@ use crate::record::encode_reply;
 use crate::shard::{Context, Meta, execute};
 use crate::store::Store;
 use crate::txn::{Again, Done, Part, Txn};
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::{Age, Fate, Item, PeerMessage, Refusal, Txid};
@@ -111,11 +112,14 @@ impl<S: Store> Meta<S> {
         Applied::Waits(ticket)
     }
 
-    /// The operation that waits on that slot: the same one, or one that its client has given up.
-    pub(crate) fn waits(&mut self, ctx: &Context) -> Option<Ticket> {
+    /// What a request is answered with while an operation waits on its slot: with its ticket, if it is the
+    /// same. An older one came late. A newer one says that the client has given the other up.
+    pub(crate) fn waits(&mut self, ctx: &Context) -> Option<Applied> {
         let ticket = *self.tx.by_slot.get(&(ctx.client, ctx.slot))?;
-        if self.tx.jobs.get(&ticket).is_some_and(|job| job.ctx.seq >= ctx.seq) {
-            return Some(ticket);
+        match self.tx.jobs.get(&ticket).map(|job| job.ctx.seq.cmp(&ctx.seq)) {
+            Some(Ordering::Equal) => return Some(Applied::Waits(ticket)),
+            Some(Ordering::Greater) => return Some(Applied::Done(Err(Errno::EPROTO))),
+            Some(Ordering::Less) | None => {}
         }
         if let Some(mut job) = self.tx.jobs.remove(&ticket) {
             self.abandon(&mut job);

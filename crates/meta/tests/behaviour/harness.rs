@@ -3,13 +3,14 @@
 use tatami_meta::store::faulty::FaultyStore;
 use tatami_meta::{Config, Context, Meta};
 use tatami_wire::meta::{
-    Bytes, DataState, DirEntry, Finding, MetaOp, MetaReply, MetaResult, NewNode, RenameMode,
-    XattrMode,
+    DataState, DirEntry, Finding, MetaOp, MetaReply, MetaResult, NewNode, RenameMode, XattrMode,
 };
 use tatami_wire::{
     Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, SetAttr, ShardMap, Timestamp,
     VolumeId, VolumeKey,
 };
+
+pub use crate::words::{name, scaled};
 
 pub const ROOT: Ino = Ino::ROOT;
 pub const A: ClientId = ClientId([0xa; 16]);
@@ -31,17 +32,6 @@ pub fn user(uid: u32) -> Cred {
 
 pub fn member(uid: u32, groups: &[u32]) -> Cred {
     Cred { uid, gid: uid, groups: groups.to_vec() }
-}
-
-pub fn name(n: &(impl AsRef<[u8]> + ?Sized)) -> Bytes {
-    Bytes::from(n.as_ref().to_vec())
-}
-
-/// So many random cases, times `TATAMI_TEST_SCALE`, which `make soak` sets.
-#[expect(clippy::disallowed_methods, reason = "a test is told from outside how much to do")]
-pub fn scaled(cases: u32) -> proptest::test_runner::Config {
-    let scale = std::env::var("TATAMI_TEST_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    proptest::test_runner::Config::with_cases(cases.saturating_mul(scale))
 }
 
 /// A shard, a clock that goes on by a second with every operation, and who asks.

@@ -14,4 +14,6 @@ mod permissions;
 mod relayout;
 mod renames;
 mod tiled;
+#[path = "../common/words.rs"]
+mod words;
 mod xattrs;

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeMap;
 use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, Ticket};
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
+use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
     ClientId, Cred, Errno, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
 };
+
+pub use crate::words::{name, scaled};
 
 pub const ROOT: Ino = Ino::ROOT;
 pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
@@ -16,17 +18,6 @@ pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 pub fn config() -> Config {
     let (node, volume) = (NodeId(0), VolumeId([7; 16]));
     Config { node, map: ShardMap::single(node), volume, key: VolumeKey::new([9; 32]) }
-}
-
-pub fn name(n: &(impl AsRef<[u8]> + ?Sized)) -> Bytes {
-    Bytes::from(n.as_ref().to_vec())
-}
-
-/// So many random cases, times `TATAMI_TEST_SCALE`, which `make soak` sets.
-#[expect(clippy::disallowed_methods, reason = "a test is told from outside how much to do")]
-pub fn scaled(cases: u32) -> proptest::test_runner::Config {
-    let scale = std::env::var("TATAMI_TEST_SCALE").ok().and_then(|s| s.parse().ok()).unwrap_or(1);
-    proptest::test_runner::Config::with_cases(cases.saturating_mul(scale))
 }
 
 /// Random numbers from a seed (xorshift64*).

@@ -2,3 +2,5 @@
 
 mod cluster;
 mod same;
+#[path = "../common/words.rs"]
+mod words;
