@@ -4,9 +4,9 @@
 use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, Rng, config, name, scaled};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_meta::{Context, MemoryStore, Meta};
+use tatami_meta::{Applied, Context, MemoryStore, Meta};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Cred, Ino, Kind, NodeId, SetAttr, Timestamp};
+use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, SetAttr, Timestamp};
 
 const NAMES: u64 = 5;
 
@@ -336,6 +336,38 @@ fn no_cycle(seed: u64) {
     assert!(done[0] != done[1], "one is moved: {done:?}");
     let found = walk(&mut cluster);
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
+}
+
+/// A slot's requests while an operation waits on it.
+#[test]
+fn a_late_request_gets_no_newer_answer() {
+    let mut cluster = Cluster::new(3, 16, 1);
+    let root = usize::from(cluster.map.owner(ROOT.shard()).expect("served").0);
+    let other = (0..3).find(|node| usize::from(*node) != root);
+    let above = dir(&mut cluster, ROOT, other);
+    let moved = dir(&mut cluster, ROOT, None);
+    // The first entry brings the directory home.
+    dir(&mut cluster, above, None);
+    let op = MetaOp::Rename {
+        parent: ROOT,
+        name: entry_of(&mut cluster, ROOT, moved),
+        new_parent: above,
+        new_name: name("moved"),
+        mode: RenameMode::Replace,
+        keep: false,
+    };
+    let now = cluster.time();
+    let meta = cluster.meta(root).expect("alive");
+    let mut ask = |seq| {
+        let ctx = Context { now, client: ClientId([77; 16]), slot: 9, seq, trusted: true };
+        meta.apply(&ctx, &Cred::ROOT, &op)
+    };
+    let first = ask(5);
+    assert!(matches!(first, Applied::Waits(_)), "{first:?}");
+    assert_eq!(ask(5), first, "sent again");
+    assert_eq!(ask(4), Applied::Done(Err(Errno::EPROTO)), "late");
+    let newer = ask(6);
+    assert!(matches!(newer, Applied::Waits(_)) && newer != first, "{newer:?}");
 }
 
 const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
