@@ -17,22 +17,29 @@ fn suite(dir: &Path, only: &str) -> Command {
 #[test]
 fn the_suite_takes_the_figures_that_are_asked_for() {
     let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
-    let said: Said = suite(dir.path(), "remote read,passthrough write cached 4k,mount create")
-        .output()
-        .expect("tatami can be run")
-        .into();
+    let said: Said =
+        suite(dir.path(), "remote read,passthrough write cached 4k,mount create,large")
+            .output()
+            .expect("tatami can be run")
+            .into();
     said.works();
     let text = std::fs::read_to_string(dir.path().join("summary.json")).expect("a summary");
     let summary: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let figures = summary.as_array().expect("an array");
     assert!(!figures.is_empty());
-    for part in ["passthrough write, cached, 4k", "remote read 1m", "mount create, CPU, floor"] {
+    let some = [
+        "passthrough write, cached, 4k",
+        "remote read 1m",
+        "mount create, CPU, floor",
+        "large directory, restart",
+    ];
+    for part in some {
         assert!(figures.iter().any(|f| f["name"] == part), "no {part} in {text}");
         assert!(said.out.contains(part), "{said:#?}");
     }
     for figure in figures {
         let name = figure["name"].as_str().expect("a name");
-        let wanted = ["passthrough write, cached, 4k", "remote read", "mount create"];
+        let wanted = ["passthrough write, cached, 4k", "remote read", "mount create", "large"];
         assert!(wanted.iter().any(|w| name.starts_with(w)), "{name} was not asked for");
         assert!(figure["value"].as_f64().is_some_and(|v| v > 0.0), "{figure}");
     }
@@ -42,7 +49,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
 #[test]
 fn a_figure_that_cannot_exist_is_refused_at_once() {
     tatami(["bench", "suite", "--only", "write"])
-        .fails(2, &["passthrough, remote, mount, library"]);
+        .fails(2, &["passthrough, remote, mount, library, servers, large"]);
     let help = tatami(["bench", "suite", "--help"]);
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
 }

@@ -7,6 +7,7 @@
 //! only when something could not be run.
 
 pub(crate) mod figure;
+mod large;
 mod library_names;
 mod machine;
 mod mount_names;
@@ -15,6 +16,7 @@ mod only;
 mod pairs;
 mod passthrough;
 mod remote;
+mod servers;
 pub(crate) mod strace;
 pub(crate) mod volume;
 
@@ -45,10 +47,14 @@ pub struct SuiteArgs {
     /// How often each figure is taken, on both sides
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
-    /// Only figures whose names begin so: a part (passthrough, remote, mount, library), or
+    /// Only figures whose names begin so: a part (passthrough, remote, mount, library, servers,
+    /// large), or
     /// more of the name without its commas, such as "passthrough write cached" or "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
+    /// Entries of the large directory (10,000,000 take some 15 minutes and 8 GB of disk)
+    #[arg(long, default_value_t = 1_000_000, value_parser = clap::value_parser!(u64).range(10..=1_000_000_000))]
+    pub entries: u64,
     /// Little of everything: to see that it works, not to measure
     #[arg(long)]
     pub quick: bool,
@@ -69,12 +75,15 @@ const NODES: u16 = 2;
 /// What all parts need.
 pub struct Bench {
     launcher: Launcher,
+    /// The `tatami` command that starts volumes.
+    program: PathBuf,
     volume: Volume,
     /// For files on the plain disk.
     plain: PathBuf,
     /// For sockets, mounts and whatever else is not measured.
     work: PathBuf,
     runs: usize,
+    entries: u64,
     quick: bool,
     /// What the figures taken are called like; empty for all.
     only: Vec<Prefix>,
@@ -94,6 +103,11 @@ impl Bench {
     /// Metadata operations of one run.
     fn items(&self) -> u64 {
         if self.quick { 400 } else { 8000 }
+    }
+
+    /// Entries of a large directory.
+    fn entries(&self) -> u64 {
+        if self.quick { 2000 } else { self.entries }
     }
 
     /// The same for a figure or its floor, which are taken together.
@@ -163,10 +177,15 @@ pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
 /// Each with a volume of its own: bytes on all CPUs, then names on one.
 fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
     type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
-    type Parts = [(&'static str, Figures); 2];
-    let [local, far, mount, library] = PARTS;
-    let bytes: Parts = [(local, passthrough::figures), (far, remote::figures)];
-    let names: Parts = [(mount, mount_names::figures), (library, library_names::figures)];
+    type Parts<'a> = &'a [(&'static str, Figures)];
+    let [local, far, mount, library, servers, large] = PARTS;
+    let bytes: Parts<'_> = &[(local, passthrough::figures), (far, remote::figures)];
+    let names: Parts<'_> = &[
+        (mount, mount_names::figures),
+        (library, library_names::figures),
+        (servers, servers::figures),
+        (large, large::figures),
+    ];
     let mut all = Vec::new();
     for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
         let wanted = |part: &str| args.only.is_empty() || args.only.iter().any(|p| p.within(part));
@@ -181,10 +200,12 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
         let bench = Bench {
             launcher: launcher.clone(),
+            program: program.clone(),
             volume,
             plain: dir.join("plain"),
             work: dir.join("other"),
             runs: runs.into(),
+            entries: args.entries,
             quick: args.quick,
             only: args.only.clone(),
         };

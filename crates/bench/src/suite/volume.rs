@@ -1,12 +1,14 @@
 //! A volume for the time of the suite, started and stopped by the `tatami`
 //! command as a user would.
 
+use crate::clock::now_ns;
 use crate::error::{BenchError, at};
+use crate::mdtest::own_cred;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tatami_client::{Client, Endpoint, Options};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
-use tatami_wire::{NodeId, VolumeKey};
+use tatami_wire::{Ino, NodeId, VolumeKey};
 
 /// A running volume with a mount for each node. Dropping it stops it.
 pub struct Volume {
@@ -27,16 +29,9 @@ impl Volume {
         stop(program, dir);
         std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
-        let mut up = Command::new(program);
-        up.arg("up").arg("--dir").arg(dir).args(["--nodes", &nodes.to_string()]);
-        up.arg("--mount").arg(dir.join("mnt"));
-        let said = up.stdin(Stdio::null()).output().map_err(at("starting", program))?;
-        if !said.status.success() {
-            stop(program, dir);
-            let text = String::from_utf8_lossy(&said.stderr);
-            let problem = format!("does not start a volume: {}", text.trim());
-            return Err(BenchError::Program { program: "tatami up".into(), problem });
-        }
+        let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
+        up(program, dir, &["--nodes", &nodes_text, "--mount", &mounts])
+            .inspect_err(|_| stop(program, dir))?;
         match options(dir).and_then(|o| Ok(Client::connect(o)?)) {
             Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client, nodes }),
             Err(e) => {
@@ -59,6 +54,25 @@ impl Volume {
     /// Where a node keeps its objects.
     pub fn objects(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("objects")
+    }
+
+    /// Where a node keeps its part of the namespace.
+    pub fn store(&self, node: u16) -> PathBuf {
+        self.dir.join(format!("node{node}")).join("meta")
+    }
+
+    /// Kills the daemon of node 0 and starts it again. Seconds until it answers questions about names.
+    ///
+    /// # Errors
+    /// What `tatami up` says, and a volume that does not answer.
+    pub fn restart(&self) -> Result<f64, BenchError> {
+        let pid = self.status(0)?.pid;
+        kill(pid).map_err(|e| at("killing", Path::new(&format!("/proc/{pid}")))(e.into()))?;
+        let start = now_ns();
+        up(&self.program, &self.dir, &[])?;
+        let found = self.client.getattr(&own_cred(), Ino::ROOT);
+        found.map_err(crate::error::on("looking at", b"/"))?;
+        Ok((now_ns() - start) as f64 / 1e9)
     }
 
     /// How to reach the volume from node 0.
@@ -109,6 +123,28 @@ fn options(dir: &Path) -> Result<Options, BenchError> {
     let key = VolumeKey::from_hex(&key).map_err(|e| BenchError::Usage(e.to_string()))?;
     options.key = Some(key);
     Ok(options)
+}
+
+fn up(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {
+    let mut up = Command::new(program);
+    up.arg("up").arg("--dir").arg(dir).args(more);
+    let said = up.stdin(Stdio::null()).output().map_err(at("starting", program))?;
+    if said.status.success() {
+        return Ok(());
+    }
+    let text = String::from_utf8_lossy(&said.stderr);
+    let problem = format!("does not start a volume: {}", text.trim());
+    Err(BenchError::Program { program: "tatami up".into(), problem })
+}
+
+/// Kills a process and waits until it is gone.
+fn kill(pid: u32) -> rustix::io::Result<()> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw).ok_or(rustix::io::Errno::SRCH)?;
+    let process = pidfd_open(pid, PidfdFlags::empty())?;
+    pidfd_send_signal(&process, Signal::KILL)?;
+    poll(&mut [PollFd::new(&process, PollFlags::IN)], None).map(drop)
 }
 
 /// Best effort: where nothing runs there is nothing to stop.

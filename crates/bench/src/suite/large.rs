@@ -1,0 +1,170 @@
+//! One large directory on one server, through the client library: does it matter how much is in it already?
+//! What does an entry take, in memory and on the disk? How long is its server away when it has died?
+
+use super::Bench;
+use super::figure::{Better, Figure, Runs};
+use super::volume::Volume;
+use crate::clock::{Steal, now_ns};
+use crate::error::{BenchError, at, on};
+use crate::gang::Gang;
+use crate::mdtest::{MdtestPart, Names, Op, Place, Site};
+use crate::reach::Reach;
+use crate::worker::Task;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use tatami_wire::READDIR_MAX;
+
+/// Entries are made and removed in so many parts, each of which is timed.
+const PARTS: u64 = 10;
+/// The last part's rate against the first one's.
+const RATE_GOAL: f64 = 0.8;
+/// How long a server with such a directory may take to come back, in seconds.
+const RESTART_GOAL: f64 = 10.0;
+/// What an inode takes on ext4, without its entry, in bytes.
+const EXT4_INODE: f64 = 256.0;
+
+/// All figures of this module.
+///
+/// # Errors
+/// What could not be run.
+pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+    let volume = Volume::start(&bench.program, &bench.work.join("large"), 1)?;
+    let reach = Reach::from(&volume.options()?);
+    let site = Site::make(&Place::Library { reach, dir: "/".into() }, 1, true)?;
+    let steal = Steal::now();
+    let before = Size::of(&volume)?;
+    let made = in_parts(bench, &site, Op::FileCreate)?;
+    let size = Size::of(&volume)?;
+    let (listed, seconds) = list(&site)?;
+    let asked = bench.entries() / PARTS * PARTS;
+    if listed != asked {
+        let problem = format!("lists {listed} entries of a directory that has {asked}");
+        return Err(BenchError::Program { program: "tatami node".into(), problem });
+    }
+    let restart = volume.restart()?;
+    let removed = in_parts(bench, &site, Op::FileRemove)?;
+    site.remove()?;
+    let stolen = steal.share();
+    let one = |ours: f64, floor: f64| Runs { ours: vec![ours], floor: vec![floor], stolen };
+    let rates = |rates: &[f64]| one(rates[rates.len() - 1], rates[0]);
+    let each = |now: u64, before: u64| now.saturating_sub(before) as f64 / listed as f64;
+    let entries = format!("{listed} entries");
+    let (higher, lower, none) = (Better::Higher, Better::Lower, None);
+    let first = "the first tenth";
+    let all = [
+        Figure::new(
+            "large directory, create, last tenth",
+            "op/s",
+            first,
+            (higher, Some(RATE_GOAL)),
+            &rates(&made),
+        ),
+        Figure::new(
+            "large directory, unlink, last tenth",
+            "op/s",
+            first,
+            (higher, none),
+            &rates(&removed),
+        ),
+        Figure::new(
+            "large directory, names listed",
+            "entries/s",
+            "creates",
+            (higher, none),
+            &one(listed as f64 / seconds, made[0]),
+        ),
+        Figure::new(
+            "large directory, memory",
+            "bytes/entry",
+            "an inode of ext4",
+            (lower, none),
+            &one(each(size.memory, before.memory), EXT4_INODE),
+        ),
+        Figure::new(
+            "large directory, disk",
+            "bytes/entry",
+            "an inode of ext4",
+            (lower, none),
+            &one(each(size.disk, before.disk), EXT4_INODE),
+        ),
+        Figure::new(
+            "large directory, restart of the server",
+            "s",
+            "what it may take",
+            (lower, Some(1.0)),
+            &one(restart, RESTART_GOAL),
+        ),
+    ];
+    let mut figures = Vec::new();
+    for figure in all {
+        bench.keep(&mut figures, figure.note(&entries));
+    }
+    Ok(figures)
+}
+
+/// The rates of all parts.
+fn in_parts(bench: &Bench, site: &Site, op: Op) -> Result<Vec<f64>, BenchError> {
+    let parts = site.parts(PARTS as usize, bench.entries() / PARTS, true, 0);
+    let rate = |part: MdtestPart| {
+        let mut gang = Gang::start(&bench.launcher, vec![Task::Mdtest(part)])?;
+        Ok(gang.phase(op.name())?.rate())
+    };
+    parts.into_iter().map(rate).collect()
+}
+
+/// Lists all names in one stream; their number, and the seconds it took.
+fn list(site: &Site) -> Result<(u64, f64), BenchError> {
+    let part = site.parts(1, 0, true, 0).remove(0);
+    let sub = part.sub(0);
+    let Names::Library { client, cred, dir } = Names::enter(&part.place, &sub)? else {
+        return Err(BenchError::Usage("a large directory is made through the library".into()));
+    };
+    let start = now_ns();
+    let (mut after, mut listed) = (0, 0);
+    loop {
+        let page = client.read_dir(&cred, dir, after, READDIR_MAX, false);
+        let page = page.map_err(on("listing", sub.as_bytes()))?;
+        listed += page.entries.len() as u64;
+        match page.entries.last() {
+            Some(last) if !page.end => after = last.cookie,
+            _ => return Ok((listed, (now_ns() - start) as f64 / 1e9)),
+        }
+    }
+}
+
+/// What the server takes.
+struct Size {
+    /// Bytes of memory that belong to nobody else and to no file.
+    memory: u64,
+    /// Bytes of files.
+    disk: u64,
+}
+
+impl Size {
+    fn of(volume: &Volume) -> Result<Size, BenchError> {
+        let pid = volume.status(0)?.pid;
+        let path = format!("/proc/{pid}/status");
+        let text = std::fs::read_to_string(&path).map_err(at("reading", Path::new(&path)))?;
+        let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kib =
+            line.and_then(|line| line.trim().trim_end_matches(" kB").trim().parse::<u64>().ok());
+        let disk = bytes_below(&volume.store(0))?;
+        Ok(Size { memory: kib.unwrap_or(0) << 10, disk })
+    }
+}
+
+/// Storage of all files below a directory.
+fn bytes_below(dir: &Path) -> Result<u64, BenchError> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(dir).map_err(at("listing", dir))? {
+        let entry = entry.map_err(at("listing", dir))?;
+        match entry.metadata() {
+            Ok(of) if of.is_dir() => bytes += bytes_below(&entry.path())?,
+            Ok(of) => bytes += of.blocks() * 512,
+            // The server removes files that it has merged into others.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
+            Err(e) => return Err(at("reading", &entry.path())(e)),
+        }
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,248 @@
+//! Names over several servers, through the client library: what an operation in one directory that all work in
+//! costs with 1, 2, 4 and 5 servers, in CPU time of all who take part. Where all servers share a few CPUs,
+//! that it costs the same is what scaling means. And what a rename between servers costs, against one within a server.
+//!
+//! Every round has a directory of its own: that it spreads while it grows is part of the cost.
+
+use super::Bench;
+use super::figure::{Better, Figure, Runs};
+use super::pairs;
+use super::volume::Volume;
+use crate::clock::{Steal, StealSum, cpu_ns_of, own_cpu_ns};
+use crate::error::{BenchError, on};
+use crate::gang::{Gang, Outcome};
+use crate::mdtest::{Op, Place, Site, own_cred};
+use crate::reach::Reach;
+use crate::worker::Task;
+use std::collections::BTreeMap;
+use tatami_client::Client;
+use tatami_wire::meta::{NewNode, RenameMode};
+use tatami_wire::{Cred, Errno, Ino, NodeId};
+
+/// Numbers of servers, the baseline first.
+const SERVERS: [u16; 4] = [1, 2, 4, 5];
+/// So many servers may cost at most [`GOAL`] times what one costs.
+const HELD: u16 = 5;
+const GOAL: f64 = 1.1;
+/// A rename between servers against one within a server.
+const RENAME_GOAL: f64 = 4.0;
+/// What a create may take of the servers' CPU time, in microseconds.
+const SERVER_GOAL_US: f64 = 8.0;
+const PROCS: usize = 4;
+/// Directories made in search of two that are on different servers.
+const DIRS_MAX: usize = 64;
+
+/// What mdtest calls an operation, in the order in which they can run, and what the figures call it.
+const OPERATIONS: [(Op, &str); 6] = [
+    (Op::DirCreate, "mkdir"),
+    (Op::DirStat, "stat of a directory"),
+    (Op::DirRemove, "rmdir"),
+    (Op::FileCreate, "create"),
+    (Op::FileStat, "stat"),
+    (Op::FileRemove, "unlink"),
+];
+
+/// What one run gave.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    /// Operations per second, all processes together.
+    rate: f64,
+    /// CPU time of programs and servers for one operation, in microseconds.
+    cpu_us: f64,
+    /// That of the servers alone.
+    server_us: f64,
+}
+
+/// A volume with so many servers.
+struct Side {
+    servers: u16,
+    volume: Volume,
+    daemons: Vec<u32>,
+    reach: Reach,
+    /// The runs of each operation.
+    costs: [Vec<Cost>; OPERATIONS.len()],
+}
+
+impl Side {
+    fn start(bench: &Bench, servers: u16) -> Result<Side, BenchError> {
+        let volume =
+            Volume::start(&bench.program, &bench.work.join(format!("servers-{servers}")), servers)?;
+        let (daemons, reach) = (volume.daemons()?, Reach::from(&volume.options()?));
+        Ok(Side { servers, volume, daemons, reach, costs: Default::default() })
+    }
+
+    fn server_ns(&self) -> u64 {
+        self.daemons.iter().filter_map(|pid| cpu_ns_of(*pid)).sum()
+    }
+
+    fn phase(&self, gang: &mut Gang, op: Op) -> Result<Cost, BenchError> {
+        gang.prepare(op.name())?;
+        let before = self.server_ns();
+        gang.go()?;
+        let outcome = Outcome::of(&gang.collect()?);
+        let server_us = self.server_ns().saturating_sub(before) as f64 / 1e3 / outcome.ops as f64;
+        Ok(Cost { rate: outcome.rate(), cpu_us: outcome.cpu_us_per_op() + server_us, server_us })
+    }
+}
+
+/// All figures of this module.
+///
+/// # Errors
+/// What could not be run.
+pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+    let mut figures = Vec::new();
+    let rename = rename_name();
+    let names = OPERATIONS.iter().flat_map(|(_, name)| SERVERS.map(|n| names_of(name, n)));
+    let mut names = names.flatten().chain([server_name()]);
+    if names.any(|name| bench.wants(&name)) {
+        let sides =
+            SERVERS.iter().map(|n| Side::start(bench, *n)).collect::<Result<Vec<_>, _>>()?;
+        figures.extend(in_one_directory(bench, sides)?);
+    }
+    if bench.wants(&rename) {
+        figures.extend(renames(bench)?);
+    }
+    Ok(figures)
+}
+
+/// CPU time and rate of an operation.
+fn names_of(operation: &str, servers: u16) -> [String; 2] {
+    ["CPU", "rate"].map(|what| format!("servers {operation}, {servers} of them, {what}"))
+}
+
+fn server_name() -> String {
+    "servers create, 1 of them, server's CPU".into()
+}
+
+fn rename_name() -> String {
+    "servers rename between two, CPU".into()
+}
+
+fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, BenchError> {
+    let items = bench.items() / 2;
+    let mut stolen = StealSum::default();
+    // The first round warms up.
+    for round in 0..=bench.runs {
+        let steal = Steal::now();
+        let mut runs = Vec::new();
+        for side in &sides {
+            let place = Place::Library { reach: side.reach.clone(), dir: "/".into() };
+            let site = Site::make(&place, PROCS, true)?;
+            let tasks = site.parts(PROCS, items, true, 0).into_iter().map(Task::Mdtest).collect();
+            runs.push((site, Gang::start(&bench.launcher, tasks)?));
+        }
+        for (i, (op, _)) in OPERATIONS.into_iter().enumerate() {
+            for (side, (_, gang)) in sides.iter_mut().zip(&mut runs) {
+                let cost = side.phase(gang, op)?;
+                side.costs[i].push(cost);
+            }
+        }
+        for (site, gang) in runs {
+            drop(gang);
+            site.remove()?;
+        }
+        match round {
+            0 => sides.iter_mut().for_each(|side| side.costs = Default::default()),
+            _ => steal.add_to(&mut stolen),
+        }
+    }
+    let mut figures = Vec::new();
+    let (one, more) = (&sides[0], &sides[1..]);
+    let runs = |ours: &Side, i: usize, number: fn(&Cost) -> f64| Runs {
+        ours: ours.costs[i].iter().map(number).collect(),
+        floor: one.costs[i].iter().map(number).collect(),
+        stolen: stolen.share(),
+    };
+    for (i, (_, operation)) in OPERATIONS.into_iter().enumerate() {
+        for side in more {
+            let [cpu, rate] = names_of(operation, side.servers);
+            let goal = (side.servers == HELD).then_some(GOAL);
+            let figure = Figure::new(
+                cpu,
+                "µs/op",
+                "one server",
+                (Better::Lower, goal),
+                &runs(side, i, |c| c.cpu_us),
+            );
+            bench.keep(&mut figures, figure);
+            let figure = Figure::new(
+                rate,
+                "op/s",
+                "one server",
+                (Better::Higher, None),
+                &runs(side, i, |c| c.rate),
+            );
+            bench.keep(&mut figures, figure);
+        }
+    }
+    let create = OPERATIONS.iter().position(|(op, _)| *op == Op::FileCreate).unwrap_or_default();
+    let ours: Vec<f64> = one.costs[create].iter().map(|c| c.server_us).collect();
+    let floor = vec![SERVER_GOAL_US; ours.len()];
+    let runs = Runs { ours, floor, stolen: stolen.share() };
+    let figure =
+        Figure::new(server_name(), "µs/op", "what it may take", (Better::Lower, Some(1.0)), &runs);
+    bench.keep(&mut figures, figure);
+    Ok(figures)
+}
+
+/// Two directories on different servers, each with something in it, and one more on the server of the first.
+struct Homes {
+    here: [Ino; 2],
+    there: Ino,
+}
+
+fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno> {
+    let map = client.map();
+    let mut found: BTreeMap<NodeId, Vec<Ino>> = BTreeMap::new();
+    for i in 0..DIRS_MAX {
+        let name = format!("dir.{i}");
+        let new = |dir, name: &str, node| {
+            client.create(cred, dir, name.as_bytes(), node, 0o755, 0, true, None)
+        };
+        let dir = new(Ino::ROOT, &name, NewNode::Dir)?.attr.ino;
+        new(dir, "one", NewNode::File(client.new_layout()))?;
+        let Some(node) = map.owner(dir.shard()) else { continue };
+        found.entry(node).or_default().push(dir);
+        let here =
+            found.iter().find_map(|(node, dirs)| Some((*node, [*dirs.first()?, *dirs.get(1)?])));
+        let Some((node, here)) = here else { continue };
+        if let Some(there) =
+            found.iter().find(|(other, _)| **other != node).and_then(|(_, dirs)| dirs.first())
+        {
+            return Ok(Some(Homes { here, there: *there }));
+        }
+    }
+    Ok(None)
+}
+
+fn renames(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+    let side = Side::start(bench, HELD)?;
+    let (client, cred) = (side.volume.client(), own_cred());
+    let failed = |errno| on("renaming", b"one")(errno);
+    let Some(homes) = homes(client, &cred).map_err(failed)? else {
+        let problem = format!("has all of {DIRS_MAX} directories on one node of {HELD}");
+        return Err(BenchError::Program { program: "tatami up".into(), problem });
+    };
+    let items = bench.items() / 8;
+    // There and back, so that every round finds what the one before found.
+    let moves = |from: Ino, to: Ino| -> Result<f64, BenchError> {
+        let before = own_cpu_ns() + side.server_ns();
+        for i in 0..items {
+            let (from, to) = if i % 2 == 0 { (from, to) } else { (to, from) };
+            let renamed =
+                client.rename(&cred, from, b"two", to, b"two", RenameMode::NoReplace, false);
+            renamed.map_err(failed)?;
+        }
+        Ok((own_cpu_ns() + side.server_ns()).saturating_sub(before) as f64 / 1e3 / items as f64)
+    };
+    let [here, next] = homes.here;
+    let new = NewNode::File(client.new_layout());
+    client.create(&cred, here, b"two", new, 0o644, 0, true, None).map_err(failed)?;
+    let pairs = pairs::alternate(bench.runs, || moves(here, homes.there), || moves(here, next))?;
+    let against = "between two directories of one server";
+    let goal = (Better::Lower, Some(RENAME_GOAL));
+    let figure = Figure::new(rename_name(), "µs/op", against, goal, &pairs.runs(|us| *us));
+    let mut figures = Vec::new();
+    bench.keep(&mut figures, figure);
+    Ok(figures)
+}
