@@ -25,16 +25,31 @@ pub(crate) fn lookup<S: Store>(
     parent: Ino,
     name: &[u8],
 ) -> Outcome<MetaReply> {
+    let ino = leads_to(txn, parent, name)?;
+    Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
+}
+
+/// The number of the inode that `name` means in `parent`.
+fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<Ino> {
     let name = permission::name(name)?;
     let dir = txn.inode(parent)?;
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
-    let ino = match name {
+    Ok(match name {
         Name::Dot => parent,
         Name::DotDot => dir.parent,
         Name::Plain(name) => txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino,
-    };
-    Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
+    })
+}
+
+/// As [`lookup`], without a word to other nodes.
+pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
+    let ino = leads_to(txn, parent, name)?;
+    Ok(match txn.find_here(ino)? {
+        Some(inode) => MetaReply::Attr(inode.attr(ino)),
+        None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
+        None => return Err(crate::record::Damaged("entry without inode").into()),
+    })
 }
 
 /// The inode that an entry leads to.

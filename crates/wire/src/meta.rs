@@ -13,10 +13,11 @@ pub type Bytes = serde_bytes::ByteBuf;
 /// Most inodes that one [`MetaOp::Closed`] names, both kinds together.
 pub const CLOSED_MAX: usize = 128;
 
-/// One request to one shard.
+/// One request to one shard, or to all that a node serves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
-    /// The shard that must answer.
+    /// The shard that must answer, that of [`MetaOp::target`]; any for what
+    /// [is for all shards](MetaOp::is_for_all_shards).
     pub shard: ShardId,
     /// On whose behalf. A connection that is not trusted may name itself only.
     pub cred: Cred,
@@ -90,6 +91,9 @@ pub struct DataState {
 pub enum MetaOp {
     /// The attributes of entry `name` of `parent`. → `Attr`
     Lookup { parent: Ino, name: Bytes },
+    /// The same without a question to another node: where the inode is on one, only its number.
+    /// → `Attr` or `Leads`
+    Find { parent: Ino, name: Bytes },
     /// The attributes of an inode. → `Attr`
     GetAttr { ino: Ino },
     /// Changes attributes. → `Attr`
@@ -224,6 +228,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { .. }
+            | Find { .. }
             | GetAttr { .. }
             | Readlink { .. }
             | ReadDir { .. }
@@ -305,6 +310,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { parent, name }
+            | Find { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
@@ -318,6 +324,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { parent, .. }
+            | Find { parent, .. }
             | Create { parent, .. }
             | Tmpfile { parent, .. }
             | Unlink { parent, .. }
@@ -444,6 +451,11 @@ pub enum MetaReply {
         /// Of the map that the node has.
         epoch: u64,
     },
+    /// The inode of an entry: it is on another node than the entry, which is to be asked.
+    Leads(Ino),
+    /// Other nodes that the operation needs did not answer for long. Nothing was done; the same
+    /// request may be sent again.
+    Later,
 }
 
 /// One entry of a directory listing.
