@@ -1,6 +1,7 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::partitions::Partitions;
 use crate::peer::Peer;
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
@@ -71,6 +72,7 @@ pub struct Client {
     home: Option<NodeId>,
     /// By node number.
     peers: Vec<Arc<Peer>>,
+    pub(crate) partitions: Partitions,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
 }
@@ -98,6 +100,8 @@ impl Client {
             Err(e) => return Err(bad(e.to_string())),
         };
         check_map(&map).map_err(&bad)?;
+        let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
+        let partitions = Partitions::new(map.volume, ring);
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
         let peers = map
             .nodes
@@ -118,6 +122,7 @@ impl Client {
             map: Arc::new(map),
             home,
             peers,
+            partitions,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
         })
@@ -143,14 +148,8 @@ impl Client {
         self.home
     }
 
-    /// One request to the shard that it concerns. It takes effect once, even
-    /// if the daemon dies before it answers and is started again. No request is
-    /// needed for what the shard has delegated to us: see [`Client::hold_delegations`].
-    ///
-    /// # Errors
-    /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
-    /// [`Options::patience`], or `EPROTO` when it refuses us.
-    pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
+    /// As [`Client::meta`], where directories have been replaced by the partitions that are to be asked.
+    pub(crate) fn meta_of_part(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         let shard = op.target().shard();
         let node = self.map.owner(shard).ok_or(Errno::ESTALE)?;
         let peer = self.peer(node)?;

@@ -2,12 +2,15 @@
 //! the objects on all nodes.
 //!
 //! Each node verifies the records of its own shards in one step, so nothing can change
-//! between two looks there. Inodes and objects are then walked side by side,
+//! between two looks there. Where several nodes have shards, names are then compared with
+//! the inodes that they lead to, in number order, with a few words of memory for each directory;
+//! what is wrong there is told, and not mended. Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
 //! one inode at a time, and dropped when somebody has the file open for
 //! writing, when its objects wait for removal, or when it fits now.
 
+mod names;
 mod objects;
 mod walk;
 
@@ -108,6 +111,7 @@ pub fn check(
     for (shard, _) in client.map().leads() {
         fsck.names(shard)?;
     }
+    fsck.ties()?;
     fsck.bytes()?;
     Ok(fsck.report)
 }
