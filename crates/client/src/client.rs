@@ -72,7 +72,7 @@ pub struct Client {
     home: Option<NodeId>,
     /// By node number.
     peers: Vec<Arc<Peer>>,
-    pub(crate) partitions: Partitions,
+    pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
 }
@@ -101,7 +101,7 @@ impl Client {
         };
         check_map(&map).map_err(&bad)?;
         let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
-        let partitions = Partitions::new(map.volume, ring);
+        let partitions = Box::new(Partitions::new(map.volume, ring));
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
         let peers = map
             .nodes

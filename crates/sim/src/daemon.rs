@@ -75,6 +75,9 @@ pub(crate) enum Input {
     Message(NodeId, PeerMessage),
 }
 
+/// A key and its value.
+pub(crate) type Record = (Vec<u8>, Vec<u8>);
+
 /// What leaves a daemon.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
@@ -334,7 +337,7 @@ impl Daemon {
     }
 
     /// The records in its store, as `docs/FORMAT.md` draws them, and how many inodes it counts.
-    pub fn records(&mut self) -> (Vec<(Vec<u8>, Vec<u8>)>, u64) {
+    pub fn records(&mut self) -> (Vec<Record>, u64) {
         let mut records = Vec::new();
         let Some(Life::Up(meta)) = &mut self.life else { return (records, 0) };
         let scanned = meta.store_mut().scan(&[], &[], &mut |key, value| {

@@ -89,7 +89,7 @@ impl Options {
         let usual = Options::new(seed);
         let belated = seed.is_multiple_of(7);
         // There are four names in a directory. One that is split concerns all daemons.
-        let split_above = (!absence && seed % 3 > 0).then_some(1 + seed / 12 % 2);
+        let split_above = (!absence && !seed.is_multiple_of(3)).then_some(1 + seed / 12 % 2);
         Options {
             split_above,
             nodes,
@@ -669,8 +669,10 @@ mod tests {
             let sum = |of: fn(&Report) -> u32| reports.iter().map(of).sum::<u32>();
             assert!(sum(|report| report.crashes) > 100);
             assert!(sum(|report| report.repeated) > 100);
-            let messages = sum(|report| report.messages);
-            assert!(if options(0).nodes == 1 { messages == 0 } else { messages > 2000 });
+            let (messages, corrected) = (sum(|r| r.messages), sum(|r| r.corrected));
+            let alone = options(0).nodes == 1;
+            assert!(if alone { messages == 0 } else { messages > 2000 });
+            assert!(if alone { corrected == 0 } else { corrected > 50 }, "{corrected} corrected");
         }
     }
 

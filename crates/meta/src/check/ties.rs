@@ -82,7 +82,7 @@ fn tied(ino: Ino, inode: Option<Inode>, changing: bool) -> Tied {
 
 fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome<Vec<Naming>> {
     let mut found: BTreeMap<(Ino, u8), Naming> = BTreeMap::new();
-    let (changed, coming) = changes(txn)?;
+    let Changes { keys: changed, coming } = changes(txn)?;
     let mut add = |entry: Entry, dir, count, changing, range: &mut Range| {
         if !range.has(entry.ino) {
             return;
@@ -112,16 +112,23 @@ fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome
     Ok(found.into_values().collect())
 }
 
-/// Entries that transactions are about to write: their keys, and what they will lead to.
-fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<(BTreeSet<Key>, Vec<(Ino, Entry)>)> {
-    let (mut changed, mut coming) = (BTreeSet::new(), Vec::new());
+/// Entries that transactions are about to write.
+#[derive(Default)]
+struct Changes {
+    keys: BTreeSet<Key>,
+    /// What they will lead to, with their directory.
+    coming: Vec<(Ino, Entry)>,
+}
+
+fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<Changes> {
+    let mut changes = Changes::default();
     let held = txn.state.locks.held().values();
     for item in held.flat_map(|held| &held.prepared.writes) {
         let Some(Parsed::Entry { parent, .. }) = keys::parse(&item.key) else { continue };
-        changed.insert(item.key.to_vec());
+        changes.keys.insert(item.key.to_vec());
         if let Some(value) = &item.value {
-            coming.push((txn.state.map().directory_of(parent), Entry::decode(value)?));
+            changes.coming.push((txn.state.map().directory_of(parent), Entry::decode(value)?));
         }
     }
-    Ok((changed, coming))
+    Ok(changes)
 }

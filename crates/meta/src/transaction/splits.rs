@@ -99,9 +99,10 @@ impl<S: Store> Meta<S> {
     /// Begins the splits that are due.
     pub(crate) fn begin_splits(&mut self) {
         let now = self.tx.now;
-        let due: Vec<_> =
-            self.tx.splits.planned.extract_if(.., |_, due| *due <= now).map(|(p, _)| p).collect();
+        let planned = self.tx.splits.planned.iter().filter(|(_, due)| **due <= now);
+        let due: Vec<_> = planned.map(|(part, _)| *part).collect();
         for part in due {
+            self.tx.splits.planned.remove(&part);
             self.tx.splits.running.insert(part);
             let seq = self.tx.next;
             let ctx = Context { now, client: NOBODY, slot: 0, seq, trusted: true };
