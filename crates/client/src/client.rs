@@ -2,6 +2,7 @@
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::delegations::{self, Delegations};
+use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
@@ -75,6 +76,7 @@ pub struct Client {
     home: Option<NodeId>,
     /// By node number.
     peers: Vec<Arc<Peer>>,
+    pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
 }
@@ -102,6 +104,8 @@ impl Client {
             Err(e) => return Err(bad(e.to_string())),
         };
         check_map(&map).map_err(&bad)?;
+        let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
+        let partitions = Box::new(Partitions::new(map.volume, ring));
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
         let peers = map
             .nodes
@@ -124,6 +128,7 @@ impl Client {
             patience: options.patience,
             home,
             peers,
+            partitions,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
         })
@@ -153,15 +158,8 @@ impl Client {
         self.home
     }
 
-    /// One request to the shard that it concerns. It takes effect once, even
-    /// if the daemon dies before it answers and is started again. No request is
-    /// needed for what the shard has delegated to us: see [`Client::hold_delegations`].
-    /// What concerns all shards of a node goes to [`Client::meta_at`].
-    ///
-    /// # Errors
-    /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
-    /// [`Options::patience`], or `EPROTO` when it refuses us.
-    pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
+    /// As [`Client::meta`], where directories have been replaced by the partitions that are to be asked.
+    pub(crate) fn meta_of_part(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for a node");
         if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
             return result;

@@ -18,6 +18,7 @@ mod delegations;
 pub mod fsck;
 mod loan;
 mod names;
+mod partitions;
 mod peer;
 mod pieces;
 mod recalls;

@@ -251,9 +251,36 @@ impl Client {
         limit: u32,
         plus: bool,
     ) -> Result<Listing, Errno> {
+        let (mut listing, mut after) = self.page(cred, dir, after, limit, plus)?;
+        // What follows may lie in another partition.
+        while !listing.end && listing.entries.len() < limit as usize {
+            let left = limit - listing.entries.len() as u32;
+            let (more, upto) = self.page(cred, dir, after, left, plus)?;
+            listing.entries.extend(more.entries);
+            (listing.end, after) = (more.end, upto);
+        }
+        Ok(listing)
+    }
+
+    /// What one partition tells, and where to go on.
+    fn page(
+        &self,
+        cred: &Cred,
+        dir: Ino,
+        after: u64,
+        limit: u32,
+        plus: bool,
+    ) -> Result<(Listing, u64), Errno> {
         let op = MetaOp::ReadDir { dir, after, limit, plus };
-        expect!(self.meta(cred, op),
-            MetaReply::Entries { entries, end, parent } => Listing { entries, end, parent })
+        let MetaReply::Entries { entries, end, parent, upto } = self.meta(cred, op)? else {
+            return Err(Errno::EPROTO);
+        };
+        // Forward, or a broken shard would be asked for ever.
+        if !end && upto <= after {
+            return Err(Errno::EPROTO);
+        }
+        let parent = self.above(dir, parent);
+        Ok((Listing { entries, end, parent }, upto))
     }
 
     /// The value of an extended attribute.

@@ -17,7 +17,8 @@ use tatami_wire::{
 };
 
 pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
-    Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
+    let inode = txn.own_inode(ino)?;
+    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
 pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
@@ -30,9 +31,9 @@ pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Meta
 
 /// Changes what `set` says, all or nothing.
 pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Outcome<MetaReply> {
-    let old = txn.inode(ino)?;
+    let old = txn.own_inode(ino)?;
     if *set == (SetAttr { by_handle: set.by_handle, ..SetAttr::default() }) {
-        return Ok(MetaReply::Attr(old.attr(ino)));
+        return Ok(MetaReply::Attr(txn.attr(ino, &old)?));
     }
     let (cred, now) = (txn.cred, txn.now());
     check_set(&old, cred, set)?;
@@ -72,7 +73,18 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     if let Some(t) = set.mtime {
         inode.mtime = time(t);
     }
-    Ok(MetaReply::Attr(inode.attr(ino)))
+    if !old.is_parted() {
+        return Ok(MetaReply::Attr(inode.attr(ino)));
+    }
+    let sets_mtime = set.mtime.is_some();
+    txn.tell_parts(ino, |dir, part| {
+        permission::copy(dir, part);
+        if sets_mtime {
+            part.mtime = dir.mtime;
+        }
+    })?;
+    let inode = txn.inode(ino)?;
+    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
 /// Whether `cred` may make the change. The rules of Linux' `setattr_prepare`.
@@ -343,6 +355,7 @@ pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Ou
             }
             // What does not read is the matter of `Check`.
             if let (Some(Parsed::Inode(ino)), Ok(inode)) = (keys::parse(key), Inode::decode(value))
+                && !inode.is_part()
             {
                 attrs.push(inode.attr(ino));
             }

@@ -11,6 +11,9 @@
 //! - side records (attributes, writers, keepers, unsettled, garbage, pieces) agree with their inode;
 //! - tiles read, and with its tiles a file has the size that it says.
 //!
+//! Where several nodes have shards, only those rules are looked at that concern records of one node: the
+//! names of inodes, and where directories lie, are compared by who asks, with what [`ties()`] tells.
+//!
 //! A check goes over the inodes in number order, some at a time. Each step looks
 //! at all entries once, so it is better to take many inodes in one step.
 
@@ -26,6 +29,9 @@ use tatami_wire::{Errno, Ino};
 mod judge;
 mod pieces;
 mod survey;
+mod ties;
+
+pub(crate) use ties::ties;
 
 /// Most inodes examined in one step.
 const INODES_MAX: usize = 64 * 1024;
@@ -161,10 +167,34 @@ fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     Ok(true)
 }
 
-/// The inode, or `None` where there is none that reads.
+/// Whether the inode lies on this node if it is anywhere.
+fn is_near<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> bool {
+    txn.state.owns(ino.shard()) && txn.state.owns(ino.birth())
+}
+
+/// The inode, or `None` where there is none that reads. Where several nodes have shards: none on this node,
+/// as it is now, whatever transactions are about to do to it.
 fn peek<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+    if txn.state.is_spread() {
+        return peek_here(txn, ino);
+    }
     match txn.find(ino) {
         Err(Failure::Damaged(_)) | Err(Failure::Errno(Errno::ESTALE)) => Ok(None),
+        found => found,
+    }
+}
+
+fn peek_here<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+    let found = match txn.state.owns(ino.shard()) {
+        true => txn.state.inode(ino),
+        false => Ok(None),
+    };
+    match found {
+        Ok(None) if txn.state.owns(ino.birth()) => {
+            let young = txn.state.get(&keys::young(ino))?;
+            Ok(young.and_then(|young| Inode::decode(&young).ok()).map(Arc::new))
+        }
+        Err(Failure::Damaged(_)) => Ok(None),
         found => found,
     }
 }

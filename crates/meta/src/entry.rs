@@ -1,7 +1,7 @@
 //! Entries of directories: finding, making, linking, removing, listing.
 
 use crate::attr;
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Parsed};
 use crate::permission::{self, Name, want};
@@ -11,6 +11,7 @@ use crate::txn::Txn;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, DirEntry, MetaReply, NewNode};
+use tatami_wire::partition::Range;
 use tatami_wire::{Access, Errno, Ino, Kind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
 
 /// What a new inode is to be.
@@ -36,16 +37,21 @@ fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
     Ok(match name {
-        Name::Dot => parent,
+        Name::Dot => txn.whole(parent, &dir),
+        Name::DotDot if dir.is_part() => txn.inode(txn.whole(parent, &dir))?.parent,
         Name::DotDot => dir.parent,
-        Name::Plain(name) => txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino,
+        Name::Plain(name) => {
+            txn.in_place(parent, &dir, name)?;
+            txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino
+        }
     })
 }
 
 /// As [`lookup`], without a word to other nodes.
 pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
     let ino = leads_to(txn, parent, name)?;
-    Ok(match txn.find_here(ino)? {
+    // Of a directory that is in several partitions, what is here is a part.
+    Ok(match txn.find_here(ino)?.filter(|inode| !inode.is_parted()) {
         Some(inode) => MetaReply::Attr(inode.attr(ino)),
         None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
         None => return Err(crate::record::Damaged("entry without inode").into()),
@@ -72,6 +78,7 @@ pub(crate) fn create<S: Store>(
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
     let name = name.plain(Errno::EEXIST)?;
+    txn.in_place(parent, &dir, name)?;
     if let Some(entry) = txn.entry(parent, name)? {
         let is_file = entry.kind == Kind::File && matches!(new.node, NewNode::File(_));
         if exclusive || !is_file {
@@ -203,6 +210,7 @@ pub(crate) fn link<S: Store>(
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
     let name = name.plain(Errno::EEXIST)?;
+    txn.in_place(parent, &dir, name)?;
     if txn.entry(parent, name)?.is_some() {
         return Err(Errno::EEXIST.into());
     }
@@ -235,6 +243,7 @@ pub(crate) fn unlink<S: Store>(
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
     let name = name.plain(Errno::EISDIR)?;
+    txn.in_place(parent, &dir, name)?;
     let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
     let victim = target(txn, ino)?;
     permission::check_remove(&dir, &victim, txn.cred)?;
@@ -262,11 +271,12 @@ pub(crate) fn rmdir<S: Store>(
     let dir = txn.inode(parent)?;
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
+    txn.in_place(parent, &dir, name)?;
     let ino = txn.entry(parent, name)?.ok_or(Errno::ENOENT)?.ino;
     let victim = target(txn, ino)?;
     permission::check_remove(&dir, &victim, txn.cred)?;
     permission::check_dir(&victim)?;
-    if victim.size > 0 {
+    if !txn.is_empty(ino, &victim)? {
         return Err(Errno::ENOTEMPTY.into());
     }
     txn.detach(parent, name, ino)?;
@@ -276,6 +286,7 @@ pub(crate) fn rmdir<S: Store>(
 
 /// Ends the life of a directory that has been detached and is empty.
 pub(crate) fn bury<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, keep: bool) -> Outcome<()> {
+    txn.fold(ino)?;
     txn.edit(ino)?.nlink = 0;
     txn.settle(ino, keep)?;
     Ok(())
@@ -294,6 +305,10 @@ pub(crate) fn read_dir<S: Store>(
     let limit = limit.clamp(1, READDIR_MAX) as usize;
     let mut entries: Vec<DirEntry> = Vec::new();
     let mut end = true;
+    let is_past = after >= Range::ALL.last();
+    if inode.is_parted() && !is_past && !inode.range.has(after + 1) {
+        return Err(Failure::Parted(dir, inode.range));
+    }
     if let Some(from) = after.checked_add(1) {
         let prefix = keys::of_ino(keys::tag::ENTRY, dir);
         let start = keys::entries_from(dir, from);
@@ -317,8 +332,15 @@ pub(crate) fn read_dir<S: Store>(
     // Attributes are for those who could have looked the names up.
     if plus && permission::check(&inode, txn.cred, want::EXEC).is_ok() {
         for entry in &mut entries {
-            entry.attr = txn.find_here(entry.ino)?.map(|inode| inode.attr(entry.ino));
+            // Of one that is in several partitions, this would be a part.
+            let found = txn.find_here(entry.ino)?.filter(|inode| !inode.is_parted());
+            entry.attr = found.map(|inode| inode.attr(entry.ino));
         }
     }
-    Ok(MetaReply::Entries { entries, end, parent: inode.parent })
+    let upto = match entries.last() {
+        Some(last) if !end => last.cookie,
+        _ => inode.range.last(),
+    };
+    let end = end && (is_past || inode.range.is_last());
+    Ok(MetaReply::Entries { entries, end, parent: inode.parent, upto })
 }

@@ -4,8 +4,9 @@
 use crate::keys::Key;
 use crate::record::{Damaged, ShardError};
 use crate::store::StoreError;
+use tatami_wire::partition::Range;
 use tatami_wire::transaction::Txid;
-use tatami_wire::{Errno, NodeId, VolumeId};
+use tatami_wire::{Errno, Ino, NodeId, VolumeId};
 
 /// Why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +51,8 @@ pub(crate) enum Failure {
     Missing(Vec<(NodeId, Key)>),
     /// A record is locked by these transactions.
     Locked(Vec<Txid>),
+    /// What is asked for is not in this partition, which has these names only.
+    Parted(Ino, Range),
 }
 
 impl Failure {
@@ -60,6 +63,7 @@ impl Failure {
             Failure::Store(e) => e.errno(),
             Failure::Damaged(_) => Errno::EIO,
             Failure::Missing(_) | Failure::Locked(_) => Errno::EAGAIN,
+            Failure::Parted(..) => Errno::ESTALE,
         }
     }
 
@@ -71,7 +75,9 @@ impl Failure {
     /// What the operator is told, if it concerns him.
     pub fn trouble(&self) -> Option<String> {
         match self {
-            Failure::Errno(_) | Failure::Missing(_) | Failure::Locked(_) => None,
+            Failure::Errno(_) | Failure::Missing(_) | Failure::Locked(_) | Failure::Parted(..) => {
+                None
+            }
             Failure::Store(e) => Some(e.to_string()),
             Failure::Damaged(Damaged(what)) => {
                 Some(format!("a metadata record ({what}) is damaged: run `tatami fsck`"))

@@ -4,6 +4,7 @@
 use crate::acl::Acl;
 use crate::record::{Damaged, Reader, kind_byte, put_time};
 use std::sync::Arc;
+use tatami_wire::partition::Range;
 use tatami_wire::{Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Piece, Timestamp};
 
 /// Most names of one inode, and most subdirectories of one directory: XFS's bound.
@@ -63,6 +64,8 @@ pub(crate) struct Inode {
     pub default_acl: Option<Arc<Acl>>,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
+    /// Of a directory, or a partition of one: the names that lie under its number.
+    pub range: Range,
 }
 
 mod flag {
@@ -72,7 +75,8 @@ mod flag {
     pub const PIECES: u8 = 8;
     pub const MOVING: u8 = 16;
     pub const ASIDE: u8 = 32;
-    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES | MOVING | ASIDE;
+    pub const PARTED: u8 = 64;
+    pub const ALL: u8 = LINKABLE | TOUCHED | UNSETTLED | PIECES | MOVING | ASIDE | PARTED;
 }
 
 impl Inode {
@@ -108,6 +112,7 @@ impl Inode {
             acl: None,
             default_acl: None,
             target: Vec::new(),
+            range: Range::ALL,
         }
     }
 
@@ -117,6 +122,16 @@ impl Inode {
 
     pub fn is_file(&self) -> bool {
         self.kind == Kind::File
+    }
+
+    /// Whether its entries are in several partitions, of which this is one.
+    pub fn is_parted(&self) -> bool {
+        self.range.bits > 0
+    }
+
+    /// Whether it is a partition of a directory other than the first, which is the directory itself.
+    pub fn is_part(&self) -> bool {
+        self.range.from > 0
     }
 
     /// Whether nothing holds the inode any more.
@@ -153,7 +168,8 @@ impl Inode {
             | if self.unsettled { flag::UNSETTLED } else { 0 }
             | if self.pieces { flag::PIECES } else { 0 }
             | if self.moving { flag::MOVING } else { 0 }
-            | if self.aside { flag::ASIDE } else { 0 };
+            | if self.aside { flag::ASIDE } else { 0 }
+            | if self.is_parted() { flag::PARTED } else { 0 };
         out.extend_from_slice(&[VERSION, kind_byte(self.kind)]);
         out.extend_from_slice(&self.mode.to_le_bytes());
         for n in [self.nlink, self.uid, self.gid] {
@@ -182,6 +198,10 @@ impl Inode {
         out.extend_from_slice(&self.target);
         if let Layout::Anew { base, .. } = self.layout {
             out.extend_from_slice(&base.0.to_le_bytes());
+        }
+        if self.is_parted() {
+            out.extend_from_slice(&self.range.from.to_le_bytes());
+            out.push(self.range.bits);
         }
         out
     }
@@ -221,6 +241,14 @@ impl Inode {
             LAYOUT_TILED_ANEW => anew(true)?,
             _ => return Err(bad),
         };
+        let range = match flags & flag::PARTED {
+            0 => Range::ALL,
+            _ => Range { from: r.u64()?, bits: r.u8()? },
+        };
+        let parted = flags & flag::PARTED != 0;
+        if !range.is_valid() || parted && (range.bits == 0 || kind != Kind::Dir) {
+            return Err(bad);
+        }
         r.end()?;
         Ok(Inode {
             kind,
@@ -252,6 +280,7 @@ impl Inode {
             acl,
             default_acl,
             target,
+            range,
         })
     }
 }
@@ -294,7 +323,9 @@ mod tests {
         let anew = |tiled| Layout::Anew { node: NodeId(3), base: Piece(7), tiled };
         let striped = Inode { layout: anew(true), ..rich() };
         let whole = Inode { layout: anew(false), ..plain.clone() };
-        for inode in [rich(), plain, tiled, striped, whole] {
+        let range = Range { from: 0x0700_0000_0000_0000, bits: 8 };
+        let part = Inode { kind: Kind::Dir, range, ..plain.clone() };
+        for inode in [rich(), plain, tiled, striped, whole, part] {
             assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
         }
     }
@@ -344,7 +375,13 @@ mod tests {
         let layout = Layout::Anew { node: NodeId(18), base: Piece(0x0102), tiled: true };
         expected[133] = 4;
         expected.extend([2, 1, 0, 0]);
-        assert_eq!(Inode { layout, ..inode }.encode(), expected);
+        let range = Range { from: 0x0102 << 47, bits: 16 };
+        assert_eq!(Inode { layout, ..inode.clone() }.encode(), expected);
+        expected.extend((0x0102u64 << 47).to_le_bytes());
+        expected.push(16);
+        (expected[1], expected[132]) = (2, 9 | 64);
+        let part = Inode { layout, range, kind: Kind::Dir, ..inode };
+        assert_eq!(part.encode(), expected);
     }
 
     proptest! {

@@ -245,11 +245,7 @@ fn client(bytes: &[u8]) -> Option<ClientId> {
     bytes.first_chunk().map(|b| ClientId(*b))
 }
 
-/// The place of a name in its directory: a 63-bit hash, never 0, because 0
-/// stands for the start of a listing.
-pub(crate) fn name_hash(seed: u64, name: &[u8]) -> u64 {
-    (xxhash_rust::xxh3::xxh3_64_with_seed(name, seed) >> 1).max(1)
-}
+pub(crate) use tatami_wire::partition::name_hash;
 
 #[cfg(test)]
 mod tests {

@@ -37,6 +37,7 @@ mod record;
 mod rename;
 mod session;
 mod shard;
+mod split;
 mod state;
 pub mod store;
 mod tiled;

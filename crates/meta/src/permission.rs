@@ -43,6 +43,13 @@ fn has(inode: &Inode, cred: &Cred, want: u8) -> bool {
     }
 }
 
+/// Gives a partition what decides who may do what with the directory.
+pub(crate) fn copy(dir: &Inode, part: &mut Inode) {
+    (part.mode, part.uid, part.gid) = (dir.mode, dir.uid, dir.gid);
+    part.acl.clone_from(&dir.acl);
+    part.default_acl.clone_from(&dir.default_acl);
+}
+
 /// Checks that `cred` owns the inode or is the superuser.
 ///
 /// # Errors

@@ -9,7 +9,7 @@ use crate::inode::Inode;
 use crate::permission::{self, Name, want};
 use crate::record::Damaged;
 use crate::store::Store;
-use crate::txn::Txn;
+use crate::txn::{Part, Txn};
 use std::sync::Arc;
 use tatami_wire::meta::{MetaReply, RenameMode};
 use tatami_wire::{Errno, Ino};
@@ -29,29 +29,35 @@ pub(crate) struct Place<'a> {
 /// One side of a rename, looked up.
 struct Side<'a> {
     dir: Ino,
+    /// The partition of it that has the name.
+    part: Ino,
     name: &'a [u8],
+    /// The partition's record.
     parent: Arc<Inode>,
     /// The inode that the entry leads to, if there is one.
     child: Option<(Ino, Arc<Inode>)>,
 }
 
-fn find<'a, S: Store>(txn: &mut Txn<'_, S>, place: Place<'a>) -> Outcome<Side<'a>> {
+fn find<'a, S: Store>(
+    txn: &mut Txn<'_, S>,
+    place: Place<'a>,
+    (part, parent): Part,
+) -> Outcome<Side<'a>> {
     let name = permission::name(place.name)?;
-    let parent = txn.inode(place.dir)?;
     permission::check_dir(&parent)?;
     permission::check(&parent, txn.cred, want::EXEC)?;
     let name = match name {
         Name::Plain(name) => name,
         Name::Dot | Name::DotDot => return Err(Errno::EBUSY.into()),
     };
-    let child = match txn.entry(place.dir, name)? {
+    let child = match txn.entry(part, name)? {
         Some(entry) => {
             let inode = txn.find(entry.ino)?.ok_or(Damaged("entry without inode"))?;
             Some((entry.ino, inode))
         }
         None => None,
     };
-    Ok(Side { dir: place.dir, name, parent, child })
+    Ok(Side { dir: txn.whole(part, &parent), part, name, parent, child })
 }
 
 pub(crate) fn rename<S: Store>(
@@ -63,8 +69,13 @@ pub(crate) fn rename<S: Store>(
 ) -> Outcome<MetaReply> {
     let nothing = MetaReply::Removed { ino: None, last: false };
     txn.foresee(to.dir, to.name)?;
-    let from = find(txn, from)?;
-    let to = find(txn, to)?;
+    permission::name(from.name)?;
+    let part = txn.inode(from.dir)?;
+    txn.in_place(from.dir, &part, from.name)?;
+    let from = find(txn, from, (from.dir, part))?;
+    permission::name(to.name)?;
+    let part = txn.part_of(to.dir, to.name)?;
+    let to = find(txn, to, part)?;
     let Some((source, moved)) = from.child.clone() else { return Err(Errno::ENOENT.into()) };
     match (mode, &to.child) {
         (RenameMode::NoReplace, Some(_)) => return Err(Errno::EEXIST.into()),
@@ -79,24 +90,24 @@ pub(crate) fn rename<S: Store>(
     check_permissions(txn, &from, &to, &moved, mode)?;
     match (&to.child, mode) {
         (Some((target, _)), RenameMode::Exchange) => {
-            txn.detach(from.dir, from.name, source)?;
-            txn.detach(to.dir, to.name, *target)?;
-            txn.attach(to.dir, to.name, source)?;
-            txn.attach(from.dir, from.name, *target)?;
+            txn.detach(from.part, from.name, source)?;
+            txn.detach(to.part, to.name, *target)?;
+            txn.attach(to.part, to.name, source)?;
+            txn.attach(from.part, from.name, *target)?;
             Ok(nothing)
         }
         (None, _) => {
-            txn.detach(from.dir, from.name, source)?;
-            txn.attach(to.dir, to.name, source)?;
+            txn.detach(from.part, from.name, source)?;
+            txn.attach(to.part, to.name, source)?;
             Ok(nothing)
         }
         (Some((target, replaced)), _) => {
-            if replaced.is_dir() && replaced.size > 0 {
+            if replaced.is_dir() && !txn.is_empty(*target, replaced)? {
                 return Err(Errno::ENOTEMPTY.into());
             }
-            txn.detach(to.dir, to.name, *target)?;
-            txn.detach(from.dir, from.name, source)?;
-            txn.attach(to.dir, to.name, source)?;
+            txn.detach(to.part, to.name, *target)?;
+            txn.detach(from.part, from.name, source)?;
+            txn.attach(to.part, to.name, source)?;
             let last = if replaced.is_dir() {
                 bury(txn, *target, keep)?;
                 true

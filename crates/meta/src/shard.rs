@@ -9,8 +9,9 @@ use crate::state::State;
 use crate::store::{Chore, Store, StoreError};
 use crate::transaction::{Applied, Finished, Out, Transactions};
 use crate::txn::Txn;
-use crate::{attr, check, entry, orphan, rename, tiled, xattr};
+use crate::{attr, check, entry, orphan, rename, split, tiled, xattr};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
@@ -119,11 +120,17 @@ impl<S: Store> Meta<S> {
             true => self.mutate(ctx, cred, op),
             false => self.look(ctx, cred, op),
         };
+        if !self.state.grown.is_empty() {
+            self.plan_splits();
+        }
         match result {
             Ok(result) => Applied::Done(result),
             Err(Failure::Missing(_) | Failure::Locked(_)) => {
                 self.meet_nothing();
                 self.begin(ctx, cred, op)
+            }
+            Err(Failure::Parted(part, range)) => {
+                Applied::Done(Ok(MetaReply::Parted { part, range }))
             }
             Err(e) => {
                 let errno = self.note(&e);
@@ -157,8 +164,6 @@ impl<S: Store> Meta<S> {
                 return Err(Errno::ESTALE.into());
             }
             MetaOp::InFlux { inos, .. } if !ours(inos) => return Err(Errno::ESTALE.into()),
-            // Records of other nodes would look like damage.
-            MetaOp::Check { .. } => return Err(Errno::EOPNOTSUPP.into()),
             _ => {}
         }
         let shard = op.target().shard();
@@ -219,6 +224,8 @@ impl<S: Store> Meta<S> {
         // What the disk holds is not known then, so nobody must be told of it.
         if !self.state.is_poisoned() {
             self.hear(from, message);
+            self.free();
+            self.plan_splits();
             self.meet_nothing();
         }
     }
@@ -227,8 +234,11 @@ impl<S: Store> Meta<S> {
     pub fn tick(&mut self, now: Timestamp) {
         self.tx.now = self.tx.now.max(now);
         if !self.state.is_poisoned() {
+            self.begin_splits();
             self.tick_jobs();
             self.ask_about_locks();
+            self.free();
+            self.plan_splits();
             self.meet_nothing();
         }
     }
@@ -242,7 +252,9 @@ impl<S: Store> Meta<S> {
         let decided = self.tx.decided.values().map(|decided| decided.again_at);
         let waiting = self.tx.waiting.iter().map(|waiting| waiting.ask_at);
         let held = self.state.locks.held().values().map(|held| held.ask_at);
-        jobs.chain(decided).chain(waiting).chain(held).min()
+        let freed = self.tx.freed.first().map(|_| self.tx.now);
+        let splits = self.tx.splits.due();
+        jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits).min()
     }
 
     /// What is to be sent to other nodes. It is there after a [`Meta::commit`] (and a [`Meta::sync`],
@@ -256,15 +268,19 @@ impl<S: Store> Meta<S> {
         std::mem::take(&mut self.tx.ready_finished)
     }
 
-    /// Whether a transaction is about to change the inode, or (a directory) its entries: then it
-    /// must not be delegated.
-    pub fn is_locked(&self, ino: Ino) -> bool {
+    /// Whether a transaction is about to change the inode, or (a directory) its entries, or it is a directory of
+    /// which this node has only a part: then it must not be delegated.
+    pub fn is_locked(&mut self, ino: Ino) -> bool {
+        let parted = |inode: Arc<Inode>| inode.is_parted();
         self.state.locks.concern(ino)
+            || self.tx.splits.concern(ino)
+            || self.state.is_spread() && self.state.inode(ino).ok().flatten().is_some_and(parted)
     }
 
     /// Number of transactions that are under way here: as coordinator, or with locks.
     pub fn under_way(&self) -> usize {
-        self.tx.jobs.len() + self.tx.decided.len() + self.state.locks.held().len()
+        let planned = self.tx.jobs.len() + self.tx.splits.planned();
+        planned + self.tx.decided.len() + self.state.locks.held().len()
     }
 
     /// The attributes of an inode now; `None` where there is none, it does not read, or
@@ -274,7 +290,7 @@ impl<S: Store> Meta<S> {
             return None;
         }
         if let Some(inode) = self.state.inode(ino).ok().flatten() {
-            return Some(inode.attr(ino));
+            return (!inode.is_parted()).then(|| inode.attr(ino));
         }
         if !self.state.is_spread() || !self.state.owns(ino.birth()) {
             return None;
@@ -460,6 +476,9 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Settle { ino, state } => orphan::settle(txn, *ino, state.as_ref()),
         MetaOp::ScanInodes { after, limit } => attr::scan(txn, *after, *limit),
         MetaOp::Check { after, limit, repair } => check::check(txn, *after, *limit, *repair),
+        MetaOp::Partitions { dir } => split::partitions(txn, *dir),
+        MetaOp::Split { part, above } => split::split(txn, *part, *above),
+        MetaOp::Ties { after, last, limit, .. } => check::ties(txn, *after, *last, *limit),
         MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
         MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),
         MetaOp::Publish { ino, parts, cuts, base } => {

@@ -23,6 +23,9 @@ use tatami_wire::{Errno, Ino, NodeId, ShardId, ShardMap, VolumeId};
 /// twice: objects of the lost file may still lie on some node.
 const STRIDE: u64 = 1 << 16;
 
+/// A partition of a directory with more entries is split, unless told otherwise.
+const SPLIT_ABOVE: u64 = 1024;
+
 /// What a scan calls; it may fail and stop the scan with that.
 pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> + 'a;
 
@@ -47,6 +50,10 @@ pub(crate) struct State<S> {
     pub seen: Vec<Ino>,
     /// Inodes that the last operation has changed.
     pub changed: Vec<Ino>,
+    /// A partition with more entries is split.
+    pub split_above: u64,
+    /// Partitions with more entries, in which some were made.
+    pub grown: Vec<Ino>,
 }
 
 impl<S: Store> State<S> {
@@ -69,7 +76,7 @@ impl<S: Store> State<S> {
                 if used {
                     return Err(OpenError::Damaged("shard record"));
                 }
-                let seed = xxhash_rust::xxh3::xxh3_64(&volume.0);
+                let seed = tatami_wire::partition::name_seed(volume);
                 // Number 1 of shard 0 is the root.
                 Shard { volume, node: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
             }
@@ -99,11 +106,17 @@ impl<S: Store> State<S> {
             poisoned: false,
             seen: Vec::new(),
             changed: Vec::new(),
+            split_above: SPLIT_ABOVE,
+            grown: Vec::new(),
         })
     }
 
     pub fn epoch(&self) -> u64 {
         self.map.epoch()
+    }
+
+    pub fn map(&self) -> &ShardMap {
+        &self.map
     }
 
     pub fn node(&self) -> NodeId {
@@ -477,9 +490,9 @@ mod tests {
         assert!(matches!(open(VOLUME, NodeId(1), store.clone()), Err(OpenError::Node { .. })));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 6;
+        record[8] = 7;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 6, known: 5 })));
+        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 7, known: 6 })));
         let mut older = store.clone();
         record[8] = 1;
         older.change(&(b"S".to_vec(), Some(record)));

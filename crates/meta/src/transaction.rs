@@ -20,6 +20,7 @@ pub(crate) mod coordinator;
 pub(crate) mod locks;
 pub(crate) mod participant;
 pub(crate) mod record;
+pub(crate) mod splits;
 
 use crate::error::{Failure, Outcome};
 use crate::keys::{self, Key, Parsed, tag};
@@ -142,6 +143,9 @@ pub(crate) struct Transactions {
     pub decided: BTreeMap<Txid, Decided>,
     pub waiting: Vec<Waiting>,
     pub over: Over,
+    pub splits: splits::Splits,
+    /// Transactions of this node that have locked records of this node, and do not any more.
+    pub freed: Vec<Txid>,
     /// What may leave after the next commit.
     pub outs: Vec<Out>,
     pub finished: Vec<Finished>,
@@ -164,6 +168,8 @@ impl Transactions {
             decided: BTreeMap::new(),
             waiting: Vec::new(),
             over: Over::default(),
+            splits: splits::Splits::default(),
+            freed: Vec::new(),
             outs: Vec::new(),
             finished: Vec::new(),
             ready_outs: Vec::new(),

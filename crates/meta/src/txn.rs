@@ -5,7 +5,10 @@
 //! functions at the end of this file. What is different where other nodes have shards, too, is in
 //! `spread`.
 
+mod parts;
 mod spread;
+
+pub(crate) use parts::Part;
 
 use crate::Context;
 use crate::error::Outcome;
@@ -34,6 +37,8 @@ pub(crate) struct Txn<'a, S> {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
+    /// A partition of this node that is to be split.
+    grown: Option<Ino>,
     /// `None` where one node has all shards.
     spread: Option<Box<Spread<'a>>>,
 }
@@ -80,7 +85,7 @@ impl Again {
 
 /// What an operation has to do with the records of another node.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Share {
     /// What it has seen.
     pub reads: BTreeMap<Key, Option<Vec<u8>>>,
     /// What it writes.
@@ -96,8 +101,9 @@ pub(crate) struct Done {
     writes: Vec<Change>,
     inode_delta: i64,
     garbage: Vec<NodeId>,
+    grown: Option<Ino>,
     /// By other nodes; also those whose records it has only seen.
-    pub parts: BTreeMap<NodeId, Part>,
+    pub parts: BTreeMap<NodeId, Share>,
 }
 
 impl Done {
@@ -113,6 +119,7 @@ impl Done {
     /// have become garbage.
     pub fn apply<S: Store>(self, state: &mut State<S>) -> Vec<NodeId> {
         hand_over(state, self.changed, self.inodes, self.new, self.writes);
+        state.grown.extend(self.grown);
         state.count_inodes(self.inode_delta);
         self.garbage
     }
@@ -151,6 +158,7 @@ impl<'a, S: Store> Txn<'a, S> {
             writes: Vec::new(),
             inode_delta: 0,
             garbage: Vec::new(),
+            grown: None,
             spread,
         }
     }
@@ -189,7 +197,8 @@ impl<'a, S: Store> Txn<'a, S> {
             return self.done_spread();
         }
         let Txn { inodes, new, changed, writes, inode_delta, garbage, .. } = self;
-        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts: BTreeMap::new() })
+        let parts = BTreeMap::new();
+        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, grown: None, parts })
     }
 
     /// Hands the writes to the state. Returns the nodes on which objects have become garbage.
@@ -394,20 +403,25 @@ impl<'a, S: Store> Txn<'a, S> {
     // What touches more than one inode.
 
     /// Adds the entry `name` of `dir`, which leads to `child`: the entry, the
-    /// directory's counts and times, the link count and parent of the child.
+    /// directory's counts and times, the link count and parent of the child. `dir` is the partition that
+    /// has the name.
     /// There must be no such entry yet.
     ///
     /// # Errors
     /// `EMLINK`
     pub fn attach(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Outcome<()> {
         let now = self.now();
+        let whole = match self.spread {
+            Some(_) => self.directory_of(dir)?,
+            None => dir,
+        };
         let child = self.edit(ino)?;
         let is_dir = child.is_dir();
         let kind = child.kind;
-        let moves = is_dir && child.parent != dir;
+        let moves = is_dir && child.parent != whole;
         if is_dir {
             child.nlink = 2 + child.nlink.saturating_sub(2);
-            child.parent = dir;
+            child.parent = whole;
         } else {
             if child.nlink >= LINK_MAX {
                 return Err(Errno::EMLINK.into());
@@ -425,12 +439,8 @@ impl<'a, S: Store> Txn<'a, S> {
         parent.size += 1;
         parent.ctime = parent.ctime.moved_to(now);
         parent.mtime = parent.ctime;
-        self.bring_home(dir);
-        if let Some(spread) = &mut self.spread
-            && moves
-            && self.new != Some(ino)
-        {
-            spread.moved.push(ino);
+        if self.spread.is_some() {
+            self.attached(dir, ino, moves)?;
         }
         let key = self.entry_key(dir, name);
         self.put(key, Entry { ino, kind }.encode());

@@ -95,7 +95,7 @@ fn list_of(inode: &Inode, space: Space) -> Option<&Arc<Acl>> {
 }
 
 pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+    let inode = txn.own_inode(ino)?;
     let space = space(name)?;
     check_read(&inode, txn.cred, space)?;
     let value = match space {
@@ -110,7 +110,7 @@ pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> Outc
 }
 
 pub(crate) fn list<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+    let inode = txn.own_inode(ino)?;
     let mut names = Vec::new();
     let mut push = |name: &[u8]| {
         names.extend_from_slice(name);
@@ -147,7 +147,7 @@ pub(crate) fn set<S: Store>(
     if value.len() > XATTR_VALUE_MAX {
         return Err(Errno::E2BIG.into());
     }
-    let inode = txn.inode(ino)?;
+    let inode = txn.own_inode(ino)?;
     let space = space(name)?;
     check_write(&inode, txn.cred, space)?;
     if matches!(space, Space::AccessList | Space::DefaultList) {
@@ -178,7 +178,7 @@ pub(crate) fn set<S: Store>(
 }
 
 pub(crate) fn remove<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> Outcome<MetaReply> {
-    let inode = txn.inode(ino)?;
+    let inode = txn.own_inode(ino)?;
     let space = space(name)?;
     check_write(&inode, txn.cred, space)?;
     if matches!(space, Space::AccessList | Space::DefaultList) {
@@ -258,5 +258,6 @@ fn put_list<S: Store>(
             inode.acl = acl.filter(|acl| !acl.is_mode()).map(Arc::new);
         }
     }
+    txn.tell_parts(ino, permission::copy)?;
     Ok(MetaReply::Done)
 }

@@ -4,7 +4,13 @@ use crate::history::Process;
 use crate::spec::{Answer, Call, Name};
 use fastrand::Rng;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap};
+use tatami_wire::partition::{Directories, name_hash, name_seed};
+use tatami_wire::{
+    Attr, ClientId, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap, VolumeId,
+};
+
+/// The volume.
+pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
 
 /// Names in a directory: few, so that clients meet.
 const NAMES: Name = 4;
@@ -41,6 +47,15 @@ pub(crate) struct Reply {
 /// One slot of a client: somebody who asks one thing after the other.
 #[derive(Debug)]
 pub(crate) struct Slot {
+    /// What it has been told of partitions.
+    pub directories: Directories,
+    /// The request under way, as it was sent to a partition. What is sent again goes to the same place: it
+    /// may have been done there.
+    pub sent: Option<MetaOp>,
+    /// What was known of partitions was forgotten for it.
+    pub forgotten: bool,
+    /// How the listing that it has begun goes on.
+    pub goes_on: Option<Call>,
     pub process: Process,
     pub client: ClientId,
     pub number: u32,
@@ -64,10 +79,48 @@ impl Slot {
     }
 
     /// The request under way, to be sent for the first time or again.
-    pub fn request(&self) -> Option<Request> {
-        let op = operation(self.pending.as_ref()?);
+    pub fn request(&mut self, map: &ShardMap) -> Option<Request> {
+        let pending = self.pending.as_ref()?;
+        let op = self.sent.get_or_insert_with(|| {
+            let mut op = operation(pending);
+            self.directories.locate(map, seed(), &mut op);
+            op
+        });
+        let op = op.clone();
         let Slot { process, client, number, seq, connection, .. } = *self;
         Some(Request { process, client, slot: number, seq, connection, op })
+    }
+}
+
+/// What the hashes of names are seeded with.
+pub(crate) fn seed() -> u64 {
+    name_seed(VOLUME)
+}
+
+/// The place of a name in its directory.
+pub(crate) fn hash(name: Name) -> u64 {
+    name_hash(seed(), &bytes(name))
+}
+
+/// Learns from an answer that says that something is elsewhere. Whether it is to be asked for there.
+pub(crate) fn is_corrected(
+    (directories, forgotten): (&mut Directories, &mut bool),
+    map: &ShardMap,
+    (call, sent): (&Call, &MetaOp),
+    result: &MetaResult,
+) -> bool {
+    match result {
+        Ok(MetaReply::Parted { part, range }) => {
+            directories.learn(map, *part, *range);
+            true
+        }
+        // The partition may be gone, or what else the operation needs.
+        Err(Errno::ESTALE) if !*forgotten && operation(call) != *sent => {
+            *forgotten = true;
+            directories.forget(seed(), &operation(call));
+            true
+        }
+        _ => false,
     }
 }
 
@@ -108,8 +161,8 @@ pub(crate) fn operation(call: &Call) -> MetaOp {
         Call::Link { ino, dir, name } => {
             MetaOp::Link { ino: *ino, parent: *dir, name: bytes(*name) }
         }
-        Call::List { dir } => {
-            MetaOp::ReadDir { dir: *dir, after: 0, limit: READDIR_MAX, plus: false }
+        Call::List { dir, after } => {
+            MetaOp::ReadDir { dir: *dir, after: *after, limit: READDIR_MAX, plus: false }
         }
     }
 }
@@ -125,12 +178,12 @@ pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
         Err(errno) => Answer::Failed(*errno),
         Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => node(attr),
         Ok(MetaReply::Removed { ino, last }) => Answer::Removed { ino: *ino, last: *last },
-        Ok(MetaReply::Entries { entries, end: true, .. }) => {
+        Ok(MetaReply::Entries { entries, end, upto, .. }) => {
             let known = entries.iter().map(|entry| {
                 let number = entry.name.strip_prefix(b"n")?;
                 Some((std::str::from_utf8(number).ok()?.parse().ok()?, entry.ino))
             });
-            Answer::Names(known.collect::<Option<_>>()?)
+            Answer::Names { names: known.collect::<Option<_>>()?, upto: *upto, end: *end }
         }
         Ok(_) => return None,
     })
@@ -206,7 +259,7 @@ impl Known {
                 let all = if rng.bool() { &self.dirs } else { &self.files };
                 Call::GetAttr { ino: self.choose(rng, all) }
             }
-            _ => Call::List { dir },
+            _ => Call::List { dir, after: 0 },
         }
     }
 }

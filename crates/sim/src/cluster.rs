@@ -30,7 +30,8 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// `nodes` daemons with empty stores, which have about the same number of `shards` each.
+    /// `nodes` daemons with empty stores, which have about the same number of `shards` each. Partitions of
+    /// directories with more entries than `split_above` are split.
     ///
     /// # Errors
     /// What keeps shards from opening.
@@ -38,6 +39,7 @@ impl Cluster {
         nodes: u16,
         shards: usize,
         durability: Durability,
+        split_above: Option<u64>,
         defect: Option<Defect>,
     ) -> Result<Cluster, String> {
         let ids: Vec<_> = (0..nodes).map(NodeId).collect();
@@ -45,7 +47,8 @@ impl Cluster {
             [alone] => ShardMap::single(alone),
             _ => ShardMap::even(1, shards, &ids).ok_or("there is no such map")?,
         };
-        let start = |node: &NodeId| Daemon::start(*node, map.clone(), durability, defect);
+        let start =
+            |node: &NodeId| Daemon::start(*node, map.clone(), durability, split_above, defect);
         let daemons = ids.iter().map(start).collect::<Result<Vec<_>, _>>()?;
         let (clocks, wakes) = (vec![0; ids.len()], vec![None; ids.len()]);
         Ok(Cluster { map, daemons, clocks, cuts: BTreeSet::new(), wakes, asked: 0 })

@@ -1,7 +1,7 @@
 //! A daemon around its shards, as the executor of `node` works: rounds of requests and messages of
 //! other daemons, one commit for all of them, then the answers and messages. It can die at any step.
 
-use crate::client::{Reply, Request};
+use crate::client::{Reply, Request, VOLUME};
 use fastrand::Rng;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,7 +9,7 @@ use tatami_meta::store::faulty::Fault;
 use tatami_meta::{Applied, Config, Context, FaultyStore, Finished, Meta, Out, Store, Ticket};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeKey};
 
 /// What an acknowledgement promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,9 @@ pub(crate) enum Input {
     Message(NodeId, PeerMessage),
 }
 
+/// A key and its value.
+pub(crate) type Record = (Vec<u8>, Vec<u8>);
+
 /// What leaves a daemon.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
@@ -101,6 +104,7 @@ pub(crate) struct Daemon {
     waiting: BTreeMap<Ticket, Vec<Request>>,
     durability: Durability,
     defect: Option<Defect>,
+    split_above: Option<u64>,
     /// Slots that no client has, for [`Defect::ForgetsAnswers`].
     strange: u32,
 }
@@ -114,6 +118,7 @@ impl Daemon {
         node: NodeId,
         map: ShardMap,
         durability: Durability,
+        split_above: Option<u64>,
         defect: Option<Defect>,
     ) -> Result<Daemon, String> {
         let mut daemon = Daemon {
@@ -125,6 +130,7 @@ impl Daemon {
             waiting: BTreeMap::new(),
             durability,
             defect,
+            split_above,
             strange: 1 << 20,
         };
         daemon.up(Timestamp::from_sec(0))?;
@@ -303,11 +309,12 @@ impl Daemon {
         let config = Config {
             node: self.node,
             map: self.map.clone(),
-            volume: VolumeId([1; 16]),
+            volume: VOLUME,
             key: VolumeKey::new([1; 32]),
         };
         if let Some(Life::Down(store)) = self.life.take() {
-            let meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
+            let mut meta = Meta::open(store, config, now).map_err(|e| e.to_string())?;
+            self.split_above.into_iter().for_each(|entries| meta.split_above(entries));
             self.life = Some(Life::Up(Box::new(meta)));
             self.incarnation += 1;
         }
@@ -329,17 +336,17 @@ impl Daemon {
         }
     }
 
-    /// The keys in its store, as `docs/FORMAT.md` draws them, and how many inodes it counts.
-    pub fn records(&mut self) -> (Vec<Vec<u8>>, u64) {
-        let mut keys = Vec::new();
-        let Some(Life::Up(meta)) = &mut self.life else { return (keys, 0) };
-        let scanned = meta.store_mut().scan(&[], &[], &mut |key, _| {
-            keys.push(key.to_vec());
+    /// The records in its store, as `docs/FORMAT.md` draws them, and how many inodes it counts.
+    pub fn records(&mut self) -> (Vec<Record>, u64) {
+        let mut records = Vec::new();
+        let Some(Life::Up(meta)) = &mut self.life else { return (records, 0) };
+        let scanned = meta.store_mut().scan(&[], &[], &mut |key, value| {
+            records.push((key.to_vec(), value.to_vec()));
             ControlFlow::Continue(())
         });
         // A store in memory that is up always reads.
         debug_assert!(scanned.is_ok());
-        (keys, meta.inodes())
+        (records, meta.inodes())
     }
 }
 

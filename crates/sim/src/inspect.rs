@@ -4,6 +4,7 @@
 use crate::cluster::Cluster;
 use crate::spec::{Answer, Call};
 use std::collections::{BTreeMap, BTreeSet};
+use tatami_wire::partition::Range;
 use tatami_wire::{Ino, NodeId, ShardMap};
 
 /// What was found on the way.
@@ -28,13 +29,18 @@ impl Walk {
         let mut walk = Walk { left: vec![Ino::ROOT], ..Walk::default() };
         walk.dirs.insert(Ino::ROOT);
         while let Some(dir) = walk.left.pop() {
-            let Answer::Names(names) = ask(Call::List { dir })? else {
-                walk.findings.push(format!("directory {dir} cannot be listed"));
-                continue;
-            };
-            for (name, ino) in names {
-                let found = ask(Call::Lookup { dir, name })?;
-                walk.meet(dir, ino, found);
+            let mut after = Some(0);
+            while let Some(from) = after {
+                let Answer::Names { names, upto, end } = ask(Call::List { dir, after: from })?
+                else {
+                    walk.findings.push(format!("directory {dir} cannot be listed"));
+                    break;
+                };
+                for (name, ino) in names {
+                    let found = ask(Call::Lookup { dir, name })?;
+                    walk.meet(dir, ino, found);
+                }
+                after = (!end && upto > from).then_some(upto);
             }
         }
         walk.count(ask)?;
@@ -75,12 +81,26 @@ impl Walk {
     /// What is wrong, with what lies in the stores besides what was met.
     pub fn findings(mut self, cluster: &mut Cluster) -> Vec<String> {
         let (mut lying, mut counted) = (BTreeSet::new(), 0);
+        let mut ranges: BTreeMap<Ino, Vec<Range>> = BTreeMap::new();
+        let map = cluster.map.clone();
         for daemon in &mut cluster.daemons {
-            let (keys, inodes) = daemon.records();
+            let (records, inodes) = daemon.records();
             counted += inodes;
-            for key in keys {
+            for (key, value) in records {
                 let ino = || key.get(1..9)?.try_into().ok().map(|b| Ino(u64::from_be_bytes(b)));
-                match (key.first(), ino()) {
+                let ino = ino();
+                if let (Some(b'I'), Some(part), Some(range)) = (key.first(), ino, range(&value)) {
+                    let dir = map.whole(part, range.from);
+                    ranges.entry(dir).or_default().push(range);
+                    if part != dir {
+                        continue;
+                    }
+                }
+                let ino = match key.first() {
+                    Some(b'E') => ino.map(|part| map.directory_of(part)),
+                    _ => ino,
+                };
+                match (key.first(), ino) {
                     (Some(b'I' | b'Y'), Some(ino)) if !lying.insert(ino) => {
                         self.findings.push(format!("inode {ino} has two records"));
                     }
@@ -94,6 +114,15 @@ impl Walk {
                 }
             }
         }
+        for (dir, mut ranges) in ranges {
+            ranges.sort_unstable();
+            let covered = ranges[0].from == 0
+                && ranges.windows(2).all(|pair| pair[0].last() + 1 == pair[1].from)
+                && ranges.last().is_some_and(|range| range.is_last());
+            if !covered || !self.dirs.contains(&dir) {
+                self.findings.push(format!("directory {dir} has the partitions {ranges:x?}"));
+            }
+        }
         let met: BTreeSet<_> = self.dirs.iter().chain(self.files.keys()).copied().collect();
         let orphans = lying.difference(&met).map(|ino| format!("no name leads to inode {ino}"));
         self.findings.extend(orphans);
@@ -102,6 +131,15 @@ impl Walk {
         }
         self.findings
     }
+}
+
+/// The range of a directory that is in several partitions, from the record of one of them, as docs/FORMAT.md
+/// draws it.
+fn range(inode: &[u8]) -> Option<Range> {
+    let is_parted = inode.get(132)? & 64 != 0;
+    let (rest, bits) = inode.split_at_checked(inode.len().checked_sub(1)?)?;
+    let from = u64::from_le_bytes(*rest.last_chunk()?);
+    is_parted.then_some(Range { from, bits: *bits.first()? })
 }
 
 /// Directories that have nothing to do with the node `absent`, made in a new directory of the root, and

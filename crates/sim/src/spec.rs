@@ -3,6 +3,7 @@
 //! Answers are checked rather than computed: which number a new inode gets is the shard's business, as long
 //! as it is a new one. The order in which mistakes are told is Linux', see `meta::rename`.
 
+use crate::client::hash;
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Errno, Ino};
@@ -14,14 +15,41 @@ pub(crate) type Name = u8;
 /// An operation, as it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
-    Create { dir: Ino, name: Name, is_dir: bool },
-    Lookup { dir: Ino, name: Name },
-    GetAttr { ino: Ino },
-    Unlink { dir: Ino, name: Name },
-    Rmdir { dir: Ino, name: Name },
-    Rename { from: (Ino, Name), to: (Ino, Name), mode: RenameMode },
-    Link { ino: Ino, dir: Ino, name: Name },
-    List { dir: Ino },
+    Create {
+        dir: Ino,
+        name: Name,
+        is_dir: bool,
+    },
+    Lookup {
+        dir: Ino,
+        name: Name,
+    },
+    GetAttr {
+        ino: Ino,
+    },
+    Unlink {
+        dir: Ino,
+        name: Name,
+    },
+    Rmdir {
+        dir: Ino,
+        name: Name,
+    },
+    Rename {
+        from: (Ino, Name),
+        to: (Ino, Name),
+        mode: RenameMode,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+    },
+    /// Names whose hash is above `after`, up to what the answer says.
+    List {
+        dir: Ino,
+        after: u64,
+    },
 }
 
 /// What was answered.
@@ -38,7 +66,12 @@ pub(crate) enum Answer {
         ino: Option<Ino>,
         last: bool,
     },
-    Names(BTreeMap<Name, Ino>),
+    /// All names whose hash is at most `upto`; nothing follows at the `end`.
+    Names {
+        names: BTreeMap<Name, Ino>,
+        upto: u64,
+        end: bool,
+    },
     Failed(Errno),
     /// Who asked died: nobody knows whether it was done.
     Unknown,
@@ -207,9 +240,11 @@ impl Namespace {
                 self.put(dir, *name, id);
                 Ok(Outcome::Node(id))
             }
-            Call::List { dir } => {
+            Call::List { dir, after } => {
                 let dir = self.dir(*dir)?;
-                Ok(Outcome::Names(self.entries(dir)))
+                let mut entries = self.entries(dir);
+                entries.retain(|name, _| hash(*name) > *after);
+                Ok(Outcome::Names(entries))
             }
         }
     }
@@ -297,10 +332,12 @@ impl Namespace {
                 };
                 same && last == told
             }
-            (Outcome::Names(entries), Answer::Names(names)) => {
-                entries.len() == names.len()
-                    && entries
-                        .iter()
+            (Outcome::Names(entries), Answer::Names { names, upto, end }) => {
+                let told: BTreeMap<_, _> =
+                    entries.iter().filter(|(name, _)| *end || hash(**name) <= *upto).collect();
+                told.len() == names.len()
+                    && told
+                        .into_iter()
                         .all(|(name, id)| names.get(name).is_some_and(|ino| self.meet(*id, *ino)))
             }
             _ => false,

@@ -1,6 +1,6 @@
 //! A run: who does what when, and what is checked in the end.
 
-use crate::client::{Known, Reply, Request, Slot, answer, operation};
+use crate::client::{Known, Reply, Request, Slot, answer, is_corrected, operation, seed};
 use crate::cluster::Cluster;
 use crate::daemon::{Death, Defect, Durability, Input, Output};
 use crate::history::History;
@@ -9,6 +9,7 @@ use crate::network::{Agenda, Manners, Time};
 use crate::spec::{Answer, Call};
 use fastrand::Rng;
 use std::fmt::Debug;
+use tatami_wire::partition::Directories;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, NodeId, Timestamp};
 
@@ -51,6 +52,8 @@ pub struct Options {
     pub operations: u32,
     /// What the daemons promise.
     pub durability: Durability,
+    /// Partitions of directories with more entries are split.
+    pub split_above: Option<u64>,
     /// The mistake that is built in.
     pub defect: Option<Defect>,
 }
@@ -70,6 +73,7 @@ impl Options {
             slots: 2,
             operations: 12,
             durability,
+            split_above: None,
             defect: None,
         }
     }
@@ -84,7 +88,19 @@ impl Options {
         let (clients, operations) = if absence { (4, 8) } else { (5, 10) };
         let usual = Options::new(seed);
         let belated = seed.is_multiple_of(7);
-        Options { nodes, shards, absence, belated, clients, slots: 1, operations, ..usual }
+        // There are four names in a directory. One that is split concerns all daemons.
+        let split_above = (!absence && !seed.is_multiple_of(3)).then_some(1 + seed / 12 % 2);
+        Options {
+            split_above,
+            nodes,
+            shards,
+            absence,
+            belated,
+            clients,
+            slots: 1,
+            operations,
+            ..usual
+        }
     }
 }
 
@@ -99,6 +115,8 @@ pub struct Report {
     pub repeated: u32,
     /// Messages that daemons sent each other.
     pub messages: u32,
+    /// Requests that were put to a partition that had not got the name.
+    pub corrected: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
     /// A hash of all events: equal for equal runs.
@@ -184,14 +202,14 @@ pub fn run(options: Options) -> Result<Report, String> {
 
 impl World {
     fn new(options: &Options) -> Result<World, String> {
-        let Options { nodes, shards, durability, defect, .. } = *options;
+        let Options { nodes, shards, durability, split_above, defect, .. } = *options;
         let mut world = World {
             defect,
             belated: options.belated,
             ways: if nodes == 1 { Ways::ALONE } else { Ways::SPREAD },
             rng: Rng::with_seed(options.seed),
             agenda: Agenda::new(),
-            cluster: Cluster::start(nodes, shards, durability, defect)?,
+            cluster: Cluster::start(nodes, shards, durability, split_above, defect)?,
             slots: Vec::new(),
             known: Known::new(),
             island: Known::new(),
@@ -214,6 +232,10 @@ impl World {
             for number in 0..options.slots {
                 let process = world.new_process();
                 let slot = Slot {
+                    directories: Directories::default(),
+                    sent: None,
+                    goes_on: None,
+                    forgotten: false,
                     process,
                     client: id,
                     number,
@@ -418,10 +440,14 @@ impl World {
             return;
         }
         let known = if slot.apart { &self.island } else { &self.known };
-        let call = known.call(&mut self.rng);
+        let call = match slot.goes_on.take() {
+            Some(next) => next,
+            None => known.call(&mut self.rng),
+        };
         slot.left -= 1;
         slot.seq += 1;
         slot.pending = Some(call.clone());
+        (slot.sent, slot.forgotten) = (None, false);
         self.history.asked(slot.process, call);
         self.send(number);
     }
@@ -429,7 +455,7 @@ impl World {
     fn send(&mut self, number: usize) {
         let manners = self.manners();
         self.slots[number].connection += 1;
-        if let Some(mut request) = self.slots[number].request() {
+        if let Some(mut request) = self.slots[number].request(&self.cluster.map) {
             let connection = request.connection;
             let node = self.cluster.place(&request.op);
             // Slots are numbered for each daemon.
@@ -506,6 +532,16 @@ impl World {
             self.send(number);
             return Ok(());
         }
+        let known = (&mut slot.directories, &mut slot.forgotten);
+        if let (Some(call), Some(sent)) = (&slot.pending, &slot.sent)
+            && is_corrected(known, &self.cluster.map, (call, sent), &reply.result)
+        {
+            self.report.corrected += 1;
+            slot.sent = None;
+            slot.seq += 1;
+            self.send(number);
+            return Ok(());
+        }
         let Some(call) = slot.pending.take() else { return Ok(()) };
         let answer = answer(&reply.result)
             .ok_or_else(|| format!("{call:?} was answered by {:?}", reply.result))?;
@@ -514,7 +550,17 @@ impl World {
         } else if matches!(answer, Answer::Node { is_dir: false, .. }) {
             self.island.learn(&answer);
         }
+        let next = match (&call, &answer) {
+            (Call::List { dir, .. }, Answer::Names { upto, end: false, .. }) => {
+                Some(Call::List { dir: *dir, after: *upto })
+            }
+            _ => None,
+        };
         self.history.answered(slot.process, call, answer);
+        if let Some(next) = next {
+            slot.left += 1;
+            slot.goes_on = Some(next);
+        }
         let think = self.rng.u64(..500);
         self.agenda.after(think, Event::Begin(number));
         Ok(())
@@ -530,20 +576,31 @@ impl World {
         let slot = &mut self.slots[number];
         self.history.died(slot.process);
         (slot.process, slot.client, slot.seq, slot.pending) = (process, id, 0, None);
+        (slot.sent, slot.goes_on) = (None, None);
         self.agenda.after(0, Event::Begin(number));
     }
 
     /// A client that asks one thing after the other while nobody else does, and is part of the history.
     fn asker(&mut self) -> impl FnMut(Call) -> Result<Answer, String> {
         let (client, process) = (self.new_client(), self.new_process());
-        let mut seq = 0;
+        let (mut seq, mut directories) = (0, Directories::default());
         move |call| {
-            seq += 1;
             self.history.asked(process, call.clone());
-            let op = operation(&call);
-            let slot = (self.cluster.place(&op) as u32) << 16;
-            let request = Request { process, client, slot, seq, connection: 1, op };
-            let result = self.cluster.ask(self.agenda.now(), request)?;
+            let mut forgotten = false;
+            let result = loop {
+                seq += 1;
+                let mut op = operation(&call);
+                directories.locate(&self.cluster.map, seed(), &mut op);
+                let slot = (self.cluster.place(&op) as u32) << 16;
+                let sent = op.clone();
+                let request = Request { process, client, slot, seq, connection: 1, op };
+                let result = self.cluster.ask(self.agenda.now(), request)?;
+                let map = &self.cluster.map;
+                let known = (&mut directories, &mut forgotten);
+                if !is_corrected(known, map, (&call, &sent), &result) {
+                    break result;
+                }
+            };
             let answer =
                 answer(&result).ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
             self.history.answered(process, call, answer.clone());
@@ -612,8 +669,10 @@ mod tests {
             let sum = |of: fn(&Report) -> u32| reports.iter().map(of).sum::<u32>();
             assert!(sum(|report| report.crashes) > 100);
             assert!(sum(|report| report.repeated) > 100);
-            let messages = sum(|report| report.messages);
-            assert!(if options(0).nodes == 1 { messages == 0 } else { messages > 2000 });
+            let (messages, corrected) = (sum(|r| r.messages), sum(|r| r.corrected));
+            let alone = options(0).nodes == 1;
+            assert!(if alone { messages == 0 } else { messages > 2000 });
+            assert!(if alone { corrected == 0 } else { corrected > 50 }, "{corrected} corrected");
         }
     }
 

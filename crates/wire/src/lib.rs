@@ -19,6 +19,7 @@ pub mod ids;
 pub mod key;
 pub mod meta;
 pub mod object;
+pub mod partition;
 pub mod shards;
 pub mod tiles;
 pub mod transaction;

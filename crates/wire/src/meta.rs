@@ -1,5 +1,6 @@
 //! Requests to a shard of the namespace, and its replies.
 
+use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
     Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId, Timestamp,
@@ -13,7 +14,16 @@ pub type Bytes = serde_bytes::ByteBuf;
 /// Most inodes that one [`MetaOp::Closed`] names, both kinds together.
 pub const CLOSED_MAX: usize = 128;
 
+/// Most inodes of each sort in the answer to one [`MetaOp::Ties`].
+pub const TIES_MAX: u32 = 8 * 1024;
+
 /// One request to one shard, or to all that a node serves.
+///
+/// Where several nodes have shards, the entries of a large directory are in several
+/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a listing, is the
+/// number of the partition that has the name, as far as the client knows; the directory's own is that of the first one. Who
+/// has not got it answers [`MetaReply::Parted`]. In all other places, and in answers, directories have
+/// their own number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
     /// The shard that must answer, that of [`MetaOp::target`]; any for what
@@ -184,6 +194,9 @@ pub enum MetaOp {
     ScanInodes { after: Ino, limit: u32 },
     /// Verifies the shard's own records (entries ↔ inodes ↔ link counts) and,
     /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
+    ///
+    /// Where several nodes have shards, nothing is said of how names and inodes of different nodes
+    /// agree: that is compared by who asks, with `Ties`.
     Check { after: Ino, limit: u32, repair: bool },
     /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
     /// open for writing, with a size to be settled, or gone with objects still
@@ -220,6 +233,17 @@ pub enum MetaOp {
     /// could have changed the bytes since they were set aside, `EINVAL` where the size would be
     /// another. → `Attr`
     Relayout { ino: Ino, pieces: Vec<NewPiece>, base: (NodeId, u32), state: DataState },
+
+    // Where several nodes have shards.
+    /// Housekeeping: what ties names to inodes on the node of `shard`: inodes above `after`, up to `last`, that lie there,
+    /// and the entries there that lead to such inodes, wherever these lie; at most `limit` inodes of
+    /// each (8 to [`TIES_MAX`]). → `Ties`
+    Ties { shard: ShardId, after: Ino, last: Ino, limit: u32 },
+    /// In which partitions a directory's entries are. → `Partitions`
+    Partitions { dir: Ino },
+    /// Housekeeping: splits a partition with more than so many entries, if that spreads it over more
+    /// nodes. → `Done`
+    Split { part: Ino, above: u64 },
 }
 
 impl MetaOp {
@@ -242,6 +266,8 @@ impl MetaOp {
             | InFlux { .. }
             | Tiles { .. }
             | GarbagePieces { .. }
+            | Ties { .. }
+            | Partitions { .. }
             | ScanInodes { .. } => false,
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
@@ -264,6 +290,7 @@ impl MetaOp {
             | Reserve { .. }
             | Relayout { .. }
             | ExpireClient { .. }
+            | Split { .. }
             | Settle { .. } => true,
         }
     }
@@ -283,6 +310,8 @@ impl MetaOp {
                 | Settle { .. }
                 | ScanInodes { .. }
                 | Check { .. }
+                | Ties { .. }
+                | Split { .. }
                 | InFlux { .. }
         )
     }
@@ -300,6 +329,7 @@ impl MetaOp {
                 | ExpireClient { .. }
                 | Clients
                 | Unsettled { .. }
+                | Ties { .. }
                 | ScanInodes { .. }
         )
     }
@@ -316,6 +346,30 @@ impl MetaOp {
             | Rmdir { parent, name, .. }
             | Link { parent, name, .. } => Some((*parent, name)),
             _ => None,
+        }
+    }
+
+    /// Shows `place` each directory in which the operation does something, with the hash of the name that it concerns (of
+    /// a listing: the first one that it may show), to put a partition in its place.
+    pub fn for_each_place(&mut self, seed: u64, mut place: impl FnMut(&mut Ino, u64)) {
+        use MetaOp::*;
+        let mut named = |dir: &mut Ino, name: &Bytes| {
+            if !matches!(name.as_slice(), b"." | b"..") {
+                place(dir, name_hash(seed, name));
+            }
+        };
+        match self {
+            Lookup { parent, name }
+            | Create { parent, name, .. }
+            | Unlink { parent, name, .. }
+            | Rmdir { parent, name, .. }
+            | Link { parent, name, .. } => named(parent, name),
+            Rename { parent, name, new_parent, new_name, .. } => {
+                named(parent, name);
+                named(new_parent, new_name);
+            }
+            ReadDir { dir, after, .. } => place(dir, after.saturating_add(1)),
+            _ => {}
         }
     }
 
@@ -347,10 +401,12 @@ impl MetaOp {
             | Relayout { ino, .. }
             | Tiles { ino, .. }
             | Settle { ino, .. } => *ino,
-            ReadDir { dir, .. } => *dir,
+            ReadDir { dir, .. } | Partitions { dir } => *dir,
+            Split { part, .. } => *part,
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
             Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
+            Ties { shard, .. } => Ino::first_of(*shard),
             Sync
             | StatVolume
             | Garbage { .. }
@@ -399,8 +455,11 @@ pub enum MetaReply {
         entries: Vec<DirEntry>,
         /// Nothing follows.
         end: bool,
-        /// The parent of the directory (itself, for the root), for `..`.
+        /// The parent of the directory (itself, for the root), for `..`. Of a partition other than the
+        /// first: the directory.
         parent: Ino,
+        /// All up to this cookie is told: where to go on, maybe in another partition.
+        upto: u64,
     },
     /// Raw bytes.
     Bytes(Bytes),
@@ -456,6 +515,36 @@ pub enum MetaReply {
     /// Other nodes that the operation needs did not answer for long. Nothing was done; the same
     /// request may be sent again.
     Later,
+    /// Names and inodes, to be compared with those of other nodes.
+    Ties {
+        /// In number order.
+        inodes: Vec<Tied>,
+        /// In the order of the inodes that they lead to.
+        names: Vec<Naming>,
+        /// Up to here all is told; `None`: all that was asked for.
+        upto: Option<Ino>,
+    },
+    /// The partition that was asked has not got what was asked for: only names with these hashes. Nothing was
+    /// done. Ask [where the name is looked for](crate::partition::Partitions).
+    Parted {
+        /// The partition.
+        part: Ino,
+        /// What it has.
+        range: Range,
+    },
+    /// The partitions of a directory, in the order of their ranges.
+    Partitions(Vec<Partition>),
+}
+
+/// A part of a directory's entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    /// Which names.
+    pub range: Range,
+    /// Where they are.
+    pub shard: ShardId,
+    /// Number of entries.
+    pub entries: u64,
 }
 
 /// One entry of a directory listing.
@@ -471,6 +560,40 @@ pub struct DirEntry {
     pub cookie: u64,
     /// Its attributes, if they were asked for and are on the node of the entry.
     pub attr: Option<Attr>,
+}
+
+/// What an inode says of its names.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tied {
+    /// Its number.
+    pub ino: Ino,
+    /// What it is; `None` where its record does not read.
+    pub kind: Option<Kind>,
+    /// Its link count.
+    pub nlink: u32,
+    /// Somebody keeps it beyond its last name.
+    pub kept: bool,
+    /// Of a directory: the one it lies in.
+    pub parent: Ino,
+    /// Goes up with every change.
+    pub version: u64,
+    /// A transaction is about to write it.
+    pub changing: bool,
+}
+
+/// Entries that lead to one inode and say that it is of one kind.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Naming {
+    /// The inode.
+    pub ino: Ino,
+    /// What the entries say that it is.
+    pub kind: Kind,
+    /// The directory of one of them.
+    pub dir: Ino,
+    /// Number of entries.
+    pub count: u32,
+    /// A transaction is about to write one of them, or to add one.
+    pub changing: bool,
 }
 
 /// Something that no crash should leave.

@@ -13,6 +13,8 @@ pub const SHARDS_MAX: usize = 4096;
 pub struct ShardMap {
     epoch: u64,
     nodes: Arc<[NodeId]>,
+    /// For each shard, how many from it on, round the ring, are served by one node.
+    runs: Arc<[u16]>,
     alone: bool,
 }
 
@@ -22,12 +24,12 @@ impl ShardMap {
     pub fn new(epoch: u64, nodes: &[NodeId]) -> Option<ShardMap> {
         let alone = nodes.iter().all(|node| Some(node) == nodes.first());
         let right = nodes.len().is_power_of_two() && nodes.len() <= SHARDS_MAX;
-        right.then(|| ShardMap { epoch, nodes: nodes.into(), alone })
+        right.then(|| ShardMap { epoch, nodes: nodes.into(), runs: runs(nodes).into(), alone })
     }
 
     /// One shard, on that node: the map of a volume that cannot spread.
     pub fn single(node: NodeId) -> ShardMap {
-        ShardMap { epoch: 1, nodes: [node].into(), alone: true }
+        ShardMap { epoch: 1, nodes: [node].into(), runs: [1].into(), alone: true }
     }
 
     /// `count` shards in blocks of about the same size, one for each of `nodes`, in order; `None` where
@@ -75,11 +77,29 @@ impl ShardMap {
         Ino::new(ShardId(home as u16), birth, counter)
     }
 
+    /// How many shards from this one on, round the ring, are served by its node.
+    pub fn run(&self, shard: ShardId) -> usize {
+        self.runs.get(usize::from(shard.0)).map_or(0, |run| usize::from(*run))
+    }
+
     /// The shard `steps` places further round the ring.
     pub fn further(&self, shard: ShardId, steps: u64) -> ShardId {
         let place = (u64::from(shard.0) + steps) & (self.nodes.len() as u64 - 1);
         ShardId(place as u16)
     }
+}
+
+fn runs(nodes: &[NodeId]) -> Vec<u16> {
+    let count = nodes.len();
+    let mut runs = vec![1u16; count];
+    // Twice round, so that runs that go over the end are counted whole.
+    for at in (0..2 * count.saturating_sub(1)).rev() {
+        let (this, next) = (at % count, (at + 1) % count);
+        if nodes[this] == nodes[next] {
+            runs[this] = (runs[next] + 1).min(count as u16);
+        }
+    }
+    runs
 }
 
 /// As [`ShardMap::leads`], of the nodes of all shards, by number.
@@ -112,6 +132,11 @@ mod tests {
         assert_eq!((map.owner(ShardId(15)), map.owner(ShardId(16))), (Some(nodes[2]), None));
         assert!(!map.is_alone() && ShardMap::single(nodes[0]).is_alone());
         assert_eq!(map.further(ShardId(14), 5), ShardId(3));
+        assert_eq!([5, 0, 15, 10].map(|shard| map.run(ShardId(shard))), [1, 6, 1, 1]);
+        let round = ShardMap::new(1, &[0, 1, 1, 0].map(NodeId)).expect("a power of two");
+        assert_eq!([0, 1, 2, 3].map(|shard| round.run(ShardId(shard))), [1, 2, 1, 2]);
+        let one = ShardMap::new(1, &[NodeId(4); 8]).expect("a power of two");
+        assert_eq!([0, 3, 7].map(|shard| one.run(ShardId(shard))), [8, 8, 8]);
         assert_eq!(ShardMap::even(1, 12, &nodes), None);
         assert_eq!(ShardMap::even(1, 16, &[]), None);
     }

@@ -27,7 +27,7 @@ pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outco
                 if inode.is_dir() {
                     judge.directory(txn, &mut survey, ino, &inode)?;
                 } else {
-                    judge.other(&survey, ino, &inode);
+                    judge.other(txn, &survey, ino, &inode);
                 }
             }
         }
@@ -95,12 +95,15 @@ impl Judge {
     }
 
     /// Anything but a directory.
-    fn other(&mut self, survey: &Survey, ino: Ino, inode: &Inode) {
+    fn other<S: Store>(&mut self, txn: &Txn<'_, S>, survey: &Survey, ino: Ino, inode: &Inode) {
         let names = survey.names.get(&ino).copied().unwrap_or_default();
         let kept = survey.keepers.contains_key(&ino);
         if inode.kind == Kind::Symlink && inode.size != inode.target.len() as u64 {
             let what = "its size is not the length of its target".to_owned();
             self.set(ino, what, |inode| inode.size = inode.target.len() as u64);
+        }
+        if txn.state.is_spread() {
+            return;
         }
         match (names, inode.nlink) {
             (0, 0) if kept => {}
@@ -132,7 +135,7 @@ impl Judge {
         let root = ino == Ino::ROOT;
         let gone = inode.nlink == 0 && places.is_empty() && counts.entries == 0 && !root;
         if gone {
-            if !survey.keepers.contains_key(&ino) {
+            if !survey.keepers.contains_key(&ino) && !txn.state.is_spread() {
                 self.later(ino, "it was removed and nobody keeps it", Mend::Kill);
             }
             return Ok(());
@@ -145,6 +148,9 @@ impl Judge {
         if inode.nlink != nlink {
             let what = format!("its link count should be {nlink}, it is {}", inode.nlink);
             self.set(ino, what, move |inode| inode.nlink = nlink);
+        }
+        if txn.state.is_spread() {
+            return Ok(());
         }
         if root {
             if inode.parent != ino {
@@ -210,10 +216,14 @@ impl Judge {
 
     fn count<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
         let mut found = 0u64;
-        txn.scan(&[], &[tag::INODE], &mut |_, _| {
-            found += 1;
-            Ok(ControlFlow::Continue(()))
-        })?;
+        let spread = txn.state.is_spread();
+        let is_part = |value: &[u8]| Inode::decode(value).is_ok_and(|inode| inode.is_part());
+        for tag in [tag::INODE, tag::YOUNG] {
+            txn.scan(&[], &[tag], &mut |_, value| {
+                found += u64::from(!(spread && is_part(value)));
+                Ok(ControlFlow::Continue(()))
+            })?;
+        }
         let said = txn.state.inodes();
         if found != said {
             let what = format!("the shard has {found} inodes, it says {said}");

@@ -1,7 +1,7 @@
 //! What the records say about a range of inodes: gathered first, judged later.
 
 use super::pieces::{self, Beside};
-use super::{Mend, Problem, inode_number, peek, show};
+use super::{Mend, Problem, inode_number, is_near, peek, show};
 use crate::error::Outcome;
 use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
@@ -11,6 +11,7 @@ use crate::store::Store;
 use crate::txn::Txn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
+use tatami_wire::partition::Range;
 use tatami_wire::{Ino, Kind};
 
 /// Entries taken from the store at a time.
@@ -107,7 +108,7 @@ impl Survey {
 
     fn take_entries<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
         let mut from = vec![tag::ENTRY];
-        let mut parent: Option<(Ino, bool)> = None;
+        let mut parent: Option<(Ino, Option<Range>)> = None;
         loop {
             let mut chunk = Vec::new();
             txn.scan(&from, &[tag::ENTRY], &mut |key, value| {
@@ -127,12 +128,12 @@ impl Survey {
             from.push(0);
             let done = chunk.len() < CHUNK;
             for found in chunk {
-                let sound = match parent {
-                    Some((dir, sound)) if dir == found.dir => sound,
-                    _ => peek(txn, found.dir)?.is_some_and(|d| d.is_dir()),
+                let range = match parent {
+                    Some((dir, range)) if dir == found.dir => range,
+                    _ => peek(txn, found.dir)?.filter(|d| d.is_dir()).map(|d| d.range),
                 };
-                parent = Some((found.dir, sound));
-                self.take_entry(txn, found, sound)?;
+                parent = Some((found.dir, range));
+                self.take_entry(txn, found, range)?;
             }
             if done {
                 return Ok(());
@@ -144,7 +145,7 @@ impl Survey {
         &mut self,
         txn: &mut Txn<'_, S>,
         found: Found,
-        dir_is_sound: bool,
+        range: Option<Range>,
     ) -> Outcome<()> {
         let Found { key, dir, hash, name, entry } = found;
         let ours = self.covers(dir);
@@ -155,38 +156,40 @@ impl Survey {
         };
         let shown = show(&name);
         let delete = || Mend::Write(vec![(key.clone(), None)]);
-        if !dir_is_sound {
+        let Some(range) = range else {
             let what = format!("entry {shown} lies in an inode that is no directory");
             report(self, what, delete());
             return Ok(());
-        }
+        };
         let Some(entry) = entry else {
             report(self, format!("entry {shown} does not read"), delete());
             return Ok(());
         };
         let plain = matches!(permission::name(&name), Ok(Name::Plain(_)));
-        if !plain || hash != keys::name_hash(txn.state.seed(), &name) {
+        if !plain || hash != keys::name_hash(txn.state.seed(), &name) || !range.has(hash) {
             report(self, format!("entry {shown} lies in a wrong place"), delete());
             return Ok(());
         }
-        let Some(target) = peek(txn, entry.ino)? else {
+        let target = peek(txn, entry.ino)?.map(|target| target.kind);
+        let elsewhere = || (!is_near(txn, entry.ino)).then_some(entry.kind);
+        let Some(kind) = target.or_else(elsewhere) else {
             let what = format!("entry {shown} leads to inode {}, which is not there", entry.ino);
             report(self, what, delete());
             return Ok(());
         };
-        if target.kind != entry.kind {
-            let right = Entry { ino: entry.ino, kind: target.kind };
+        if kind != entry.kind {
+            let right = Entry { ino: entry.ino, kind };
             let what = format!("entry {shown} says that inode {} is of another kind", entry.ino);
             report(self, what, Mend::Write(vec![(key.clone(), Some(right.encode()))]));
         }
         if ours {
             let counts = self.dirs.entry(dir).or_default();
             counts.entries += 1;
-            counts.subdirs += u32::from(target.kind == Kind::Dir);
+            counts.subdirs += u32::from(kind == Kind::Dir);
         }
         if self.covers(entry.ino) {
             *self.names.entry(entry.ino).or_default() += 1;
-            if target.kind == Kind::Dir {
+            if kind == Kind::Dir {
                 self.places.entry(entry.ino).or_default().push((dir, key));
             }
         }
@@ -269,7 +272,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Answers that do not read and keys that mean nothing: once, in the last step.
+    /// Answers and young directories that do not read, and keys that mean nothing: once, in the last step.
     fn take_strangers<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
         let mut wrong = Vec::new();
         txn.scan(&[], &[], &mut |key, value| {
@@ -277,6 +280,9 @@ impl Survey {
                 None => wrong.push(("a record has an unknown key", key.to_vec())),
                 Some(Parsed::Reply { .. }) if decode_reply(value).is_err() => {
                     wrong.push(("the answer on a client's slot does not read", key.to_vec()));
+                }
+                Some(Parsed::Young(_)) if Inode::decode(value).is_err() => {
+                    wrong.push(("a directory's record does not read", key.to_vec()));
                 }
                 Some(_) => {}
             }

@@ -2,13 +2,14 @@
 
 use super::participant::ASK_AGAIN;
 use super::record::{self, Committed};
+use super::splits::{self, NOBODY};
 use super::{Applied, Finished, Out, Ticket, digest, later};
 use crate::error::{Failure, Outcome};
 use crate::keys::{self, Key};
 use crate::record::encode_reply;
 use crate::shard::{Context, Meta, execute};
 use crate::store::Store;
-use crate::txn::{Again, Done, Part, Txn};
+use crate::txn::{Again, Done, Share, Txn};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
@@ -21,6 +22,9 @@ const AGAIN: u64 = 50;
 const ATTEMPT: u64 = 500;
 /// After so many ms without success an operation fails with `EAGAIN`.
 const PATIENCE: u64 = 10_000;
+/// What only looks is answered after so many looks, though something changes all the time: what it
+/// tells was true, each part at some moment of the operation.
+const LOOKS: u32 = 40;
 /// Shortest and longest rest (in ms) between two attempts.
 const REST: u64 = 2;
 const REST_MAX: u64 = 100;
@@ -67,7 +71,7 @@ enum Phase {
 
 struct Attempt {
     txid: Txid,
-    parts: BTreeMap<NodeId, Part>,
+    parts: BTreeMap<NodeId, Share>,
     ready: BTreeSet<NodeId>,
     again_at: Timestamp,
     ends: Timestamp,
@@ -112,7 +116,9 @@ impl<S: Store> Meta<S> {
             seen: Vec::new(),
             phase: Phase::Resting { until: ctx.now },
         };
-        self.tx.by_slot.insert((ctx.client, ctx.slot), ticket);
+        if ctx.client != NOBODY {
+            self.tx.by_slot.insert((ctx.client, ctx.slot), ticket);
+        }
         self.step(job);
         Applied::Waits(ticket)
     }
@@ -139,7 +145,12 @@ impl<S: Store> Meta<S> {
         let result = execute(&mut txn, &self.key, &job.op);
         let (used, trace) = txn.seen();
         let run = match result.and_then(|reply| Ok((reply, txn.done()?))) {
-            Ok((reply, done)) => Run { result: Ok(reply), done, used, trace },
+            Ok((reply, mut done)) => {
+                if let Some(node) = self.witness(job, &done) {
+                    done.parts.insert(node, Share::default());
+                }
+                Run { result: Ok(reply), done, used, trace }
+            }
             Err(failure) => Run { result: Err(failure), done: Done::default(), used, trace },
         };
         job.seen = std::mem::take(&mut self.state.seen);
@@ -155,9 +166,13 @@ impl<S: Store> Meta<S> {
                 self.fetch(job, missing);
             }
             Err(Failure::Locked(on)) => {
-                on.iter().for_each(|txid| self.ask(*txid, Some(job.age)));
+                self.ask_all(&on, Some(job.age));
                 job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_AGAIN) };
                 self.tx.jobs.insert(job.ticket, job);
+            }
+            // That is true of a record of this node.
+            Err(Failure::Parted(part, range)) => {
+                self.answer(job, Ok(MetaReply::Parted { part, range }), Vec::new());
             }
             Err(failure) => {
                 let result = Err(self.note(&failure));
@@ -228,7 +243,9 @@ impl<S: Store> Meta<S> {
     fn settle(&mut self, mut job: Job, result: MetaResult, used: BTreeSet<Key>, trace: u128) {
         let at_once = job.rounds <= 1 && job.asked.len() <= 1 && job.trace == trace;
         let seen = job.again.digest(&used, trace);
-        if used.is_empty() || at_once || job.confirm == Some(seen) {
+        let looks = matches!(job.op, MetaOp::GetAttr { .. } | MetaOp::Lookup { .. });
+        let enough = looks && job.rounds > LOOKS;
+        if used.is_empty() || at_once || enough || job.confirm == Some(seen) {
             return self.answer(job, result, Vec::new());
         }
         job.confirm = Some(seen);
@@ -252,17 +269,21 @@ impl<S: Store> Meta<S> {
             parts: done.parts,
             ready: BTreeSet::new(),
             again_at: later(now, AGAIN),
-            ends: later(now, ATTEMPT),
+            ends: later(now, if job.split().is_some() { splits::ATTEMPT } else { ATTEMPT }),
             on: Vec::new(),
         };
-        self.send_prepares(&attempt, &job.again.lives, job.age);
+        if let Some(part) = job.split() {
+            self.tx.splits.lock(&mut self.state.locks, part, txid, job.age);
+        }
+        self.send_prepares(&attempt, &job);
         self.tx.by_txid.insert(txid, job.ticket);
         job.phase = Phase::Preparing(attempt);
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    fn send_prepares(&mut self, attempt: &Attempt, lives: &BTreeMap<NodeId, u64>, age: Age) {
-        let txid = attempt.txid;
+    fn send_prepares(&mut self, attempt: &Attempt, job: &Job) {
+        let (txid, age) = (attempt.txid, job.age);
+        let changed: Vec<_> = job.split().into_iter().collect();
         for (node, part) in attempt.parts.iter().filter(|(node, _)| !attempt.ready.contains(node)) {
             let item =
                 |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
@@ -271,8 +292,10 @@ impl<S: Store> Meta<S> {
                 reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
             let writes = part.writes.iter().map(item);
             let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
-            let life = lives.get(node).copied().unwrap_or_default();
-            self.tx.send(*node, PeerMessage::Prepare { txid, age, life, reads, writes });
+            let life = job.again.lives.get(node).copied().unwrap_or_default();
+            let message = PeerMessage::Prepare { txid, age, life, reads, writes };
+            let (changed, seen) = (changed.clone(), Vec::new());
+            self.tx.outs.push(Out { to: *node, message, changed, seen });
         }
     }
 
@@ -319,7 +342,9 @@ impl<S: Store> Meta<S> {
     /// All are ready: the operation is run for the last time. What it does to this node
     /// and what the others have prepared becomes true at once.
     fn decide(&mut self, mut job: Job) {
+        self.unlock(&job);
         let Run { result, done, used, .. } = self.run(&mut job);
+        let waits = job.split().is_none();
         let Phase::Preparing(attempt) = &mut job.phase else { return self.step(job) };
         let locks = |key| attempt.parts.values().any(|part| part.reads.contains_key(key));
         let all_locked = used.iter().all(locks);
@@ -328,17 +353,17 @@ impl<S: Store> Meta<S> {
                 let txid = attempt.txid;
                 self.take_effect(job, reply, done, Some(txid));
             }
-            Err(Failure::Locked(on)) => {
+            Err(Failure::Locked(on)) if waits => {
                 let age = job.age;
                 let older =
                     |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
                 if on.iter().any(older) {
-                    on.iter().for_each(|holder| self.ask(*holder, None));
+                    self.ask_all(&on, None);
                     self.abandon(&mut job);
                     return self.rest(job);
                 }
                 attempt.on.clone_from(&on);
-                on.iter().for_each(|holder| self.ask(*holder, Some(age)));
+                self.ask_all(&on, Some(age));
                 self.tx.jobs.insert(job.ticket, job);
             }
             // What it depends on elsewhere is locked, so this is true now. (Changes here may have made
@@ -391,12 +416,20 @@ impl<S: Store> Meta<S> {
             let decided = Decided { left: participants, again_at, changed: changed.clone() };
             self.tx.decided.insert(txid, decided);
         }
-        self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
-        self.sessions.done(&ctx, true);
+        if ctx.client != NOBODY {
+            self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
+            self.sessions.done(&ctx, true);
+        }
         self.answer(job, Ok(reply), changed);
     }
 
     fn answer(&mut self, job: Job, result: MetaResult, changed: Vec<Ino>) {
+        if let Some(part) = job.split() {
+            self.split_is_over(part, result.as_ref().err().copied());
+        }
+        if job.ctx.client == NOBODY {
+            return;
+        }
         self.tx.by_slot.remove(&(job.ctx.client, job.ctx.slot));
         if let (true, Err(errno)) = (job.op.is_mutation(), &result)
             && *errno != Errno::EAGAIN
@@ -410,6 +443,7 @@ impl<S: Store> Meta<S> {
 
     /// Gives up what is under way with others: it has not happened and never will.
     fn abandon(&mut self, job: &mut Job) {
+        self.unlock(job);
         match &job.phase {
             Phase::Preparing(Attempt { txid, parts, .. }) => {
                 let txid = *txid;
@@ -424,6 +458,18 @@ impl<S: Store> Meta<S> {
         job.phase = Phase::Resting { until: self.tx.now };
     }
 
+    /// The partition that is split may be written again.
+    fn unlock(&mut self, job: &Job) {
+        if let (Some(part), Phase::Preparing(attempt)) = (job.split(), &job.phase) {
+            self.tx.splits.unlock(&mut self.state.locks, part, attempt.txid);
+            self.tx.freed.push(attempt.txid);
+        }
+    }
+
+    fn ask_all(&mut self, on: &[Txid], abort: Option<Age>) {
+        on.iter().for_each(|txid| self.ask(*txid, abort));
+    }
+
     /// The operation starts afresh in a while.
     fn rest(&mut self, mut job: Job) {
         job.again.fetched.clear();
@@ -433,6 +479,7 @@ impl<S: Store> Meta<S> {
         job.tries += 1;
         // Those that meet again and again part.
         let rest = longest / 2 + job.ticket.0 * 7 % longest.max(1);
+        let rest = if job.split().is_some() { rest + splits::REST } else { rest };
         job.phase = Phase::Resting { until: later(self.tx.now, rest) };
         self.tx.jobs.insert(job.ticket, job);
     }
@@ -532,7 +579,8 @@ impl<S: Store> Meta<S> {
             }
             Phase::Blocked { on, ask_at } => {
                 *ask_at = later(now, ASK_AGAIN);
-                on.iter().for_each(|txid| self.tx.send(txid.node, status(*txid, age)));
+                let on = on.clone();
+                self.ask_all(&on, Some(age));
             }
             Phase::Preparing(attempt) if attempt.ends <= now => {
                 self.abandon(&mut job);
@@ -542,19 +590,26 @@ impl<S: Store> Meta<S> {
             }
             Phase::Preparing(attempt) => {
                 attempt.again_at = later(now, AGAIN);
-                attempt.on.iter().for_each(|txid| self.tx.send(txid.node, status(*txid, age)));
-                self.send_prepares(attempt, &job.again.lives, age);
+                let on = attempt.on.clone();
+                self.ask_all(&on, Some(age));
+                if let Phase::Preparing(attempt) = &job.phase {
+                    self.send_prepares(attempt, &job);
+                }
             }
         }
         self.tx.jobs.insert(job.ticket, job);
     }
 }
 
-fn status(txid: Txid, age: Age) -> PeerMessage {
-    PeerMessage::Status { txid, abort: Some(age) }
-}
-
 impl Job {
+    /// The partition that it splits, if that is what it does.
+    pub fn split(&self) -> Option<Ino> {
+        match self.op {
+            MetaOp::Split { part, .. } => Some(part),
+            _ => None,
+        }
+    }
+
     /// When something is to be done for it.
     pub fn due(&self) -> Timestamp {
         let due = match &self.phase {

@@ -22,9 +22,9 @@ const WAITING_MAX: usize = 4096;
 /// Most records in one message.
 const KEYS_MAX: usize = 64 * 1024;
 
-/// A record as a transaction leaves it, and whether there was one before.
+/// A record as a transaction leaves it, and how many inodes more there are, or whether there was one before.
 enum Write {
-    Inode { ino: Ino, inode: Option<Inode>, before: bool },
+    Inode { ino: Ino, inode: Option<Inode>, more: i64 },
     Young { key: Key, value: Option<Vec<u8>>, before: bool },
     Other { key: Key, value: Option<Vec<u8>> },
 }
@@ -171,15 +171,23 @@ impl<S: Store> Meta<S> {
         let mut writes = Vec::with_capacity(items.len());
         for Item { key, value } in items {
             let (key, value) = (key.into_vec(), value.map(Bytes::into_vec));
-            let before = self.state.get(&key)?.is_some();
+            let before = self.state.get(&key)?;
             match keys::parse(&key) {
                 // It stands for a part of the inode, which is written itself.
                 Some(Parsed::Ancestor(_)) => {}
                 Some(Parsed::Inode(ino)) => {
                     let inode = value.as_deref().map(Inode::decode).transpose()?;
-                    writes.push(Write::Inode { ino, inode, before });
+                    let before = before.as_deref().map(Inode::decode).transpose()?;
+                    // Partitions are not counted.
+                    let count =
+                        |inode: Option<&Inode>| i64::from(inode.is_some_and(|i| !i.is_part()));
+                    let more = count(inode.as_ref()) - count(before.as_ref());
+                    writes.push(Write::Inode { ino, inode, more });
                 }
-                Some(Parsed::Young(_)) => writes.push(Write::Young { key, value, before }),
+                Some(Parsed::Young(_)) => {
+                    let before = before.is_some();
+                    writes.push(Write::Young { key, value, before });
+                }
                 _ => writes.push(Write::Other { key, value }),
             }
         }
@@ -189,14 +197,14 @@ impl<S: Store> Meta<S> {
     /// Writes it; the inode that nothing holds any more, if it is one.
     fn write(&mut self, write: Write) -> Option<Ino> {
         match write {
-            Write::Inode { ino, inode: Some(inode), before } => {
+            Write::Inode { ino, inode: Some(inode), more } => {
                 let dead = inode.is_dead();
-                self.state.count_inodes(i64::from(!before));
+                self.state.count_inodes(more);
                 self.state.put_inode(ino, inode);
                 return dead.then_some(ino);
             }
-            Write::Inode { ino, inode: None, before } => {
-                self.state.count_inodes(-i64::from(before));
+            Write::Inode { ino, inode: None, more } => {
+                self.state.count_inodes(more);
                 self.state.delete_inode(ino);
             }
             Write::Young { key, value, before } => {
@@ -231,12 +239,16 @@ impl<S: Store> Meta<S> {
     }
 
     /// Asks how far a transaction is that has locks here.
+    /// Those of this node hold locks here for moments only, and tell by themselves when they are gone.
     pub(super) fn ask(&mut self, txid: Txid, abort: Option<Age>) {
+        if txid.node == self.tx.node {
+            return;
+        }
         self.tx.send(txid.node, PeerMessage::Status { txid, abort });
     }
 
     /// Locks are gone: whoever waited for them goes on, the oldest first.
-    fn released(&mut self, txid: Txid) -> Outcome<()> {
+    pub(super) fn released(&mut self, txid: Txid) -> Outcome<()> {
         let mut free: Vec<Waiting> =
             self.tx.waiting.extract_if(.., |waiting| waiting.on.contains(&txid)).collect();
         free.sort_by_key(|waiting| waiting.age);

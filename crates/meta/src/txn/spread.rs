@@ -1,6 +1,6 @@
 //! Records of other nodes: what is known of them, and what becomes of them.
 
-use super::{Done, Part, Txn};
+use super::{Done, Share, Txn};
 use crate::error::{Failure, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
@@ -107,7 +107,7 @@ impl<S: Store> Txn<'_, S> {
             return Ok(inode.clone().map(Arc::new));
         }
         let (home, young) = (keys::inode(ino), keys::young(ino));
-        let may_be_young = ino.shard() != ino.birth();
+        let may_be_young = self.may_be_young(ino);
         let Some(node) = self.state.elsewhere(&home) else {
             self.state.may_read(&home)?;
             let inode = self.state.inode(ino)?;
@@ -135,8 +135,13 @@ impl<S: Store> Txn<'_, S> {
         Ok(record.map(|record| Inode::decode(&record)).transpose()?.map(Arc::new))
     }
 
+    /// Whether it could be a directory whose record lies with its entry, and not at its home.
+    fn may_be_young(&self, ino: Ino) -> bool {
+        ino.shard() != ino.birth() && self.state.map().directory_of(ino) == ino
+    }
+
     /// Fails unless all of these records are known, of which some are on other nodes.
-    fn need(&self, keys: &[&Key]) -> Outcome<()> {
+    pub(super) fn need(&self, keys: &[&Key]) -> Outcome<()> {
         let unknown = keys.iter().filter(|key| self.known(key).is_none());
         let missing: Vec<_> =
             unknown.filter_map(|key| Some((self.state.elsewhere(key)?, (*key).clone()))).collect();
@@ -177,7 +182,7 @@ impl<S: Store> Txn<'_, S> {
             return Ok(self.find(dir)?.map(|inode| inode.parent));
         }
         let (ancestor, young) = (keys::ancestor(dir), keys::young(dir));
-        let may_be_young = dir.shard() != dir.birth();
+        let may_be_young = self.may_be_young(dir);
         let Some(node) = self.state.elsewhere(&ancestor) else {
             self.state.may_read(&ancestor)?;
             if let Some(inode) = self.state.inode(dir)? {
@@ -211,7 +216,7 @@ impl<S: Store> Txn<'_, S> {
             return Ok(());
         }
         let young = keys::young(dir);
-        self.need(&[&young, &home, &entry][usize::from(dir.shard() == dir.birth())..])
+        self.need(&[&young, &home, &entry][usize::from(!self.may_be_young(dir))..])
     }
 
     /// Fails where a transaction keeps others from seeing entries of `dir` from one key to another.
@@ -223,9 +228,13 @@ impl<S: Store> Txn<'_, S> {
         if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
     }
 
+    /// Hands the writes to the state, unless some are of other nodes: then it is to be run as one of several nodes.
     pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
         let done = self.take_done()?;
-        debug_assert!(done.parts.is_empty(), "records of others are not known yet");
+        if !done.parts.is_empty() {
+            // A directory goes home.
+            return Err(Failure::Missing(Vec::new()));
+        }
         Ok(done.apply(self.state))
     }
 
@@ -234,7 +243,7 @@ impl<S: Store> Txn<'_, S> {
     }
 
     fn take_done(&mut self) -> Outcome<Done> {
-        let mut parts: BTreeMap<NodeId, Part> = BTreeMap::new();
+        let mut parts: BTreeMap<NodeId, Share> = BTreeMap::new();
         let (used, _) = self.seen();
         for key in used {
             if let Some(node) = self.state.elsewhere(&key) {
@@ -281,7 +290,8 @@ impl<S: Store> Txn<'_, S> {
         let (changed, garbage) =
             (std::mem::take(&mut self.changed), std::mem::take(&mut self.garbage));
         let (new, inode_delta) = (self.new, self.inode_delta);
-        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, parts })
+        let grown = self.grown.filter(|part| self.state.owns(part.shard()));
+        Ok(Done { inodes, new, changed, writes, inode_delta, garbage, grown, parts })
     }
 
     fn may_write(&self, key: &[u8]) -> Outcome<()> {

@@ -257,7 +257,7 @@ impl Shard {
         plus: bool,
     ) -> Result<(Vec<DirEntry>, bool, Ino), Errno> {
         match self.apply(MetaOp::ReadDir { dir, after, limit, plus })? {
-            MetaReply::Entries { entries, end, parent } => Ok((entries, end, parent)),
+            MetaReply::Entries { entries, end, parent, .. } => Ok((entries, end, parent)),
             other => panic!("not entries: {other:?}"),
         }
     }

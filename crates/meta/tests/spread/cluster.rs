@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, Ticket};
-use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
+use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
+use tatami_wire::partition::{Directories, name_seed};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
     ClientId, Cred, Errno, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
@@ -18,6 +19,11 @@ pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 pub fn config() -> Config {
     let (node, volume) = (NodeId(0), VolumeId([7; 16]));
     Config { node, map: ShardMap::single(node), volume, key: VolumeKey::new([9; 32]) }
+}
+
+/// What the hashes of names are seeded with.
+pub fn seed() -> u64 {
+    name_seed(config().volume)
 }
 
 /// Random numbers from a seed (xorshift64*).
@@ -63,6 +69,13 @@ enum Life {
 /// A client with one operation under way.
 struct Asked {
     op: MetaOp,
+    /// As it was sent to a partition, until that has answered.
+    sent: Option<MetaOp>,
+    /// What was known of partitions was forgotten for it.
+    forgotten: bool,
+    /// Entries of a listing that comes in several parts, and the directory above.
+    listed: Vec<DirEntry>,
+    above: Option<Ino>,
     cred: Cred,
     seq: u64,
     now: Timestamp,
@@ -85,6 +98,14 @@ pub struct Cluster {
     seq: u64,
     /// The longest that an operation took, in ms.
     pub longest: u64,
+    /// What each client knows of partitions.
+    known: BTreeMap<u8, Directories>,
+    /// A partition with more entries is split.
+    split_above: Option<u64>,
+    /// Times that somebody asked at a wrong place.
+    pub corrected: u32,
+    /// Messages between nodes.
+    pub messages: u32,
 }
 
 const COMES_BACK: u64 = 120;
@@ -103,6 +124,10 @@ impl Cluster {
             answers: BTreeMap::new(),
             seq: 0,
             longest: 0,
+            known: BTreeMap::new(),
+            split_above: None,
+            corrected: 0,
+            messages: 0,
         };
         (0..usize::from(nodes)).for_each(|node| cluster.up(node));
         cluster
@@ -116,8 +141,21 @@ impl Cluster {
         let now = self.time();
         let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
         let config = Config { node: NodeId(node as u16), map: self.map.clone(), ..config() };
-        let meta = Meta::open(store, config, now).expect("opens");
+        let mut meta = Meta::open(store, config, now).expect("opens");
+        if let Some(entries) = self.split_above {
+            meta.split_above(entries);
+        }
         self.lives[node] = Some(Life::Up(Box::new(meta)));
+    }
+
+    /// Partitions with more entries are split from now on.
+    pub fn split_above(&mut self, entries: u64) {
+        self.split_above = Some(entries);
+        for node in 0..self.lives.len() {
+            if let Some(meta) = self.meta(node) {
+                meta.split_above(entries);
+            }
+        }
     }
 
     /// The process is killed; it comes back after a while.
@@ -147,7 +185,19 @@ impl Cluster {
         let now = self.time();
         let (seq, since) = (self.seq, self.now);
         let cred = cred.clone();
-        let asked = Asked { op, cred, seq, now, waits: None, ask_at: since, since };
+        let asked = Asked {
+            op,
+            sent: None,
+            forgotten: false,
+            listed: Vec::new(),
+            above: None,
+            cred,
+            seq,
+            now,
+            waits: None,
+            ask_at: since,
+            since,
+        };
         assert!(self.asked.insert(client, asked).is_none(), "one at a time");
     }
 
@@ -161,9 +211,16 @@ impl Cluster {
 
     /// Sends a client's request, for the first time or again.
     fn send(&mut self, client: u8) {
-        let asked = &self.asked[&client];
-        let node = self.map.owner(asked.op.target().shard()).expect("there is such a shard");
-        let (op, cred, now, seq) = (asked.op.clone(), asked.cred.clone(), asked.now, asked.seq);
+        let asked = self.asked.get_mut(&client).expect("it asks");
+        let known = self.known.entry(client).or_default();
+        // What was sent and not answered is sent again to the same place: there it may have been done.
+        let op = asked.sent.get_or_insert_with(|| {
+            let mut op = asked.op.clone();
+            known.locate(&self.map, seed(), &mut op);
+            op
+        });
+        let node = self.map.owner(op.target().shard()).expect("there is such a shard");
+        let (op, cred, now, seq) = (op.clone(), asked.cred.clone(), asked.now, asked.seq);
         self.asked.get_mut(&client).expect("it asks").ask_at = self.now + 300;
         let at = usize::from(node.0);
         let dies = self.dies();
@@ -190,9 +247,43 @@ impl Cluster {
             return;
         }
         assert!(!matches!(result, Ok(MetaReply::Elsewhere { .. })), "asked at the right place");
+        let Some(result) = self.heard(client, result) else { return };
         let asked = self.asked.remove(&client).expect("it asked");
         self.longest = self.longest.max(self.now - asked.since);
         self.answers.insert(client, result);
+    }
+
+    /// The answer that ends the operation, if that is one.
+    fn heard(&mut self, client: u8, result: MetaResult) -> Option<MetaResult> {
+        self.seq += 1;
+        let seq = self.seq;
+        let asked = self.asked.get_mut(&client).expect("it asked");
+        let known = self.known.entry(client).or_default();
+        let sent = asked.sent.take().expect("it was sent");
+        match result {
+            Ok(MetaReply::Parted { part, range }) => {
+                known.learn(&self.map, part, range);
+                self.corrected += 1;
+            }
+            Err(Errno::ESTALE) if sent != asked.op && !asked.forgotten => {
+                asked.forgotten = true;
+                known.forget(seed(), &asked.op);
+            }
+            Ok(MetaReply::Entries { mut entries, end, parent, upto }) => {
+                asked.listed.append(&mut entries);
+                let above = *asked.above.get_or_insert(parent);
+                let MetaOp::ReadDir { after, .. } = &mut asked.op else { panic!("no listing") };
+                assert!(end || upto > *after, "it goes on");
+                *after = upto;
+                if end {
+                    let entries = std::mem::take(&mut asked.listed);
+                    return Some(Ok(MetaReply::Entries { entries, end, parent: above, upto }));
+                }
+            }
+            other => return Some(other),
+        }
+        (asked.seq, asked.waits, asked.ask_at) = (seq, None, self.now);
+        None
     }
 
     fn dies(&mut self) -> bool {
@@ -218,6 +309,7 @@ impl Cluster {
         let Some(meta) = self.meta(node) else { return };
         let (outs, finished) = (meta.outbox(), meta.finished());
         for out in outs {
+            self.messages += 1;
             let copies = 1 + u64::from(self.rng.percent(self.faults.twice));
             for _ in 0..copies {
                 if self.rng.percent(self.faults.lost) {

@@ -1,6 +1,8 @@
 //! A namespace over several nodes, seen from outside.
 
+mod checking;
 mod cluster;
 mod same;
+mod splitting;
 #[path = "../common/words.rs"]
 mod words;

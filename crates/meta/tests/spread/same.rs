@@ -1,6 +1,7 @@
 //! A namespace over several nodes answers as one that is on a single node, whatever happens to
 //! messages and nodes; and nothing is left when it is over.
 
+use crate::checking::assert_sound;
 use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, Rng, config, name, scaled};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +22,15 @@ impl Inos {
     }
 
     fn attr(&self, attr: &Attr) -> Attr {
-        Attr { ino: self.number(attr.ino), ..attr.clone() }
+        let ino = self.number(attr.ino);
+        if attr.kind != Kind::Dir {
+            return Attr { ino, ..attr.clone() };
+        }
+        // Each partition of a directory has a version of its own, and of two changes at one moment
+        // the second has a later time only if it is in the same partition.
+        let time = |t: Timestamp| Timestamp { nsec: t.nsec / 1_000_000 * 1_000_000, ..t };
+        let (mtime, ctime) = (time(attr.mtime), time(attr.ctime));
+        Attr { ino, version: 0, mtime, ctime, ..attr.clone() }
     }
 
     /// An answer without what differs between nodes.
@@ -34,11 +43,11 @@ impl Inos {
             MetaReply::Removed { ino, last } => {
                 MetaReply::Removed { ino: ino.map(|ino| self.number(ino)), last }
             }
-            MetaReply::Entries { entries, end, parent } => {
+            MetaReply::Entries { entries, end, parent, upto } => {
                 let plain =
                     |entry: DirEntry| DirEntry { ino: self.number(entry.ino), attr: None, ..entry };
                 let entries = entries.into_iter().map(plain).collect();
-                MetaReply::Entries { entries, end, parent: self.number(parent) }
+                MetaReply::Entries { entries, end, parent: self.number(parent), upto }
             }
             other => other,
         })
@@ -108,9 +117,11 @@ impl Single {
     }
 }
 
-fn same_answers(seed: u64, faults: Faults, ops: u32) {
+/// With `split`, partitions with more entries are split.
+fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
+    split.into_iter().for_each(|entries| cluster.split_above(entries));
     let meta = Meta::open(MemoryStore::new(), config(), cluster.time()).expect("opens");
     let mut single = Single { meta, seq: 0 };
     let (mut here, mut there) = (Inos { all: vec![ROOT] }, Inos { all: vec![ROOT] });
@@ -157,7 +168,7 @@ fn walk(cluster: &mut Cluster) -> u64 {
             other => panic!("{dir}: {other:?}"),
         };
         let list = MetaOp::ReadDir { dir, after: 0, limit: 1000, plus: false };
-        let Ok(MetaReply::Entries { entries, end: true, parent: above }) =
+        let Ok(MetaReply::Entries { entries, end: true, parent: above, .. }) =
             cluster.call(9, &Cred::ROOT, list)
         else {
             panic!("{dir} cannot be listed")
@@ -183,9 +194,10 @@ fn walk(cluster: &mut Cluster) -> u64 {
 }
 
 /// Clients that work at the same time on the same few names.
-fn storm(seed: u64, faults: Faults, ops: u32) {
+fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
+    split.into_iter().for_each(|entries| cluster.split_above(entries));
     let mut inos = Inos { all: vec![ROOT] };
     let mut rng = Rng::new(!seed);
     let mut left = ops;
@@ -221,6 +233,7 @@ fn storm(seed: u64, faults: Faults, ops: u32) {
     assert!(cluster.longest < 20_000, "an operation took {} ms", cluster.longest);
     let found = walk(&mut cluster);
     cluster.quiet();
+    assert_sound(&mut cluster);
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
 }
 
@@ -275,7 +288,7 @@ fn without_one(seed: u64) {
 }
 
 /// Makes a directory whose home is on `node`, or on any.
-fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
+pub fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
     for n in 0..100 {
         let name = name(&format!("dir{n}"));
         let create = MetaOp::Create {
@@ -298,7 +311,7 @@ fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
     panic!("no directory has its home on node {node:?}");
 }
 
-fn entry_of(cluster: &mut Cluster, dir: Ino, ino: Ino) -> tatami_wire::meta::Bytes {
+pub fn entry_of(cluster: &mut Cluster, dir: Ino, ino: Ino) -> tatami_wire::meta::Bytes {
     let list = MetaOp::ReadDir { dir, after: 0, limit: 1000, plus: false };
     let Ok(MetaReply::Entries { entries, .. }) = cluster.call(1, &Cred::ROOT, list) else {
         panic!("it can be listed")
@@ -378,17 +391,27 @@ proptest! {
 
     #[test]
     fn several_nodes_answer_as_one(seed: u64) {
-        same_answers(seed, Faults::default(), 300);
+        same_answers(seed, Faults::default(), 300, None);
     }
 
     #[test]
     fn lost_and_repeated_messages_change_no_answer(seed: u64) {
-        same_answers(seed, BAD, 150);
+        same_answers(seed, BAD, 150, None);
     }
 
     #[test]
     fn nodes_that_die_change_no_answer(seed: u64) {
-        same_answers(seed, WORSE, 150);
+        same_answers(seed, WORSE, 150, None);
+    }
+
+    #[test]
+    fn directories_that_split_answer_as_one(seed: u64) {
+        same_answers(seed, Faults::default(), 300, Some(1 + seed % 3));
+    }
+
+    #[test]
+    fn directories_that_split_while_nodes_die_answer_as_one(seed: u64) {
+        same_answers(seed, WORSE, 150, Some(1 + seed % 3));
     }
 
     #[test]
@@ -403,11 +426,21 @@ proptest! {
 
     #[test]
     fn a_storm_leaves_a_sound_tree(seed: u64) {
-        storm(seed, Faults::default(), 400);
+        storm(seed, Faults::default(), 400, None);
     }
 
     #[test]
     fn a_storm_with_faults_leaves_a_sound_tree(seed: u64) {
-        storm(seed, WORSE, 300);
+        storm(seed, WORSE, 300, None);
+    }
+
+    #[test]
+    fn a_storm_leaves_directories_that_split_sound(seed: u64) {
+        storm(seed, Faults::default(), 400, Some(1 + seed % 3));
+    }
+
+    #[test]
+    fn a_storm_with_faults_leaves_directories_that_split_sound(seed: u64) {
+        storm(seed, WORSE, 300, Some(1 + seed % 3));
     }
 }

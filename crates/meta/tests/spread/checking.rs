@@ -1,0 +1,144 @@
+//! Each node checks the records of its own shards, and all of them tell which names lead to which inodes.
+
+use crate::cluster::{Cluster, LAYOUT, ROOT, name};
+use crate::same::dir;
+use std::collections::BTreeMap;
+use tatami_meta::store::Store;
+use tatami_wire::meta::{Finding, MetaOp, MetaReply, Naming, NewNode, TIES_MAX, Tied};
+use tatami_wire::{Cred, Ino, Kind};
+
+/// What all nodes find wrong with their own records.
+fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for (shard, _) in cluster.map.leads() {
+        let mut next = Some(Ino::first_of(shard));
+        while let Some(after) = next {
+            let op = MetaOp::Check { after, limit, repair };
+            match cluster.call(9, &Cred::ROOT, op) {
+                Ok(MetaReply::Checked { findings, next: following, .. }) => {
+                    all.extend(findings);
+                    next = following;
+                }
+                other => panic!("not checked: {other:?}"),
+            }
+        }
+    }
+    all
+}
+
+/// What all nodes tell, so many inodes at a time.
+fn ties(cluster: &mut Cluster, limit: u32) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino, Vec<Naming>>) {
+    let (mut inodes, mut names) = (BTreeMap::new(), BTreeMap::<Ino, Vec<Naming>>::new());
+    for (shard, _) in cluster.map.leads() {
+        let mut next = Some(Ino(0));
+        while let Some(after) = next {
+            let op = MetaOp::Ties { shard, after, last: Ino(u64::MAX), limit };
+            match cluster.call(9, &Cred::ROOT, op) {
+                Ok(MetaReply::Ties { inodes: found, names: leading, upto }) => {
+                    for tied in found {
+                        let before = inodes.insert(tied.ino, tied);
+                        assert_eq!(before, None, "one record an inode");
+                    }
+                    for naming in leading {
+                        names.entry(naming.ino).or_default().push(naming);
+                    }
+                    assert!(upto.is_none_or(|upto| upto > after), "it goes on");
+                    next = upto;
+                }
+                other => panic!("no ties: {other:?}"),
+            }
+        }
+    }
+    (inodes, names)
+}
+
+/// Asserts that a check finds nothing, and that names and inodes fit.
+pub fn assert_sound(cluster: &mut Cluster) {
+    for limit in [8, 1000] {
+        let findings = findings(cluster, limit, false);
+        assert!(findings.is_empty(), "{findings:#?}");
+    }
+    let (inodes, mut names) = ties(cluster, TIES_MAX);
+    assert_eq!(ties(cluster, 8), (inodes.clone(), names.clone()), "a few at a time");
+    for (ino, tied) in inodes {
+        let namings = names.remove(&ino).unwrap_or_default();
+        let count: u32 = namings.iter().map(|naming| naming.count).sum();
+        assert!(!tied.changing && namings.iter().all(|n| !n.changing && Some(n.kind) == tied.kind));
+        match tied.kind {
+            _ if ino == ROOT => assert_eq!(count, 0),
+            _ if tied.kept && count == 0 => assert_eq!(tied.nlink, 0),
+            Some(Kind::Dir) => {
+                assert_eq!(namings.len(), 1, "{ino} has one name");
+                assert_eq!((count, namings[0].dir), (1, tied.parent));
+            }
+            _ => assert_eq!(count, tied.nlink, "{ino}"),
+        }
+    }
+    assert!(names.is_empty(), "names of nothing: {names:#?}");
+}
+
+pub fn create(cluster: &mut Cluster, parent: Ino, file: &str) -> Ino {
+    let op = MetaOp::Create {
+        parent,
+        name: name(file),
+        node: NewNode::File(LAYOUT),
+        mode: 0o644,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    };
+    match cluster.call(1, &Cred::ROOT, op) {
+        Ok(MetaReply::Created { attr, .. }) => attr.ino,
+        other => panic!("not made: {other:?}"),
+    }
+}
+
+/// Damages a record of one node.
+fn corrupt(cluster: &mut Cluster, node: usize, key: &[u8], change: impl Fn(&mut Vec<u8>) -> bool) {
+    let store = cluster.meta(node).expect("it is up").store_mut();
+    let mut value = store.get(key).expect("reads").expect("it is there");
+    let stays = change(&mut value);
+    store.corrupt(&(key.to_vec(), stays.then_some(value)));
+    cluster.kill(node, 0);
+    cluster.step();
+}
+
+#[test]
+fn what_is_broken_on_one_node_is_found_and_mended() {
+    // Offsets as docs/FORMAT.md draws them: link count and size of a directory.
+    for at in [4, 24] {
+        let mut cluster = Cluster::new(3, 16, 3);
+        let d = dir(&mut cluster, ROOT, Some(2));
+        create(&mut cluster, d, "file");
+        dir(&mut cluster, d, None);
+        cluster.quiet();
+        assert_sound(&mut cluster);
+        let key = [&b"I"[..], &d.0.to_be_bytes()].concat();
+        corrupt(&mut cluster, 2, &key, |value| {
+            value[at] = 77;
+            true
+        });
+        let found = findings(&mut cluster, 1000, true);
+        assert!(found.iter().any(|f| f.ino == d && f.repaired), "{found:#?}");
+        cluster.quiet();
+        assert_sound(&mut cluster);
+    }
+}
+
+#[test]
+fn what_does_not_fit_between_nodes_is_told() {
+    let mut cluster = Cluster::new(3, 16, 4);
+    let d = dir(&mut cluster, ROOT, Some(2));
+    let file = create(&mut cluster, d, "file");
+    cluster.quiet();
+    // The directory's entry is on another node.
+    let (_, names) = ties(&mut cluster, TIES_MAX);
+    assert_eq!((names[&d][0].dir, names[&d][0].count), (ROOT, 1));
+    assert_eq!((names[&file][0].dir, names[&file][0].count), (d, 1));
+    let key = [&b"I"[..], &d.0.to_be_bytes()].concat();
+    corrupt(&mut cluster, 2, &key, |_| false);
+    let (inodes, names) = ties(&mut cluster, TIES_MAX);
+    assert!(!inodes.contains_key(&d) && names.contains_key(&d), "a name of nothing");
+    let found = findings(&mut cluster, 1000, false);
+    assert!(found.iter().all(|f| f.ino == d || f.ino == ROOT), "{found:#?}");
+}
