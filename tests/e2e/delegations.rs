@@ -121,6 +121,51 @@ fn whoever_knows_something_learns_of_every_change() {
     cluster.finish();
 }
 
+/// Names that move between directories on any nodes, and inodes that are elsewhere than their names.
+#[test]
+fn what_is_known_of_several_nodes_is_never_old() {
+    const DIRS: u32 = 6;
+    let cluster = Cluster::start(4);
+    let mounts: Vec<_> = (0..4).map(|node| cluster.mount(node)).collect();
+    let dir = |n: u32| format!("d{}", n % DIRS);
+    (0..DIRS).for_each(|n| fs::create_dir(mounts[0].join(dir(n))).expect("mkdir"));
+    for round in 0..40u32 {
+        let (here, there) = (&mounts[round as usize % 4], &mounts[(round as usize + 1) % 4]);
+        let (old, new) = (dir(round), dir(round * 5 + 1));
+        let (from, to) = (format!("{old}/f{round}"), format!("{new}/g{round}"));
+        let know = |name: &str| (0..3).for_each(|_| drop(fs::metadata(there.join(name))));
+        put(here.join(&from), "x");
+        [&old, &new, &from, &to].into_iter().for_each(|name| know(name));
+        let ino = stat(there.join(&from)).ino();
+        fs::rename(here.join(&from), here.join(&to)).expect("rename");
+        assert_eq!(stat(there.join(&to)).ino(), ino);
+        assert_eq!(refused(fs::metadata(there.join(&from))), libc::ENOENT);
+        know(&to);
+        set_mode(here.join(&to), 0o600 + round % 8);
+        assert_eq!(mode(there.join(&to)), 0o600 + round % 8);
+        fs::hard_link(here.join(&to), here.join(&from)).expect("link");
+        assert_eq!((stat(there.join(&to)).nlink(), stat(there.join(&from)).nlink()), (2, 2));
+        fs::remove_file(here.join(&to)).expect("unlink");
+        assert_eq!(refused(File::open(there.join(&to))), libc::ENOENT);
+        assert_eq!(stat(there.join(&from)).nlink(), 1);
+        let sub = format!("{old}/sub{round}");
+        fs::create_dir(here.join(&sub)).expect("mkdir");
+        know(&sub);
+        put(there.join(&sub).join("below"), "");
+        assert_eq!(names(here.join(&sub)), ["below"]);
+        assert_eq!(refused(fs::remove_dir(here.join(&sub))), libc::ENOTEMPTY);
+        let moved = format!("{new}/moved{round}");
+        fs::rename(there.join(&sub), there.join(&moved)).expect("rename");
+        assert_eq!(refused(fs::metadata(here.join(&sub))), libc::ENOENT);
+        assert_eq!(names(here.join(&moved)), ["below"]);
+        for name in [&old, &new] {
+            assert_eq!(stat(there.join(name)).mtime_nsec(), stat(here.join(name)).mtime_nsec());
+            assert_eq!(stat(there.join(name)).nlink(), stat(here.join(name)).nlink());
+        }
+    }
+    cluster.finish();
+}
+
 /// What was known before is answered until the change; and after it, never again.
 #[test]
 fn a_mount_that_was_stopped_holds_others_up_for_a_term_and_then_asks() {
@@ -169,16 +214,18 @@ fn what_is_known_is_not_old_after_the_daemon_was_killed() {
         put(&f, "");
         set_mode(&f, 0o600);
         warm(&cluster, &there);
-        cluster.kill_node(0);
-        cluster.start_node(0);
+        // One of them keeps the directory.
+        let victim = (round % 2) as u16;
+        cluster.kill_node(victim);
+        cluster.start_node(victim);
         set_mode(&f, 0o640);
         assert_eq!(mode(&there), 0o640);
         warm(&cluster, &there);
     }
     // Nor when those who knew died with it.
     cluster.kill_mount(1);
-    cluster.kill_node(0);
-    cluster.start_node(0);
+    (0..2).for_each(|node| cluster.kill_node(node));
+    (0..2).for_each(|node| cluster.start_node(node));
     set_mode(a.join("d/0"), 0o644);
     cluster.start_mount(1);
     assert_eq!(mode(b.join("d/0")), 0o644);

@@ -76,6 +76,7 @@ pub mod name {
     #![allow(missing_docs)] // the table below says what each means
     pub const LOG: &str = "log";
     pub const VOLUME_NAME: &str = "volume.name";
+    pub const VOLUME_SHARDS: &str = "volume.shards";
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
     pub const NODE_DURABILITY: &str = "node.durability";
@@ -91,7 +92,7 @@ pub mod name {
 }
 
 /// Every key. Those of one section follow each other.
-pub static KEYS: [Key; 14] = [
+pub static KEYS: [Key; 15] = [
     Key {
         name: name::LOG,
         flag: "log",
@@ -111,6 +112,17 @@ pub static KEYS: [Key; 14] = [
         unit: "",
         default: ["tatami", "tatami"],
         doc: "Name of the volume. Used when `tatami up` makes it; later it is kept in volume.toml.",
+    },
+    Key {
+        name: name::VOLUME_SHARDS,
+        flag: "volume-shards",
+        env: "TATAMI_VOLUME_SHARDS",
+        range: Range::Text(4096),
+        unit: "",
+        default: ["all", "all"],
+        doc: "Which nodes keep names: all, or numbers of nodes and ranges of them, for example \
+              0,4-7. Each gets as many shards as the others. Used when `tatami up` makes the \
+              volume; later it is kept in volume.toml.",
     },
     Key {
         name: name::NODE_LISTEN,

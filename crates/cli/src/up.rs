@@ -10,13 +10,14 @@ use crate::place::{At, Place, write_whole};
 use crate::ready::Starting;
 use crate::term::{self, HEAD, Out};
 use indicatif::ProgressBar;
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write;
 use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
-use tatami_wire::{Cred, Ino, NodeId, SHARDS_MAX, SetAttr, VolumeId};
+use tatami_wire::{Cred, Ino, NodeId, SHARDS_MAX, SetAttr, ShardId, ShardMap, VolumeId};
 
 /// Most nodes on one machine: each has a daemon and a mount.
 const NODES_MAX: u16 = 256;
@@ -113,6 +114,7 @@ fn make_dir(dir: &Path) -> Outcome {
 /// there is no volume yet.
 fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let count = args.nodes.unwrap_or(1);
+    let shards = shards(&place.config.text(name::VOLUME_SHARDS), count)?;
     let dir = |id: u16| place.dir.join(format!("node{id}"));
     let longest = dir(count - 1).join("socket");
     if longest.as_os_str().len() > SOCKET_PATH_MAX {
@@ -158,11 +160,41 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
         volume: VolumeId(id),
         name: place.config.text(name::VOLUME_NAME),
         epoch: 1,
-        shards: vec![NodeId(0); SHARDS_MAX],
+        shards,
         nodes: (0..count).zip(ports).map(node).collect(),
     };
     volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))?;
     Ok(volume)
+}
+
+/// The node of each shard, when these nodes of `count` keep names: `all`, or numbers and ranges.
+fn shards(wanted: &str, count: u16) -> Outcome<Vec<NodeId>> {
+    let mut nodes = BTreeSet::new();
+    let wrong = |what: String| {
+        Failure::usage(format!("volume.shards: {what}"))
+            .try_this("say all, or which nodes, for example 0,4-7")
+    };
+    for part in wanted.split(',') {
+        let (first, last) = match part.trim() {
+            "all" => (0, count - 1),
+            part => {
+                let (first, last) = part.split_once('-').unwrap_or((part, part));
+                match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
+                    (Ok(first), Ok(last)) if first <= last => (first, last),
+                    _ => return Err(wrong(format!("{part:?} is no node and no range of nodes"))),
+                }
+            }
+        };
+        if last >= count {
+            return Err(wrong(format!("there is no node {last} of {count}")));
+        }
+        nodes.extend((first..=last).map(NodeId));
+    }
+    let nodes: Vec<_> = nodes.into_iter().collect();
+    let map = ShardMap::even(1, SHARDS_MAX, &nodes);
+    let map = map.ok_or_else(|| wrong("no node is left".to_owned()))?;
+    let owners = (0..SHARDS_MAX).map(|shard| map.owner(ShardId(shard as u16)));
+    Ok(owners.flatten().collect())
 }
 
 /// Ports that nobody uses now. All are held until all are found, so that
@@ -412,6 +444,23 @@ mod tests {
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 8);
+    }
+
+    #[test]
+    fn shards_are_dealt_out_evenly() {
+        let counts = |wanted: &str, count| {
+            let shards = shards(wanted, count).expect("good");
+            assert_eq!(shards.len(), SHARDS_MAX);
+            let of = |node| shards.iter().filter(|n| **n == NodeId(node)).count();
+            (0..count).map(of).collect::<Vec<_>>()
+        };
+        assert_eq!(counts("all", 1), [4096]);
+        assert_eq!(counts("all", 3), [1366, 1365, 1365]);
+        assert_eq!(counts("0", 3), [4096, 0, 0]);
+        assert_eq!(counts("1-2, 3", 4), [0, 1366, 1365, 1365]);
+        for wrong in ["4", "2-1", "x", "0,", "-"] {
+            assert!(shards(wrong, 4).is_err(), "{wrong}");
+        }
     }
 
     #[test]

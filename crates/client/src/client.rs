@@ -1,17 +1,19 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::delegations::{self, Delegations};
 use crate::partitions::Partitions;
-use crate::peer::Peer;
+use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
+use parking_lot::RwLock;
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{ClientId, Cred, Errno, NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Cred, Errno, Ino, NodeId, ShardId, VolumeId, VolumeKey};
 
 /// How long an operation waits for a daemon that is away, unless told otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
@@ -68,7 +70,9 @@ pub enum Error {
 /// A session with a volume. Shared by all threads of a program.
 pub struct Client {
     id: ClientId,
-    map: Arc<ClusterMap>,
+    volume: VolumeId,
+    map: RwLock<Arc<ClusterMap>>,
+    patience: Duration,
     home: Option<NodeId>,
     /// By node number.
     peers: Vec<Arc<Peer>>,
@@ -119,7 +123,9 @@ impl Client {
             .collect();
         Ok(Client {
             id: caller.client,
-            map: Arc::new(map),
+            volume: map.volume,
+            map: RwLock::new(Arc::new(map)),
+            patience: options.patience,
             home,
             peers,
             partitions,
@@ -135,12 +141,16 @@ impl Client {
 
     /// The volume.
     pub fn volume(&self) -> VolumeId {
-        self.map.volume
+        self.volume
     }
 
-    /// All nodes, and which serves which shard.
+    /// All nodes, and which serves which shard, as far as we know.
     pub fn map(&self) -> Arc<ClusterMap> {
-        self.map.clone()
+        self.map.read().clone()
+    }
+
+    fn owner(&self, shard: ShardId) -> Option<NodeId> {
+        self.map.read().owner(shard)
     }
 
     /// The node on this machine, whose files need no network.
@@ -150,22 +160,102 @@ impl Client {
 
     /// As [`Client::meta`], where directories have been replaced by the partitions that are to be asked.
     pub(crate) fn meta_of_part(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
-        let shard = op.target().shard();
-        let node = self.map.owner(shard).ok_or(Errno::ESTALE)?;
-        let peer = self.peer(node)?;
-        if let Some(result) = peer.delegations.answer(&op) {
+        debug_assert!(!op.is_for_all_shards(), "{op:?} is for a node");
+        if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
             return result;
         }
-        let asked = peer.delegations.ask(&op);
+        let shard = op.target().shard();
         let call = MetaCall { shard, cred: cred.clone(), op };
-        let answer = peer.meta(&call);
-        let (result, granted): (MetaResult, _) = match answer {
+        let mut retry = None;
+        loop {
+            let node = self.owner(shard).ok_or(Errno::ESTALE)?;
+            match self.ask(node, &call) {
+                Ok(MetaReply::Elsewhere { .. }) => {
+                    // A node may know less than we do, until it is started anew.
+                    if !self.renew_map(shard, node)
+                        && !retry.get_or_insert_with(|| Retry::new(self.patience)).pause()
+                    {
+                        return Err(Errno::EHOSTDOWN);
+                    }
+                }
+                result => return result,
+            }
+        }
+    }
+
+    /// One request to a node, about all shards that it serves.
+    ///
+    /// # Errors
+    /// As [`Client::meta`]; `ENXIO` for a node that serves none.
+    pub fn meta_at(&self, node: NodeId, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
+        self.ask(node, &self.call_of_all(node, cred, op)?)
+    }
+
+    /// One request to each node that serves shards, all at the same time.
+    ///
+    /// # Errors
+    /// As [`Client::meta`], of any of them.
+    pub(crate) fn meta_everywhere(&self, op: &MetaOp) -> Result<Vec<MetaReply>, Errno> {
+        debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
+        let mut begun = Vec::new();
+        for (_, node) in self.map().leads() {
+            let call = self.call_of_all(node, &Cred::ROOT, op.clone())?;
+            let peer = self.peer(node)?;
+            begun.push((peer, peer.begin(&call), call));
+        }
+        // All must be ended, whatever comes of the first.
+        let ended: Vec<_> =
+            begun.into_iter().map(|(peer, begun, call)| peer.end(begun, &call)).collect();
+        ended.into_iter().map(|answer| answer?.0).collect()
+    }
+
+    fn call_of_all(&self, node: NodeId, cred: &Cred, op: MetaOp) -> Result<MetaCall, Errno> {
+        let leads = self.map().leads();
+        let lead = leads.iter().find(|(_, lead)| *lead == node).ok_or(Errno::ENXIO)?;
+        Ok(MetaCall { shard: lead.0, cred: cred.clone(), op })
+    }
+
+    fn ask(&self, node: NodeId, call: &MetaCall) -> MetaResult {
+        let peer = self.peer(node)?;
+        let asked = peer.delegations.ask(&call.op);
+        let (result, granted) = match peer.meta(call) {
             Ok((result, granted)) => (result, granted),
             Err(e) => (Err(e), None),
         };
         let told = result.as_ref().map_err(|e| *e);
         peer.delegations.learn(&call.op, asked, told, granted.as_ref());
         result
+    }
+
+    /// What the nodes that may have an inode have delegated to us.
+    fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
+        let (home, birth) = {
+            let map = self.map.read();
+            let birth = (ino.birth() != ino.shard()).then(|| map.owner(ino.birth())).flatten();
+            (map.owner(ino.shard()), birth)
+        };
+        let of = |node: NodeId| self.peer(node).ok().map(|peer| &peer.delegations);
+        [home.and_then(of), birth.filter(|node| Some(*node) != home).and_then(of)]
+    }
+
+    /// Asks `node`, which says that it does not serve `shard`, who does. Whether it is another now.
+    fn renew_map(&self, shard: ShardId, node: NodeId) -> bool {
+        let ours = self.map();
+        if ours.owner(shard) != Some(node) {
+            return true;
+        }
+        let Ok(AdminReply::Map(map)) = self.admin(node, AdminCall::Map) else { return false };
+        let known = map.shards.iter().all(|node| usize::from(node.0) < self.peers.len());
+        if map.volume != self.volume || map.epoch <= ours.epoch || !known || map.shards.is_empty() {
+            return false;
+        }
+        let mut held = self.map.write();
+        if held.epoch < map.epoch {
+            tracing::info!(epoch = map.epoch, "shards have moved");
+            let (epoch, shards) = (map.epoch, map.shards);
+            *held = Arc::new(ClusterMap { epoch, shards, ..ClusterMap::clone(&ours) });
+        }
+        held.owner(shard) != Some(node)
     }
 
     /// One question or order to one node.

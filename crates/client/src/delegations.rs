@@ -25,6 +25,9 @@ const KNOWN_MAX: usize = 256 * 1024;
 /// Of a term, this part is left unused, for clocks that do not run alike: one in so many.
 const MARGIN: u32 = 10;
 
+/// Directories with at most so many names known are looked at whether these are all.
+const COUNTED_MAX: usize = 64;
+
 /// Whether a name leads to an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
@@ -50,6 +53,8 @@ struct Dir {
 
 struct Shard {
     known: HashMap<Ino, Known, hash::Build>,
+    /// How many changes of ours are under way in a directory.
+    busy: HashMap<Ino, u32, hash::Build>,
     /// Moments of the last events.
     attrs: Box<[u64; EVENTS]>,
     names: Box<[u64; EVENTS]>,
@@ -59,7 +64,8 @@ struct Shard {
 impl Default for Shard {
     fn default() -> Shard {
         let events = || Box::new([0; EVENTS]);
-        Shard { known: HashMap::default(), attrs: events(), names: events(), recalls: events() }
+        let (attrs, names, recalls) = (events(), events(), events());
+        Shard { known: HashMap::default(), busy: HashMap::default(), attrs, names, recalls }
     }
 }
 
@@ -73,6 +79,39 @@ pub(crate) fn uptime() -> Duration {
 /// The moment at which a question was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
+
+/// A question that is under way.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    at: Moment,
+    /// It counts as a change that is under way.
+    counts: bool,
+}
+
+/// The answer to `op`, if it is known. `of` tells what the nodes have delegated to us that may have an
+/// inode: the one of its home, and, where that is another, the one on which it was made.
+pub(crate) fn answer<'a>(
+    op: &MetaOp,
+    of: impl Fn(Ino) -> [Option<&'a Delegations>; 2],
+) -> Option<MetaResult> {
+    let attr = |ino| of(ino).into_iter().flatten().find_map(|known| known.attr(ino));
+    match op {
+        MetaOp::GetAttr { ino } => Some(Ok(MetaReply::Attr(attr(*ino)?))),
+        MetaOp::Lookup { parent, name } | MetaOp::Find { parent, name } => {
+            let known = of(*parent).into_iter().flatten();
+            match known.into_iter().find_map(|known| known.name(*parent, name))? {
+                Name::Is(ino) => match attr(ino) {
+                    Some(attr) => Some(Ok(MetaReply::Attr(attr))),
+                    None if matches!(op, MetaOp::Find { .. }) => Some(Ok(MetaReply::Leads(ino))),
+                    None => None,
+                },
+                Name::Absent => Some(Err(Errno::ENOENT)),
+                Name::Unknown => None,
+            }
+        }
+        _ => None,
+    }
+}
 
 /// See the module.
 pub(crate) struct Delegations {
@@ -181,28 +220,17 @@ impl Delegations {
         }
     }
 
-    /// The answer to `op`, if it is known.
-    pub(crate) fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
-        match op {
-            MetaOp::GetAttr { ino } if self.are_valid() => {
-                Some(Ok(MetaReply::Attr(self.attr(*ino)?)))
-            }
-            MetaOp::Lookup { parent, name } if self.are_valid() => {
-                match self.name(*parent, name)? {
-                    Name::Is(ino) => Some(Ok(MetaReply::Attr(self.attr(ino)?))),
-                    Name::Absent => Some(Err(Errno::ENOENT)),
-                    Name::Unknown => None,
-                }
-            }
-            _ => None,
-        }
-    }
-
     fn attr(&self, ino: Ino) -> Option<Attr> {
+        if !self.are_valid() {
+            return None;
+        }
         self.shard(ino).lock().known.get(&ino)?.attr.clone()
     }
 
     fn name(&self, dir: Ino, name: &[u8]) -> Option<Name> {
+        if !self.are_valid() {
+            return None;
+        }
         let shard = self.shard(dir).lock();
         let dir = shard.known.get(&dir)?.dir.as_ref()?;
         let absent = dir.complete && is_plain(name);
@@ -211,16 +239,43 @@ impl Delegations {
 
     /// To be called before `op` is sent. A change makes what it concerns unknown
     /// until it is learnt.
-    pub(crate) fn ask(&self, op: &MetaOp) -> Moment {
-        if op.is_mutation() && self.are_on() {
+    pub(crate) fn ask(&self, op: &MetaOp) -> Asked {
+        let counts = op.is_mutation() && self.are_on();
+        if counts {
             for (dir, name) in entries(op).into_iter().flatten() {
+                *self.shard(dir).lock().busy.entry(dir).or_default() += 1;
                 self.name_changes(dir, name, Moment(u64::MAX));
             }
             for ino in foreseen(op) {
                 self.attr_changes(ino, Moment(u64::MAX));
             }
         }
-        Moment(self.tick())
+        Asked { at: Moment(self.tick()), counts }
+    }
+
+    /// A change in a directory is not under way any more.
+    fn is_over(&self, dir: Ino) {
+        let mut shard = self.shard(dir).lock();
+        if let Some(busy) = shard.busy.get_mut(&dir) {
+            *busy -= 1;
+            if *busy == 0 {
+                shard.busy.remove(&dir);
+            }
+        }
+    }
+
+    /// Whoever knows as many names as a directory has, knows all.
+    fn count(&self, dir: Ino) {
+        let mut shard = self.shard(dir).lock();
+        let busy = shard.busy.contains_key(&dir);
+        let Some(Known { attr: Some(attr), dir: Some(names) }) = shard.known.get_mut(&dir) else {
+            return;
+        };
+        if busy || names.complete || names.names.len() > COUNTED_MAX {
+            return;
+        }
+        let known = names.names.values().filter(|name| matches!(name, Name::Is(_))).count();
+        names.complete = known as u64 == attr.size;
     }
 
     /// An event for the attributes of `ino`. Whether there was none since `asked`.
@@ -244,6 +299,22 @@ impl Delegations {
     /// Notes what the answer to `op`, which was asked at `asked`, tells. `granted`
     /// is what came with it; a change about which nothing came may be any.
     pub(crate) fn learn(
+        &self,
+        op: &MetaOp,
+        asked: Asked,
+        result: Result<&MetaReply, Errno>,
+        granted: Option<&Granted>,
+    ) {
+        if asked.counts {
+            entries(op).into_iter().flatten().for_each(|(dir, _)| self.is_over(dir));
+        }
+        self.take_in(op, asked.at, result, granted);
+        if let Some((dir, _)) = op.entry().filter(|_| self.are_on()) {
+            self.count(dir);
+        }
+    }
+
+    fn take_in(
         &self,
         op: &MetaOp,
         asked: Moment,
@@ -291,7 +362,8 @@ impl Delegations {
                 self.note_name(dir, name, leads_to, asked, Moment(self.tick()));
             }
         }
-        if let (MetaOp::Lookup { parent, name }, Some(leads_to)) = (op, leads_to(op, result))
+        if let (MetaOp::Lookup { parent, name } | MetaOp::Find { parent, name }, Some(leads_to)) =
+            (op, leads_to(op, result))
             && delegated(*parent)
         {
             self.note_name(*parent, name, leads_to, asked, asked);
@@ -389,11 +461,18 @@ fn foreseen(op: &MetaOp) -> impl Iterator<Item = Ino> {
 /// What the answer says of the entry.
 fn leads_to(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Option<Name> {
     match (op, result) {
-        (MetaOp::Lookup { .. } | MetaOp::Link { .. }, Ok(MetaReply::Attr(attr)))
+        (
+            MetaOp::Lookup { .. } | MetaOp::Find { .. } | MetaOp::Link { .. },
+            Ok(MetaReply::Attr(attr)),
+        )
         | (MetaOp::Create { .. }, Ok(MetaReply::Created { attr, .. })) => Some(Name::Is(attr.ino)),
+        (MetaOp::Find { .. }, Ok(MetaReply::Leads(ino))) => Some(Name::Is(*ino)),
         (MetaOp::Unlink { .. } | MetaOp::Rmdir { .. }, Ok(_)) => Some(Name::Absent),
         (
-            MetaOp::Lookup { .. } | MetaOp::Unlink { .. } | MetaOp::Rmdir { .. },
+            MetaOp::Lookup { .. }
+            | MetaOp::Find { .. }
+            | MetaOp::Unlink { .. }
+            | MetaOp::Rmdir { .. },
             Err(Errno::ENOENT),
         ) => Some(Name::Absent),
         _ => None,
@@ -432,6 +511,12 @@ mod tests {
             version,
             layout: Layout::Whole { node: NodeId(0) },
             has_acl: false,
+        }
+    }
+
+    impl Delegations {
+        fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
+            super::answer(op, |_| [Some(self), None])
         }
     }
 
@@ -546,6 +631,58 @@ mod tests {
     }
 
     #[test]
+    fn who_knows_as_many_names_as_there_are_knows_all() {
+        let d = on();
+        let dir = |size, version| Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
+        let make = |n| MetaOp::Create {
+            parent: DIR,
+            name: name(n),
+            node: tatami_wire::meta::NewNode::Fifo,
+            mode: 0,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        };
+        let made = |n| {
+            let attr = attr(Ino(n), Kind::Fifo, 1);
+            MetaReply::Created { attr, cap: None, created: true }
+        };
+        let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
+        // While another name is being made, nothing is known of it.
+        let (first, other) = (d.ask(&make(1)), d.ask(&make(2)));
+        d.learn(&make(1), first, Ok(&made(1)), Some(&told(1, 1)));
+        assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
+        d.learn(&make(2), other, Ok(&made(2)), Some(&told(2, 2)));
+        let third = d.ask(&make(3));
+        d.learn(&make(3), third, Ok(&made(3)), Some(&told(3, 3)));
+        assert_eq!(d.answer(&lookup(4)), Some(Err(Errno::ENOENT)));
+        let asked = d.ask(&make(4));
+        assert_eq!(d.answer(&lookup(4)), None);
+        d.learn(&make(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
+        d.recall(&[DIR]);
+        // Somebody else has made a name that we do not know.
+        let asked = d.ask(&make(5));
+        d.learn(&make(5), asked, Ok(&made(5)), Some(&told(5, 5)));
+        assert_eq!(d.answer(&lookup(6)), None);
+    }
+
+    #[test]
+    fn an_inode_elsewhere_is_known_by_another_node() {
+        let (here, there) = (on(), on());
+        let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
+        let find = MetaOp::Find { parent: DIR, name: name(5) };
+        let asked = here.ask(&find);
+        let leads = MetaReply::Leads(Ino(5));
+        here.learn(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
+        assert_eq!(answer(&find, of), Some(Ok(leads)));
+        assert_eq!(answer(&lookup(5), of), None);
+        let asked = there.ask(&get(Ino(5)));
+        let with = granted(&[], &[Ino(5)], None);
+        there.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
+        assert_eq!(answer(&find, of), Some(Ok(found(Ino(5)))));
+    }
+
+    #[test]
     fn a_change_of_unknown_effect_ends_all_knowledge() {
         let d = on();
         let asked = d.ask(&get(Ino(5)));
@@ -574,7 +711,7 @@ mod tests {
         }
         struct Call {
             op: MetaOp,
-            asked: Moment,
+            asked: Asked,
             answer: Option<(MetaResult, Granted)>,
         }
         let step = prop_oneof![

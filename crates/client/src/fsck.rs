@@ -184,16 +184,21 @@ impl Fsck<'_> {
     fn bytes(&mut self) -> Result<(), FsckError> {
         let mut nodes: Vec<Objects> =
             self.client.map().nodes.iter().map(|n| Objects::of(n.id)).collect();
-        let mut inodes = Inodes::default();
+        let mut inodes: Vec<Inodes> =
+            self.client.map().leads().iter().map(|(_, node)| Inodes::of(*node)).collect();
         loop {
             // The next inode number that anybody knows.
-            let mut next: Option<Ino> = inodes.peek(self)?.map(|attr| attr.ino);
+            let mut next: Option<Ino> = None;
+            for inodes in &mut inodes {
+                let at = inodes.peek(self)?.map(|attr| attr.ino);
+                next = [next, at].into_iter().flatten().min();
+            }
             for objects in &mut nodes {
                 let at = objects.peek(self)?.map(|o| o.0);
                 next = [next, at].into_iter().flatten().min();
             }
             let Some(ino) = next else { return Ok(()) };
-            let attr = inodes.take(ino);
+            let attr = inodes.iter_mut().find_map(|inodes| inodes.take(ino));
             let mut there = BTreeMap::new();
             for objects in &mut nodes {
                 while let Some((found, piece, size)) = objects.peek(self)?

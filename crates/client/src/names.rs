@@ -6,7 +6,10 @@ use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
 };
-use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Layout, NodeId, SetAttr};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, SetAttr};
+
+/// How often a name is looked at again because what it led to was removed meanwhile.
+const ATTEMPTS: usize = 16;
 
 /// A new, or found, inode.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,8 +77,19 @@ fn bytes(b: &[u8]) -> Bytes {
 impl Client {
     /// The attributes of entry `name` of `parent`.
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
-        let op = MetaOp::Lookup { parent, name: bytes(name) };
-        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+        for _ in 0..ATTEMPTS {
+            match self.meta(cred, MetaOp::Find { parent, name: bytes(name) })? {
+                MetaReply::Attr(attr) => return Ok(attr),
+                MetaReply::Leads(ino) => match self.getattr(cred, ino) {
+                    // It was removed in between, and the name leads elsewhere or nowhere by now.
+                    Err(Errno::ENOENT | Errno::ESTALE) => {}
+                    found => return found,
+                },
+                _ => return Err(Errno::EPROTO),
+            }
+        }
+        tracing::error!(dir = %parent, "a name leads to an inode that is not there: tatami fsck");
+        Err(Errno::EIO)
     }
 
     /// The attributes of an inode.
@@ -102,10 +116,24 @@ impl Client {
         exclusive: bool,
         open: Option<Access>,
     ) -> Result<Created, Errno> {
-        let name = bytes(name);
-        let op = MetaOp::Create { parent, name, node, mode, umask, exclusive, open };
-        expect!(self.meta(cred, op),
-            MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
+        for _ in 0..ATTEMPTS {
+            let (name, node) = (bytes(name), node.clone());
+            let op = MetaOp::Create { parent, name, node, mode, umask, exclusive, open };
+            let made = expect!(self.meta(cred, op),
+                MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
+            let Some(access) = open else { return Ok(made) };
+            if made.cap.is_some() || made.created || made.attr.kind != Kind::File {
+                return Ok(made);
+            }
+            // The inode is on another node than the name.
+            match self.open(cred, made.attr.ino, access) {
+                Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),
+                // It was removed in between.
+                Err(Errno::ENOENT | Errno::ESTALE) => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Errno::EIO)
     }
 
     /// Makes a file without a name, open.
@@ -148,12 +176,13 @@ impl Client {
         expect!(self.meta(&Cred::ROOT, MetaOp::Closed { inos, empty }), MetaReply::Done => ())
     }
 
-    /// Makes everything acknowledged by the shard of `ino` survive a power cut.
-    pub fn sync(&self, ino: Ino) -> Result<(), Errno> {
-        let map = self.map();
-        let served = map.owner(ino.shard()) == map.owner(MetaOp::Sync.target().shard());
-        debug_assert!(served, "one node has all shards so far");
-        expect!(self.meta(&Cred::ROOT, MetaOp::Sync), MetaReply::Done => ())
+    /// Makes all that was acknowledged of names survive a power cut. The names on the way to a file, and what
+    /// was made of them in one operation, may lie on any nodes.
+    pub fn sync(&self) -> Result<(), Errno> {
+        match self.meta_everywhere(&MetaOp::Sync)?.iter().all(|reply| *reply == MetaReply::Done) {
+            true => Ok(()),
+            false => Err(Errno::EPROTO),
+        }
     }
 
     /// Removes an entry that is not a directory.
@@ -212,7 +241,8 @@ impl Client {
         expect!(self.meta(cred, MetaOp::Readlink { ino }), MetaReply::Bytes(b) => b.into_vec())
     }
 
-    /// Entries of a directory, those with a cookie above `after`.
+    /// Entries of a directory, those with a cookie above `after`. With `plus` they have attributes, but for
+    /// those whose inode is on another node: look them up.
     pub fn read_dir(
         &self,
         cred: &Cred,
@@ -298,18 +328,25 @@ impl Client {
     pub fn statfs(&self) -> Result<VolumeSpace, Errno> {
         let mut sum = VolumeSpace::default();
         let mut seen = HashSet::new();
-        for node in &self.map().nodes {
+        let mut up = HashSet::new();
+        let map = self.map();
+        for node in &map.nodes {
             let Ok(AdminReply::Space(space)) = self.admin(node.id, AdminCall::Space) else {
                 continue;
             };
+            up.insert(node.id);
             if seen.insert(space.disk) {
                 sum.total += space.total;
                 sum.free += space.free;
                 sum.available += space.available;
             }
         }
-        sum.inodes = expect!(self.meta(&Cred::ROOT, MetaOp::StatVolume),
-            MetaReply::Volume { inodes } => inodes)?;
+        let leads = map.leads();
+        // Who alone knows of inodes is waited for.
+        for (_, node) in leads.iter().filter(|(_, node)| leads.len() == 1 || up.contains(node)) {
+            sum.inodes += expect!(self.meta_at(*node, &Cred::ROOT, MetaOp::StatVolume),
+                MetaReply::Volume { inodes } => inodes)?;
+        }
         Ok(sum)
     }
 }

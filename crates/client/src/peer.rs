@@ -10,6 +10,7 @@ use std::time::Duration;
 use tatami_wire::delegation::Granted;
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::{Role, SLOTS_MAX};
+use tatami_wire::meta::{MetaCall, MetaReply, MetaResult};
 use tatami_wire::{Errno, NodeId};
 
 /// First and longest pause between attempts to reach a daemon that is away.
@@ -38,6 +39,13 @@ impl Slot {
             none => none.insert(Box::new(connect(self.number)?)),
         })
     }
+}
+
+/// A metadata request that is under way, if it could be sent.
+pub(crate) struct Begun {
+    slot: Slot,
+    seq: u64,
+    sent: bool,
 }
 
 #[derive(Default)]
@@ -117,17 +125,53 @@ impl Peer {
     ///
     /// # Errors
     /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
-    pub(crate) fn meta<Q: Serialize, R: DeserializeOwned>(
-        &self,
-        request: &Q,
-    ) -> Result<(R, Option<Granted>), Errno> {
+    pub(crate) fn meta(&self, call: &MetaCall) -> Result<(MetaResult, Option<Granted>), Errno> {
+        let (slot, seq) = self.next_slot();
+        self.end(Begun { slot, seq, sent: false }, call)
+    }
+
+    fn next_slot(&self) -> (Slot, u64) {
         let mut slot = self.take_slot();
         let seq = slot.next;
         slot.next += 1;
+        (slot, seq)
+    }
+
+    /// Begins a metadata request, so that others may be begun before it is answered. It must be
+    /// ended. Threads that begin several must do so in the same order.
+    pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
+        let (mut slot, seq) = self.next_slot();
+        let sent = match slot.connection(|number| self.connect(Role::Meta, number)) {
+            Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
+                Ok(()) => true,
+                Err(e) => {
+                    slot.connection = None;
+                    self.log_broken("metadata request", &e);
+                    false
+                }
+            },
+            // It is tried again, with patience.
+            Err(_) => false,
+        };
+        Begun { slot, seq, sent }
+    }
+
+    /// The answer to a request that was begun, as [`Peer::meta`].
+    ///
+    /// # Errors
+    /// As [`Peer::meta`].
+    pub(crate) fn end(
+        &self,
+        begun: Begun,
+        call: &MetaCall,
+    ) -> Result<(MetaResult, Option<Granted>), Errno> {
+        let Begun { mut slot, seq, mut sent } = begun;
         let mut retry = Retry::new(self.patience);
         let result = loop {
             match slot.connection(|number| self.connect(Role::Meta, number)) {
-                Ok(connection) => match ask(connection, seq, request) {
+                Ok(connection) => match ask(connection, seq, call, std::mem::take(&mut sent)) {
+                    // Other nodes are away; nothing was done.
+                    Ok((Ok(MetaReply::Later), _)) => {}
                     Ok(answer) => break Ok(answer),
                     Err(e) => {
                         slot.connection = None;
@@ -264,12 +308,15 @@ impl Peer {
     }
 }
 
-fn ask<Q: Serialize, R: DeserializeOwned>(
+fn ask(
     connection: &mut Connection,
     seq: u64,
-    request: &Q,
-) -> Result<(R, Option<Granted>), FrameError> {
-    connection.send(Class::Meta, seq, request, &[])?;
+    call: &MetaCall,
+    sent: bool,
+) -> Result<(MetaResult, Option<Granted>), FrameError> {
+    if !sent {
+        connection.send(Class::Meta, seq, call, &[])?;
+    }
     let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
     let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;
     Ok((reply, granted))

@@ -224,7 +224,7 @@ impl Relayout {
         };
         // The shard has noted our end, too.
         self.open.ended = true;
-        self.open.client.sync(ino)?;
+        self.open.client.sync()?;
         Ok(attr)
     }
 

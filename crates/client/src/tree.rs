@@ -55,7 +55,10 @@ impl Tree {
         let mut all = Vec::new();
         let mut after = 0;
         loop {
-            let part = self.client.read_dir(&self.cred, dir.ino, after, READDIR_MAX, plus)?;
+            let mut part = self.client.read_dir(&self.cred, dir.ino, after, READDIR_MAX, plus)?;
+            if plus {
+                self.look_up_the_rest(dir.ino, &mut part.entries)?;
+            }
             after = part.entries.last().map_or(after, |e| e.cookie);
             all.extend(part.entries);
             if part.end {
@@ -64,6 +67,23 @@ impl Tree {
         }
         all.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(all)
+    }
+
+    /// Adds the attributes of entries whose inode is on another node than the entry.
+    fn look_up_the_rest(&self, dir: Ino, entries: &mut [DirEntry]) -> Result<(), Errno> {
+        let map = self.client.map();
+        let here = map.owner(dir.shard());
+        for entry in entries.iter_mut().filter(|entry| entry.attr.is_none()) {
+            if map.owner(entry.ino.shard()) == here {
+                continue;
+            }
+            entry.attr = match self.client.lookup(&self.cred, dir, &entry.name) {
+                Ok(attr) => Some(attr),
+                Err(Errno::ENOENT | Errno::EACCES) => None,
+                Err(e) => return Err(e),
+            };
+        }
+        Ok(())
     }
 
     /// The target of a link.

@@ -145,7 +145,9 @@ fn serve(
                 let answer = object(&mut world, &call, &payload, &mut data);
                 frame::encode(&mut out, Class::Object, header.seq, &answer, data.len());
             }
-            Class::Recall => panic!("nobody asked for delegations"),
+            Class::Recall | Class::Peer => {
+                panic!("nobody asked for delegations, and we are no node")
+            }
         }
         if hello.role != Role::Admin && world.plan.after.contains(&world.requests) {
             return Ok(());

@@ -37,8 +37,8 @@ pub const TABLE_LEN: usize = 4096;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMI-S");
 const FREE: u64 = 0;
-/// Set beside the inode in a slot that is taken. No inode has it: it would be of shard 32768 or above.
-const TAKEN: u64 = 1 << 63;
+/// Set beside the inode in a slot that is taken.
+const TAKEN: u64 = Ino::MARK;
 
 /// The start of the file. Any bytes are a valid one.
 #[repr(C)]
@@ -223,6 +223,17 @@ mod tests {
         daemon.renew(3);
         assert!(mount.lend(3, Ino(9), mount.now()));
         assert_eq!(daemon.stands_for(SLOTS), None);
+    }
+
+    #[test]
+    fn inodes_of_all_shards_can_be_lent_to() {
+        let (daemon, mount) = both();
+        for shard in [0, 1, 2047, 2048, 4095].map(tatami_wire::ShardId) {
+            let ino = Ino::new(shard, shard, Ino::COUNTER_MAX);
+            assert!(mount.lend(0, ino, mount.now()), "{ino}");
+            assert_eq!((daemon.take(ino), daemon.was_taken_for(0)), (Some(0), Some(ino)));
+            daemon.renew(0);
+        }
     }
 
     #[test]

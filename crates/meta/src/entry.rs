@@ -26,11 +26,18 @@ pub(crate) fn lookup<S: Store>(
     parent: Ino,
     name: &[u8],
 ) -> Outcome<MetaReply> {
+    let ino = leads_to(txn, parent, name)?;
+    let inode = target(txn, ino)?;
+    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
+}
+
+/// The number of the inode that `name` means in `parent`.
+fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<Ino> {
     let name = permission::name(name)?;
     let dir = txn.inode(parent)?;
     permission::check_dir(&dir)?;
     permission::check(&dir, txn.cred, want::EXEC)?;
-    let ino = match name {
+    Ok(match name {
         Name::Dot => txn.whole(parent, &dir),
         Name::DotDot if dir.is_part() => txn.inode(txn.whole(parent, &dir))?.parent,
         Name::DotDot => dir.parent,
@@ -38,9 +45,19 @@ pub(crate) fn lookup<S: Store>(
             txn.in_place(parent, &dir, name)?;
             txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino
         }
-    };
-    let inode = target(txn, ino)?;
-    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
+    })
+}
+
+/// As [`lookup`], without a word to other nodes.
+pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
+    let ino = leads_to(txn, parent, name)?;
+    Ok(match txn.find_here(ino)? {
+        // Its home knows where all of it is.
+        Some(inode) if inode.is_parted() => MetaReply::Leads(ino),
+        Some(inode) => MetaReply::Attr(inode.attr(ino)),
+        None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
+        None => return Err(crate::record::Damaged("entry without inode").into()),
+    })
 }
 
 /// The inode that an entry leads to.

@@ -289,8 +289,14 @@ impl<S: Store> Meta<S> {
         if self.is_locked(ino) {
             return None;
         }
-        let inode = self.state.inode(ino).ok().flatten().filter(|inode| !inode.is_parted());
-        inode.map(|inode| inode.attr(ino))
+        if let Some(inode) = self.state.inode(ino).ok().flatten() {
+            return (!inode.is_parted()).then(|| inode.attr(ino));
+        }
+        if !self.state.is_spread() || !self.state.owns(ino.birth()) {
+            return None;
+        }
+        let record = self.state.get(&keys::young(ino)).ok().flatten()?;
+        Inode::decode(&record).ok().map(|inode| inode.attr(ino))
     }
 
     /// Makes all operations applied so far survive the death of the process,
@@ -429,6 +435,7 @@ pub(crate) fn execute<S: Store>(
 ) -> Outcome<MetaReply> {
     match op {
         MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
+        MetaOp::Find { parent, name } => entry::find(txn, *parent, name),
         MetaOp::GetAttr { ino } => attr::get(txn, *ino),
         MetaOp::SetAttr { ino, set } => attr::set(txn, *ino, set),
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {

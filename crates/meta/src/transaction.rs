@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::transaction::{Age, Digest, PeerMessage, Txid};
-use tatami_wire::{ClientId, Ino, NodeId, Timestamp, hash};
+use tatami_wire::{Attr, ClientId, Ino, NodeId, Timestamp, hash};
 
 /// Names an operation whose answer comes later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -69,6 +69,9 @@ pub struct Out {
     /// The inodes that somebody may see changed once the message has left, themselves or (directories)
     /// their entries: until then all delegations of them must be back.
     pub changed: Vec<Ino>,
+    /// The inodes of this node of which the message tells: while a delegation of one of them is being
+    /// recalled, it must wait, too.
+    pub seen: Vec<Ino>,
 }
 
 /// The answer to an operation that had to wait.
@@ -79,9 +82,13 @@ pub struct Finished {
     /// The answer. `EAGAIN`: the others did not answer for long; nothing has happened, and
     /// the same request, sent again, is run again.
     pub result: MetaResult,
-    /// The inodes of this node that it has changed, as [`Meta::changed`](crate::Meta::changed). Nothing of what it has
-    /// seen may be delegated with it.
+    /// The inodes of this node that it has looked at, as [`Meta::seen`](crate::Meta::seen). They may be others by now: only
+    /// what is current may be delegated with the answer.
+    pub seen: Vec<Ino>,
+    /// The inodes of this node that it has changed, as [`Meta::changed`](crate::Meta::changed).
     pub changed: Vec<Ino>,
+    /// The directory in which it has looked up, made or removed an entry, after that, if it is on this node.
+    pub dir: Option<Attr>,
 }
 
 /// A request of another node that waits for a lock.
@@ -196,7 +203,9 @@ impl Transactions {
         state.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
             if let Some(Parsed::Committed(txid)) = keys::parse(key) {
                 let record::Committed { participants } = record::decode(value)?;
-                decided.insert(txid, Decided { left: participants, again_at: now });
+                // Whoever opens a store waits until nothing of what was delegated before counts.
+                let changed = Vec::new();
+                decided.insert(txid, Decided { left: participants, again_at: now, changed });
             }
             Ok(ControlFlow::Continue(()))
         })?;
@@ -213,7 +222,12 @@ impl Transactions {
     }
 
     pub fn send(&mut self, to: NodeId, message: PeerMessage) {
-        self.outs.push(Out { to, message, changed: Vec::new() });
+        self.outs.push(Out { to, message, changed: Vec::new(), seen: Vec::new() });
+    }
+
+    /// As [`Transactions::send`], of what tells of inodes of this node.
+    pub fn tell(&mut self, to: NodeId, message: PeerMessage, seen: Vec<Ino>) {
+        self.outs.push(Out { to, message, changed: Vec::new(), seen });
     }
 
     /// Whether something waits for a commit to leave.

@@ -437,7 +437,7 @@ impl FileSystem {
         if file.access.write {
             self.commit(&file.inode, &file.data, Occasion::Sync)?;
         }
-        self.client.sync(file.inode.ino)
+        self.client.sync()
     }
 
     /// READ.

@@ -191,8 +191,8 @@ impl Handler for FileSystem {
             Op::Fsync { handle, data_only } => {
                 done(reply, self.fsync(handle, data_only).map_err(to_kernel));
             }
-            Op::FsyncDir { .. } => done(reply, self.client.sync(node).map_err(to_kernel)),
-            Op::SyncFs => done(reply, self.client.sync(Ino::ROOT).map_err(to_kernel)),
+            Op::FsyncDir { .. } => done(reply, self.client.sync().map_err(to_kernel)),
+            Op::SyncFs => done(reply, self.client.sync().map_err(to_kernel)),
             Op::Statfs => {
                 match self.statfs() {
                     Ok(space) => reply.statfs(&space),

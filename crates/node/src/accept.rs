@@ -15,8 +15,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tatami_wire::ClientId;
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
+use tatami_wire::{ClientId, NodeId};
 
 /// A handshake must be over after this time.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -155,13 +155,14 @@ fn greet(
     }
     drop(place);
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
-    if let (Role::Meta | Role::Recall, Some(executor)) = (hello.role, executor) {
+    if let (Role::Meta | Role::Recall | Role::Peer, Some(executor)) = (hello.role, executor) {
         if stream.set_nonblocking().is_ok() {
             let kind = match hello.role {
                 Role::Recall => Kind::Recall,
+                Role::Peer => Kind::Peer { from: NodeId(hello.slot as u16) },
                 _ => Kind::Requests { slot: hello.slot },
             };
-            let stream = stream.clone();
+            let (stream, admission) = (stream.clone(), Some(admission));
             executor.hand_over(NewConnection { stream, peer, kind, admission });
         }
         return;
@@ -205,17 +206,24 @@ fn admit(
     let (places, what) = match hello.role {
         // It has threads here, whatever it is for there.
         _ if passed_on => (&shared.data_places, "bytes"),
-        Role::Meta | Role::Recall => (&shared.meta_places, "names"),
+        Role::Meta | Role::Recall | Role::Peer => (&shared.meta_places, "names"),
         Role::Data => (&shared.data_places, "bytes"),
         Role::Admin => (&shared.admin_places, "questions"),
     };
-    let by_executor = matches!(hello.role, Role::Meta | Role::Recall) && !passed_on;
+    let by_executor = matches!(hello.role, Role::Meta | Role::Recall | Role::Peer) && !passed_on;
     if by_executor && executor.is_none() {
         return Err(format!("node {} serves no shard of the namespace", shared.node()));
     }
     // Others wait until it gives back what it was given.
     if hello.role == Role::Recall && !peer.is_trusted() {
         return Err("names are delegated to the superuser's mounts only".to_owned());
+    }
+    if hello.role == Role::Peer {
+        let from = hello.slot;
+        let known = |(_, node): &(_, NodeId)| u32::from(node.0) == from && *node != shared.node();
+        if !peer.is_trusted() || passed_on || !shared.map.leads().iter().any(known) {
+            return Err(format!("node {from} has nothing to say to node {}", shared.node()));
+        }
     }
     let full = || format!("node {} has too many connections for {what}", shared.node());
     let place = places.take().ok_or_else(full)?;

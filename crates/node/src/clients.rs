@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tatami_wire::ClientId;
 
 /// Clients without a connection that are remembered, at most: the one that
-/// left first goes first. One that is forgotten counts as gone since our start.
+/// left first goes first. One that is forgotten counts as never seen.
 const ABSENT_MAX: usize = 16 * 1024;
 
 #[derive(Debug)]
@@ -20,18 +20,21 @@ struct Entry {
 /// All clients that have been connected since the start.
 #[derive(Debug)]
 pub(crate) struct Clients {
-    started: Instant,
+    /// Clients that hold something and have not been here since our start: when they were first
+    /// asked for.
+    strangers: Mutex<HashMap<ClientId, Instant>>,
     entries: Mutex<HashMap<ClientId, Entry>>,
 }
 
 impl Clients {
     pub(crate) fn new() -> Clients {
-        Clients { started: Instant::now(), entries: Mutex::default() }
+        Clients { strangers: Mutex::default(), entries: Mutex::default() }
     }
 
     /// Notes a new connection. False when the client id is somebody else's:
     /// whoever learnt an id must not act as that client.
     pub(crate) fn arrive(&self, client: ClientId, uid: Option<u32>) -> bool {
+        self.strangers.lock().remove(&client);
         let mut entries = self.entries.lock();
         if entries.len() >= ABSENT_MAX && !entries.contains_key(&client) {
             let absent = entries.iter().filter_map(|(id, e)| Some((e.left?, *id)));
@@ -64,14 +67,24 @@ impl Clients {
     }
 
     /// Whether the client has been without a connection for `lease`. Who has
-    /// not been here since our start gets a whole lease from then on.
+    /// not been here since our start gets a whole lease from when it is first asked for: by way of another
+    /// node it may have got something here, and come itself only later.
     pub(crate) fn is_expired(&self, client: ClientId, lease: Duration) -> bool {
         let left = match self.entries.lock().get(&client) {
             Some(Entry { left: None, .. }) => return false,
             Some(Entry { left: Some(left), .. }) => *left,
-            None => self.started,
+            None => self.stranger(client),
         };
         left.elapsed() >= lease
+    }
+
+    fn stranger(&self, client: ClientId) -> Instant {
+        let mut strangers = self.strangers.lock();
+        if strangers.len() >= ABSENT_MAX && !strangers.contains_key(&client) {
+            // They are asked for again, and get another lease.
+            strangers.clear();
+        }
+        *strangers.entry(client).or_insert_with(Instant::now)
     }
 
     /// All connected clients, in order.
@@ -93,7 +106,7 @@ mod tests {
     #[test]
     fn a_client_expires_a_lease_after_its_last_connection() {
         let clients = Clients::new();
-        assert!(clients.is_expired(A, Duration::ZERO), "unknown: gone since the start");
+        assert!(clients.is_expired(A, Duration::ZERO), "unknown: gone since it was asked for");
         assert!(!clients.is_expired(A, Duration::from_secs(3600)), "a grace of one lease");
         assert!(clients.arrive(A, None));
         assert!(clients.arrive(A, None));

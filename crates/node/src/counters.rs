@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) meta_requests: Count,
+    /// Messages of other nodes.
+    pub(crate) peer_messages: Count,
     pub(crate) object_requests: Count,
     pub(crate) bytes_read: Count,
     pub(crate) bytes_written: Count,

@@ -3,11 +3,14 @@
 //!
 //! A round drains what has arrived, applies it, commits once, and only then
 //! answers. Whoever asks for durability (`Sync`) is answered after one fsync for
-//! all who asked in the round.
+//! all who asked in the round. Messages of other nodes are drained and applied as requests are, and those
+//! to them leave as answers do. A request that needs other nodes is answered in a later round.
 
 use crate::accept::Admission;
+use crate::clock::Clock;
 use crate::delegations::Recall;
 use crate::holders::HoldersFile;
+use crate::links::Links;
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
 use crate::options::Durability;
 use crate::peer::Peer;
@@ -23,16 +26,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tatami_meta::{Context, FjallStore};
+use tatami_meta::{Context, FjallStore, Out, Ticket};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, NewNode};
-use tatami_wire::{ClientId, Errno};
+use tatami_wire::{ClientId, Errno, NodeId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
 /// Most requests of one connection in one round.
 const ROUND_OF_ONE_MAX: usize = 16;
+/// Most messages of one node in one round.
+const MESSAGES_MAX: usize = 256;
 /// How long a client that is silent keeps what was delegated to it, and so the
 /// longest time for which it can hold others up.
 const TERM: Duration = Duration::from_secs(5);
@@ -46,20 +51,36 @@ pub(crate) struct NewConnection {
     pub(crate) stream: Arc<Stream>,
     pub(crate) peer: Peer,
     pub(crate) kind: Kind,
-    pub(crate) admission: Admission,
+    pub(crate) admission: Option<Admission>,
+}
+
+/// What other threads tell the executor.
+enum News {
+    Connection(NewConnection),
+    /// The connection to another node, if it could be made.
+    Link(NodeId, Option<Arc<Stream>>),
 }
 
 /// How other threads reach the executor.
 #[derive(Clone)]
 pub(crate) struct ExecutorHandle {
-    new: Sender<NewConnection>,
+    new: Sender<News>,
     waker: Arc<Waker>,
 }
 
 impl ExecutorHandle {
     /// Hands a connection over. The executor may have ended: then it closes.
     pub(crate) fn hand_over(&self, connection: NewConnection) {
-        if self.new.send(connection).is_ok() {
+        self.tell(News::Connection(connection));
+    }
+
+    /// Hands over a connection to another node, or says that there is none.
+    pub(crate) fn link(&self, to: NodeId, link: Option<Arc<Stream>>) {
+        self.tell(News::Link(to, link));
+    }
+
+    fn tell(&self, news: News) {
+        if self.new.send(news).is_ok() {
             self.wake();
         }
     }
@@ -77,7 +98,7 @@ pub(crate) struct Executor {
     shared: Arc<Shared>,
     shards: Shards<FjallStore>,
     poll: Poll,
-    new: Receiver<NewConnection>,
+    new: Receiver<News>,
     connections: Vec<Option<MetaConnection>>,
     free: Vec<usize>,
     /// Which connection speaks for a slot of a client: the latest.
@@ -88,6 +109,10 @@ pub(crate) struct Executor {
     looked_at: Vec<usize>,
     round: Vec<Answer>,
     recalls: Recalls,
+    /// Requests that are answered when other nodes have been asked.
+    waiting: HashMap<Ticket, Vec<Answer>>,
+    links: Links,
+    clock: Clock,
 }
 
 impl Executor {
@@ -104,6 +129,8 @@ impl Executor {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, new) = channel();
+        let handle = ExecutorHandle { new: sender, waker };
+        let links = Links::new(shared.clone(), handle.clone());
         let executor = Executor {
             shared,
             shards,
@@ -116,8 +143,11 @@ impl Executor {
             looked_at: Vec::new(),
             round: Vec::new(),
             recalls: Recalls::new(TERM, HoldersFile::at(holders)),
+            waiting: HashMap::new(),
+            links,
+            clock: Clock::new(),
         };
-        Ok((executor, ExecutorHandle { new: sender, waker }))
+        Ok((executor, handle))
     }
 
     /// Runs until the node ends; then syncs and gives the shards back.
@@ -159,13 +189,17 @@ impl Executor {
 
     /// How long the executor may sleep.
     fn patience(&mut self) -> Option<Duration> {
-        let until = match self.recalls.closed_until() {
-            Some(until) => until,
+        let left = |until: Instant| until.saturating_duration_since(Instant::now());
+        let left = match self.recalls.closed_until() {
+            Some(until) => left(until),
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
-            None => self.recalls.deadline()?,
+            None => {
+                let due = self.shards.deadline().map(|due| self.clock.until(due));
+                [self.recalls.deadline().map(left), due].into_iter().flatten().min()?
+            }
         };
         // Rounded up, so that the moment is not missed by less than epoll can tell.
-        Some(until.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
+        Some(left + Duration::from_millis(1))
     }
 
     /// Closes the recall connections of clients that do not answer.
@@ -175,7 +209,7 @@ impl Executor {
         }
         for at in self.recalls.expire() {
             if let Some(connection) = &self.connections[at] {
-                let (peer, client) = (&connection.peer, connection.admission.client);
+                let (peer, client) = (&connection.peer, connection.client());
                 tracing::warn!(%peer, %client, "names were not given back in time; others go on");
             }
             self.drop_connection(at);
@@ -184,35 +218,74 @@ impl Executor {
     }
 
     fn take_new(&mut self) {
-        while let Ok(NewConnection { stream, peer, kind, admission }) = self.new.try_recv() {
-            let at = self.free.pop().unwrap_or(self.connections.len());
-            if at == self.connections.len() {
-                self.connections.push(None);
-            }
-            let client = admission.client;
-            let connection = MetaConnection::new(stream, peer, kind, admission);
-            if let Err(e) = connection.register(self.poll.registry(), Token(at)) {
-                tracing::error!(error = %e, "cannot watch a connection; it was dropped");
-                self.free.push(at);
-                continue;
-            }
-            self.connections[at] = Some(connection);
-            // A client that connects again has given up the old connection.
-            let old = match kind {
-                Kind::Requests { slot } => self.slots.insert((client, slot), at),
-                Kind::Recall => match self.recalls.opened(client, at) {
-                    Ok(old) => old,
-                    Err(error) => {
-                        tracing::error!(%client, %error, "nothing is delegated: check the disk");
-                        Some(at)
+        while let Ok(news) = self.new.try_recv() {
+            match news {
+                News::Connection(new) => self.take_connection(new),
+                News::Link(to, link) => {
+                    let new = link.and_then(|stream| {
+                        let peer = Peer::of(&stream).ok()?;
+                        let kind = Kind::Link { to };
+                        Some(NewConnection { stream, peer, kind, admission: None })
+                    });
+                    match new {
+                        Some(new) => self.take_connection(new),
+                        None => self.links.failed(to),
                     }
-                },
-            };
-            if let Some(old) = old {
-                self.drop_connection(old);
+                }
             }
-            self.list(at);
         }
+    }
+
+    fn take_connection(&mut self, new: NewConnection) {
+        let kind = new.kind;
+        let Some((at, client)) = self.watch(new) else {
+            if let Kind::Link { to } = kind {
+                self.links.failed(to);
+            }
+            return;
+        };
+        // A client that connects again has given up the old connection.
+        let old = match kind {
+            Kind::Requests { slot } => self.slots.insert((client, slot), at),
+            Kind::Recall => match self.recalls.opened(client, at) {
+                Ok(old) => old,
+                Err(error) => {
+                    tracing::error!(%client, %error, "nothing is delegated: check the disk");
+                    Some(at)
+                }
+            },
+            Kind::Peer { .. } => None,
+            Kind::Link { to } => {
+                let waiting = self.links.made(to, at);
+                if let Some(connection) = &mut self.connections[at] {
+                    waiting.iter().for_each(|message| connection.say(message));
+                }
+                self.send(at);
+                None
+            }
+        };
+        if let Some(old) = old {
+            self.drop_connection(old);
+        }
+        self.list(at);
+    }
+
+    /// Takes a connection in; its place, and whose it is.
+    fn watch(&mut self, new: NewConnection) -> Option<(usize, ClientId)> {
+        let NewConnection { stream, peer, kind, admission } = new;
+        let at = self.free.pop().unwrap_or(self.connections.len());
+        if at == self.connections.len() {
+            self.connections.push(None);
+        }
+        let connection = MetaConnection::new(stream, peer, kind, admission);
+        if let Err(e) = connection.register(self.poll.registry(), Token(at)) {
+            tracing::error!(error = %e, "cannot watch a connection; it was dropped");
+            self.free.push(at);
+            return None;
+        }
+        let client = connection.client();
+        self.connections[at] = Some(connection);
+        Some((at, client))
     }
 
     fn list(&mut self, at: usize) {
@@ -227,6 +300,10 @@ impl Executor {
     /// Drains, applies, commits, answers.
     fn do_round(&mut self) {
         let closed = self.recalls.closed_until().is_some();
+        if self.shards.are_spread() && !closed {
+            let now = self.clock.now();
+            self.shards.tick(now);
+        }
         let room = std::mem::take(&mut self.looked_at);
         let mut ready = std::mem::replace(&mut self.ready, room);
         for at in ready.drain(..) {
@@ -241,28 +318,32 @@ impl Executor {
                 continue;
             }
             connection.listed = false;
-            if self.round.len() >= ROUND_MAX {
-                self.list(at);
-            } else {
-                self.drain(at);
+            match connection.kind {
+                Kind::Peer { from } => self.drain_messages(at, from),
+                Kind::Link { .. } => self.look_after_link(at),
+                _ if self.round.len() >= ROUND_MAX => self.list(at),
+                _ => self.drain(at),
             }
         }
         self.looked_at = ready;
-        if self.round.is_empty() {
+        let changed = self.shards.is_dirty();
+        if self.round.is_empty() && !changed {
             return;
         }
         self.shared.counters.meta_requests.add(self.round.len() as u64);
         let mut round = std::mem::take(&mut self.round);
-        let changed = self.shards.is_dirty();
         round::commit(&mut self.shards, &mut round);
+        let mut outs = self.end_waits(&mut round);
         if changed && self.shared.durability == Durability::Sync {
-            round::sync(&mut self.shards, &mut round, true);
-            self.settle(&mut round);
+            if !round::sync(&mut self.shards, &mut round, true) {
+                outs = Some(Vec::new());
+            }
+            self.settle(&mut round, outs);
             self.answer(&mut round);
         } else {
             let mut waiting: Vec<_> =
                 round.extract_if(.., |answer| answer.waits_for_sync()).collect();
-            self.settle(&mut round);
+            self.settle(&mut round, outs);
             // Nobody else waits for the disk.
             self.answer(&mut round);
             if !waiting.is_empty() {
@@ -286,9 +367,62 @@ impl Executor {
         }
     }
 
-    /// Sends what the round recalls, and keeps the answers that must wait for it.
-    fn settle(&mut self, round: &mut Vec<Answer>) {
-        self.recalls.settle(round);
+    /// Puts those requests of a round aside that wait for other nodes, and brings in those that do so
+    /// no longer. Returns what is to be said to other nodes; `None` where they have nothing
+    /// to do with this round.
+    fn end_waits(&mut self, round: &mut Vec<Answer>) -> Option<Vec<Out>> {
+        if !self.shards.are_spread() {
+            return None;
+        }
+        for answer in round.extract_if(.., |answer| answer.waits.is_some()) {
+            if let Some(ticket) = answer.waits {
+                self.waiting.entry(ticket).or_default().push(answer);
+            }
+        }
+        let (outs, finished) = self.shards.take_ready();
+        if outs.is_empty() && finished.is_empty() {
+            return None;
+        }
+        for finished in finished {
+            for mut answer in self.waiting.remove(&finished.ticket).unwrap_or_default() {
+                let client = answer.request.as_ref().map(|(ctx, _)| ctx.client);
+                let delegates = client.is_some_and(|client| self.recalls.may_delegate(client));
+                answer.finish(&finished, delegates);
+                round.push(answer);
+            }
+        }
+        Some(outs)
+    }
+
+    /// Says to other nodes what may leave.
+    fn say(&mut self, outs: Vec<Out>) {
+        let mut spoken = Vec::new();
+        for Out { to, message, .. } in outs {
+            if let Some((at, message)) = self.links.take(to, message)
+                && let Some(Some(connection)) = self.connections.get_mut(at)
+            {
+                connection.say(&message);
+                if !spoken.contains(&at) {
+                    spoken.push(at);
+                }
+            }
+        }
+        spoken.into_iter().for_each(|at| self.send(at));
+    }
+
+    /// Sends what the round recalls, and keeps the answers and messages that must wait for it.
+    fn settle(&mut self, round: &mut Vec<Answer>, outs: Option<Vec<Out>>) {
+        let outs = match outs {
+            None => {
+                self.recalls.settle(round);
+                Vec::new()
+            }
+            Some(outs) => {
+                let shards = &mut self.shards;
+                self.recalls.settle_all(round, outs, |attr| shards.is_current(attr))
+            }
+        };
+        self.say(outs);
         for Recall { at, id, inos } in self.recalls.take_recalls() {
             if let Some(connection) = &mut self.connections[at] {
                 connection.tell(&RecallNote::Recall { id, inos });
@@ -302,12 +436,14 @@ impl Executor {
         let shards = &mut self.shards;
         let mut released = self.recalls.released(|attr| shards.is_current(attr));
         self.answer(&mut released);
+        let outs = self.recalls.released_outs();
+        self.say(outs);
     }
 
     /// Takes what a client says on its recall connection.
     fn hear(&mut self, at: usize) {
         while let Some(connection) = &mut self.connections[at] {
-            let client = connection.admission.client;
+            let client = connection.client();
             match connection.next_word() {
                 Ok(RecallCall::Alive) => {
                     self.recalls.alive(client);
@@ -326,6 +462,35 @@ impl Executor {
         self.release();
     }
 
+    /// Takes what another node says.
+    fn drain_messages(&mut self, at: usize, from: NodeId) {
+        let now = self.clock.now();
+        for _ in 0..MESSAGES_MAX {
+            let Some(connection) = &mut self.connections[at] else { return };
+            match connection.next_message() {
+                Ok(message) => {
+                    self.shared.counters.peer_messages.add(1);
+                    self.shards.receive(now, from, message);
+                }
+                Err(NoRequest::None | NoRequest::Paused) => return,
+                Err(NoRequest::Broken(e)) => {
+                    tracing::debug!(node = %from, error = %e, "it says nothing more");
+                    return self.drop_connection(at);
+                }
+            }
+        }
+        self.list(at);
+    }
+
+    /// Looks whether a connection to another node has ended: nothing else comes from there.
+    fn look_after_link(&mut self, at: usize) {
+        let Some(connection) = &mut self.connections[at] else { return };
+        match connection.next_message() {
+            Err(NoRequest::None | NoRequest::Paused) => {}
+            Ok(_) | Err(NoRequest::Broken(_)) => self.drop_connection(at),
+        }
+    }
+
     /// Takes requests from one connection and applies them.
     fn drain(&mut self, at: usize) {
         for _ in 0..ROUND_OF_ONE_MAX {
@@ -334,7 +499,9 @@ impl Executor {
                 Ok((seq, call)) => {
                     let mut answer =
                         apply(&self.shared, &mut self.shards, connection, at, seq, call);
-                    if let (true, Some((ctx, call))) = (self.recalls.are_used(), &answer.request) {
+                    if let (true, None, Some((ctx, call))) =
+                        (self.recalls.are_used(), answer.waits, &answer.request)
+                    {
                         let delegates = self.recalls.may_delegate(ctx.client);
                         answer.met = self.shards.met(call, delegates);
                     }
@@ -394,7 +561,11 @@ impl Executor {
     fn drop_connection(&mut self, at: usize) {
         let Some(connection) = self.connections[at].take() else { return };
         connection.deregister(self.poll.registry());
-        let client = connection.admission.client;
+        let client = connection.client();
+        self.waiting.retain(|_, answers| {
+            answers.retain(|answer| answer.to != at);
+            !answers.is_empty()
+        });
         match connection.kind {
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
                 self.slots.remove(&(client, slot));
@@ -402,6 +573,8 @@ impl Executor {
             }
             Kind::Requests { .. } => self.recalls.closed(at, None),
             Kind::Recall => self.recalls.closed(at, Some(client)),
+            Kind::Peer { .. } => {}
+            Kind::Link { to } => self.links.lost(to, at),
         }
         self.free.push(at);
     }
@@ -427,30 +600,25 @@ fn apply(
     mut call: MetaCall,
 ) -> Answer {
     let trusted = connection.peer.is_trusted();
-    if let Err(e) = may(shared, shards, trusted, &call) {
+    if let Err(e) = may(shared, trusted, &call) {
         return Answer::new(to, seq, Err(e), None);
     }
     if let Some(cred) = &connection.peer.bound_to {
         call.cred.clone_from(cred);
     }
-    let client = connection.admission.client;
+    let client = connection.client();
     let Kind::Requests { slot } = connection.kind else {
         return Answer::new(to, seq, Err(Errno::EPROTO), None);
     };
     let ctx = Context { now: now(), client, slot, seq, trusted };
-    let result = shards.apply(&ctx, &call);
-    Answer::new(to, seq, result, Some((ctx, call)))
+    let applied = shards.apply(&ctx, &call);
+    Answer::of(to, seq, applied, (ctx, call))
 }
 
 /// Whether the request may be put to the shard at all. What the user may do
 /// there, the shard decides.
-fn may(
-    shared: &Shared,
-    shards: &Shards<FjallStore>,
-    trusted: bool,
-    call: &MetaCall,
-) -> Result<(), Errno> {
-    if !shards.serves(call.shard) {
+fn may(shared: &Shared, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
+    if shared.map.owner(call.shard).is_none() {
         return Err(Errno::ESTALE);
     }
     if call.op.is_housekeeping() && !trusted {

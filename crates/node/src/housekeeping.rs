@@ -89,9 +89,15 @@ impl Housekeeper<'_> {
         let serves = !self.shared.shards.is_empty();
         let wait = if serves { pause.min(for_clients) } else { pause };
         let mut looked_at_clients: Option<Instant> = None;
+        let (mut looked_here, mut nudged): (Option<Instant>, _) = (None, true);
         while !self.shared.stop.is_set() {
             let began = Instant::now();
-            for &(shard, node) in &shards {
+            // Our own shards tell when there is something to do.
+            let here_too = nudged || looked_here.is_none_or(|at| at.elapsed() >= LOOK_HERE);
+            if here_too {
+                looked_here = Some(began);
+            }
+            for &(shard, node) in shards.iter().filter(|(_, node)| here_too || *node != here) {
                 let _ = self.remove_garbage(shard, node);
                 let _ = self.remove_dropped(shard, node);
             }
@@ -103,7 +109,8 @@ impl Housekeeper<'_> {
                 looked_at_clients = Some(Instant::now());
             }
             let rest = (began.elapsed() * REST).max(GATHER);
-            if self.shared.nudge.wait(wait.max(rest)) {
+            nudged = self.shared.nudge.wait(wait.max(rest));
+            if nudged {
                 // More removals follow the first one: they are cheaper together.
                 self.shared.stop.wait(rest);
             }
@@ -119,8 +126,7 @@ impl Housekeeper<'_> {
             if inos.is_empty() {
                 break;
             }
-            // A power cut must not bring a name back whose bytes are gone.
-            if self.ask_shard(shard, node, MetaOp::Sync)?.is_err() {
+            if !self.sync_names()? {
                 break;
             }
             let full = inos.len() >= BATCH as usize;
@@ -150,6 +156,17 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
+    /// Makes what all nodes know of names survive a power cut; whether it does. None must bring a name
+    /// back whose bytes are gone, and the name may lie on another node than the inode did.
+    fn sync_names(&mut self) -> Result<bool, Away> {
+        for (shard, node) in self.shared.map.leads() {
+            if self.ask_shard(shard, node, MetaOp::Sync)? != Ok(MetaReply::Done) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Removes single objects on this node that a shard has given up.
     fn remove_dropped(&mut self, shard: ShardId, node: NodeId) -> Result<(), Away> {
         let here = self.shared.node();
@@ -157,7 +174,7 @@ impl Housekeeper<'_> {
             let op = MetaOp::GarbagePieces { node: here, limit: BATCH };
             let listed = self.ask_shard(shard, node, op)?;
             let Ok(MetaReply::GarbagePieces(objects)) = listed else { break };
-            if objects.is_empty() || self.ask_shard(shard, node, MetaOp::Sync)?.is_err() {
+            if objects.is_empty() || !self.sync_names()? {
                 break;
             }
             let full = objects.len() >= BATCH as usize;
@@ -196,6 +213,7 @@ impl Housekeeper<'_> {
                     continue;
                 }
                 match self.ask_shard(shard, here, MetaOp::ExpireClient { client })? {
+                    Ok(MetaReply::Later) => {}
                     Ok(_) => {
                         tracing::info!(%client, "client stayed away: releasing what it held");
                         released = true;
@@ -231,6 +249,7 @@ impl Housekeeper<'_> {
                 let Ok(state) = self.learn_state(&attr) else { continue };
                 let op = MetaOp::Settle { ino: attr.ino, state };
                 match self.ask_shard(shard, here, op)? {
+                    Ok(MetaReply::Later) => {}
                     Ok(_) => settled = true,
                     Err(e) => tracing::error!(ino = %attr.ino, error = %e, "cannot settle a file"),
                 }

@@ -6,6 +6,7 @@
 //! acceptor ─ handshake (a thread each, bounded, 10 s)
 //!    ├─ Meta  → executor: one thread, owns the shards; drain, apply, commit once, answer
 //!    ├─ Recall → executor as well: who may answer questions about names by itself
+//!    ├─ Peer  → executor, too: what other nodes that serve shards say
 //!    ├─ Data  → the handshake's thread goes on: blocking, in order
 //!    └─ Admin → likewise
 //! housekeeping: removes objects of gone inodes, expires clients, settles sizes
@@ -14,6 +15,7 @@
 mod accept;
 mod admin;
 mod clients;
+mod clock;
 mod counters;
 mod data;
 mod delegations;
@@ -21,6 +23,7 @@ mod executor;
 mod holders;
 mod housekeeping;
 mod inbox;
+mod links;
 mod listen;
 mod meta_conn;
 mod node;

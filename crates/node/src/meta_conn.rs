@@ -12,6 +12,8 @@ use std::sync::Arc;
 use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::meta::{MetaCall, MetaResult};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{ClientId, NodeId};
 
 /// Room for requests that every connection keeps, in bytes.
 const INPUT_KEEP: usize = 4 * 1024;
@@ -21,6 +23,8 @@ const INPUT_MAX: usize = HEADER_LEN + BODY_MAX;
 const OUTPUT_PAUSE: usize = 256 * 1024;
 /// A connection with more bytes of answers waiting than this is dropped.
 const OUTPUT_MAX: usize = 8 << 20;
+/// With more bytes waiting for another node, messages to it are dropped: they come again.
+const LINK_MAX: usize = 4 << 20;
 /// Room for answers that every connection keeps, in bytes.
 const OUTPUT_KEEP: usize = 16 * 1024;
 
@@ -31,6 +35,10 @@ pub(crate) enum Kind {
     Requests { slot: u32 },
     /// News of what is delegated to the client.
     Recall,
+    /// What another node says.
+    Peer { from: NodeId },
+    /// What this node says to another.
+    Link { to: NodeId },
 }
 
 /// See the module.
@@ -38,7 +46,8 @@ pub(crate) struct MetaConnection {
     stream: Arc<Stream>,
     pub(crate) peer: Peer,
     pub(crate) kind: Kind,
-    pub(crate) admission: Admission,
+    /// None for a connection that this node has made.
+    admission: Option<Admission>,
     /// Received bytes are `input[start..end]`.
     input: Vec<u8>,
     start: usize,
@@ -65,7 +74,12 @@ pub(crate) enum NoRequest {
 }
 
 impl MetaConnection {
-    pub(crate) fn new(stream: Arc<Stream>, peer: Peer, kind: Kind, admission: Admission) -> Self {
+    pub(crate) fn new(
+        stream: Arc<Stream>,
+        peer: Peer,
+        kind: Kind,
+        admission: Option<Admission>,
+    ) -> Self {
         MetaConnection {
             stream,
             peer,
@@ -93,6 +107,11 @@ impl MetaConnection {
         let _ = SourceFd(&self.stream.as_fd().as_raw_fd()).deregister(registry);
     }
 
+    /// Whose connection it is; nobody's id for one that this node has made.
+    pub(crate) fn client(&self) -> ClientId {
+        self.admission.as_ref().map_or(ClientId([0; 16]), |admission| admission.client)
+    }
+
     /// Notes what an event told of the socket.
     pub(crate) fn note(&mut self, readable: bool, ended: bool) {
         self.ended |= ended;
@@ -107,6 +126,11 @@ impl MetaConnection {
     /// The next that a client says on its recall connection.
     pub(crate) fn next_word(&mut self) -> Result<RecallCall, NoRequest> {
         Ok(self.next(Class::Recall)?.1)
+    }
+
+    /// The next message of another node.
+    pub(crate) fn next_message(&mut self) -> Result<PeerMessage, NoRequest> {
+        Ok(self.next(Class::Peer)?.1)
     }
 
     fn next<T: DeserializeOwned>(&mut self, class: Class) -> Result<(u64, T), NoRequest> {
@@ -185,6 +209,16 @@ impl MetaConnection {
     /// Puts news behind what waits.
     pub(crate) fn tell(&mut self, note: &RecallNote) {
         frame::encode(&mut self.output, Class::Recall, 0, note, 0);
+    }
+
+    /// Puts a message to another node behind those that wait, if there are not too many.
+    pub(crate) fn say(&mut self, message: &PeerMessage) {
+        if self.output.len() - self.sent > LINK_MAX {
+            return;
+        }
+        if !frame::encode_if_fits(&mut self.output, Class::Peer, 0, message, 0) {
+            tracing::error!(peer = %self.peer, "a message is too long for a frame; it was dropped");
+        }
     }
 
     /// Sends what the socket takes. An error ends the connection.

@@ -2,13 +2,16 @@
 //! is delegated along with them.
 //!
 //! A round is gone through in the order in which it was applied, so that what an
-//! answer delegates is recalled by a change that comes after it.
+//! answer delegates is recalled by a change that comes after it. Where other nodes take part,
+//! nobody knows that order: then all changes are looked at first, and what is not as an answer
+//! says is not delegated with it. Messages to other nodes wait as answers do.
 
 use crate::delegations::{Delegations, Recall};
 use crate::holders::HoldersFile;
 use crate::round::Answer;
 use std::io;
 use std::time::{Duration, Instant};
+use tatami_meta::Out;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, ClientId, Errno, Ino};
@@ -25,19 +28,26 @@ pub(crate) struct Met {
     pub(crate) dir: Option<Attr>,
 }
 
+/// Most messages to other nodes that wait; more are dropped, and come again.
+const OUTS_MAX: usize = 4096;
+/// Who changes something by way of another node. Nobody has this id.
+const ELSEWHERE: ClientId = ClientId([0; 16]);
+
 /// See the module.
 pub(crate) struct Recalls {
     delegations: Delegations,
     file: HoldersFile,
     /// Answers that wait.
     held: Vec<Answer>,
+    /// Messages to other nodes that wait.
+    held_outs: Vec<Out>,
 }
 
 impl Recalls {
     /// At the start of a daemon.
     pub(crate) fn new(term: Duration, file: HoldersFile) -> Recalls {
         let delegations = Delegations::new(term, file.read(), Instant::now());
-        Recalls { delegations, file, held: Vec::new() }
+        Recalls { delegations, file, held: Vec::new(), held_outs: Vec::new() }
     }
 
     /// Whether the executor must note what operations meet.
@@ -127,6 +137,52 @@ impl Recalls {
         }));
     }
 
+    /// As [`Recalls::settle`], of a round in which other nodes took part. Returns the messages to them
+    /// that may leave, too.
+    pub(crate) fn settle_all(
+        &mut self,
+        round: &mut Vec<Answer>,
+        outs: Vec<Out>,
+        mut is_current: impl FnMut(&Attr) -> bool,
+    ) -> Vec<Out> {
+        if !self.delegations.any_client() {
+            return outs;
+        }
+        let (delegations, now) = (&mut self.delegations, Instant::now());
+        let here = outs.iter().flat_map(|out| out.changed.iter().map(|ino| (ELSEWHERE, *ino)));
+        let answered = round.iter().filter_map(|answer| {
+            let client = answer.request.as_ref()?.0.client;
+            Some(answer.met.changed.iter().map(move |ino| (client, *ino)))
+        });
+        for (client, ino) in here.chain(answered.flatten()) {
+            if delegations.is_delegated(ino) {
+                delegations.changed(client, ino, now);
+            }
+        }
+        self.held.extend(round.extract_if(.., |answer| {
+            let Some((_, call)) = &answer.request else { return false };
+            if must_wait(delegations, answer, call) {
+                return true;
+            }
+            answer.grant(delegations, now, &mut is_current);
+            false
+        }));
+        let (held, free): (Vec<_>, Vec<_>) =
+            outs.into_iter().partition(|out| is_held(delegations, out));
+        self.held_outs.extend(held);
+        self.held_outs.truncate(OUTS_MAX);
+        free
+    }
+
+    /// Messages to other nodes that need not wait any more.
+    pub(crate) fn released_outs(&mut self) -> Vec<Out> {
+        if self.held_outs.is_empty() {
+            return Vec::new();
+        }
+        let delegations = &self.delegations;
+        self.held_outs.extract_if(.., |out| !is_held(delegations, out)).collect()
+    }
+
     /// See [`Delegations::take_recalls`].
     pub(crate) fn take_recalls(&mut self) -> Vec<Recall> {
         self.delegations.take_recalls()
@@ -158,6 +214,10 @@ impl Recalls {
     pub(crate) fn expire(&mut self) -> Vec<usize> {
         self.delegations.expire(Instant::now())
     }
+}
+
+fn is_held(delegations: &Delegations, out: &Out) -> bool {
+    delegations.is_recalled(&out.changed) || delegations.is_recalled(&out.seen)
 }
 
 fn must_wait(delegations: &Delegations, answer: &Answer, call: &MetaCall) -> bool {
@@ -206,9 +266,121 @@ fn tells<'a>(
             | MetaReply::Created { attr, .. }
             | MetaReply::Opened { attr, .. },
         ) => Some((attr.ino, attr)),
-        Ok(MetaReply::Removed { .. }) | Err(Errno::ENOENT) => None,
+        Ok(MetaReply::Removed { .. } | MetaReply::Leads(_)) | Err(Errno::ENOENT) => None,
         _ => return [None, None],
     };
     let dir = op.entry().and(dir).map(|attr| (attr.ino, attr));
     [dir, told]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_meta::Context;
+    use tatami_wire::transaction::{PeerMessage, Txid};
+    use tatami_wire::{Cred, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp};
+
+    const A: ClientId = ClientId([1; 16]);
+    const B: ClientId = ClientId([2; 16]);
+    const INO: Ino = Ino(7);
+
+    fn recalls(dir: &tempfile::TempDir) -> Recalls {
+        let file = HoldersFile::at(dir.path().join("holders"));
+        let mut recalls = Recalls::new(Duration::from_secs(600), file);
+        recalls.opened(A, 0).expect("noted");
+        recalls
+    }
+
+    fn attr() -> Attr {
+        let t = Timestamp::default();
+        Attr {
+            ino: INO,
+            kind: Kind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+            version: 1,
+            layout: Layout::Whole { node: NodeId(0) },
+            has_acl: false,
+        }
+    }
+
+    fn answer(client: ClientId, op: MetaOp, changed: Vec<Ino>) -> Answer {
+        let ctx = Context { now: Timestamp::default(), client, slot: 0, seq: 1, trusted: true };
+        let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
+        let mut answer = Answer::new(5, 1, Ok(MetaReply::Attr(attr())), Some((ctx, call)));
+        answer.met = Met { seen: vec![INO], changed, dir: None };
+        answer
+    }
+
+    fn told(client: ClientId) -> Answer {
+        answer(client, MetaOp::GetAttr { ino: INO }, Vec::new())
+    }
+
+    fn changed(client: ClientId) -> Answer {
+        answer(client, MetaOp::SetAttr { ino: INO, set: SetAttr::default() }, vec![INO])
+    }
+
+    fn out(changed: &[Ino], seen: &[Ino]) -> Out {
+        let txid = Txid { node: NodeId(1), life: 1, number: 1 };
+        let (changed, seen) = (changed.to_vec(), seen.to_vec());
+        Out { to: NodeId(1), message: PeerMessage::Prepared { txid }, changed, seen }
+    }
+
+    fn is_granted(answer: &Answer) -> bool {
+        answer.granted.as_ref().is_some_and(|granted| granted.delegated == [INO])
+    }
+
+    fn give(recalls: &mut Recalls) {
+        let mut round = vec![told(A)];
+        recalls.settle(&mut round);
+        assert!(is_granted(&round[0]));
+    }
+
+    #[test]
+    fn a_message_that_lets_others_change_something_waits_for_the_recall() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut recalls = recalls(&dir);
+        give(&mut recalls);
+        let outs = vec![out(&[INO], &[]), out(&[], &[])];
+        let left = recalls.settle_all(&mut Vec::new(), outs, |_| true);
+        assert_eq!(left, [out(&[], &[])], "what concerns nobody leaves");
+        assert_eq!(recalls.released_outs(), []);
+        let recall = recalls.take_recalls().remove(0);
+        recalls.returned(A, recall.id);
+        assert_eq!(recalls.released_outs(), [out(&[INO], &[])]);
+    }
+
+    #[test]
+    fn a_message_that_tells_of_a_change_waits_as_its_answer_does() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut recalls = recalls(&dir);
+        give(&mut recalls);
+        let mut round = vec![changed(B)];
+        assert_eq!(recalls.settle_all(&mut round, vec![out(&[], &[INO])], |_| true), []);
+        assert!(round.is_empty());
+        let recall = recalls.take_recalls().remove(0);
+        recalls.returned(A, recall.id);
+        assert_eq!(recalls.released(|_| true).len(), 1);
+        assert_eq!(recalls.released_outs().len(), 1);
+    }
+
+    #[test]
+    fn what_is_not_so_any_more_is_not_delegated() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut recalls = recalls(&dir);
+        // Asked before a transaction that came in the same round.
+        let mut round = vec![told(A)];
+        let left = recalls.settle_all(&mut round, vec![out(&[INO], &[])], |_| false);
+        assert_eq!((left.len(), round.len()), (1, 1));
+        assert!(!is_granted(&round[0]));
+    }
 }

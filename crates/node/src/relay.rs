@@ -35,6 +35,16 @@ pub(crate) fn connect(
     peer: &Peer,
     node: NodeId,
 ) -> Result<Stream, NotPassed> {
+    let hello = Hello { node: None, user: peer.bound_to.clone(), ..hello.clone() };
+    reach_node(shared, &hello, node)
+}
+
+/// Connects to a node and shakes hands as `hello` says.
+pub(crate) fn reach_node(
+    shared: &Shared,
+    hello: &Hello,
+    node: NodeId,
+) -> Result<Stream, NotPassed> {
     let info = shared.map.nodes.iter().find(|info| info.id == node);
     let info = info.ok_or_else(|| NotPassed::Refused(format!("there is no node {node}")))?;
     let away = |e: io::Error| NotPassed::Away(format!("{} does not answer: {e}", info.name));
@@ -42,17 +52,14 @@ pub(crate) fn connect(
     prepare(&stream).map_err(away)?;
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).map_err(|e| away(io::Error::other(e)))?;
-    let hello = Hello { node: None, user: peer.bound_to.clone(), ..hello.clone() };
     let mut timed = Deadlined::new(&stream, HANDSHAKE_TIMEOUT);
     let key = Some(&shared.identity.key);
-    handshake::connect(&mut timed, stream.transport(), &hello, key, nonce).map_err(
-        |e| match e {
-            HandshakeError::Io(e) => away(e),
-            HandshakeError::Away(why) => NotPassed::Away(why),
-            HandshakeError::Refused(why) => NotPassed::Refused(why),
-            other => NotPassed::Refused(format!("{}: {other}", info.name)),
-        },
-    )?;
+    handshake::connect(&mut timed, stream.transport(), hello, key, nonce).map_err(|e| match e {
+        HandshakeError::Io(e) => away(e),
+        HandshakeError::Away(why) => NotPassed::Away(why),
+        HandshakeError::Refused(why) => NotPassed::Refused(why),
+        other => NotPassed::Refused(format!("{}: {other}", info.name)),
+    })?;
     Ok(stream)
 }
 

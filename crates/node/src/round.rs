@@ -3,9 +3,10 @@
 
 use crate::recalls::Met;
 use crate::shards::Shards;
-use tatami_meta::{Context, Store};
+use tatami_meta::{Applied, Context, Finished, Store, Ticket};
+use tatami_wire::Errno;
 use tatami_wire::delegation::Granted;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaResult};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 
 /// An answer that waits for its round to be settled.
 pub(crate) struct Answer {
@@ -19,6 +20,8 @@ pub(crate) struct Answer {
     pub(crate) met: Met,
     /// What is delegated with it.
     pub(crate) granted: Option<Granted>,
+    /// It is not there yet: other nodes must be asked.
+    pub(crate) waits: Option<Ticket>,
 }
 
 impl Answer {
@@ -29,7 +32,39 @@ impl Answer {
         result: MetaResult,
         request: Option<(Context, MetaCall)>,
     ) -> Answer {
-        Answer { to, seq, result, request, met: Met::default(), granted: None }
+        Answer { to, seq, result, request, met: Met::default(), granted: None, waits: None }
+    }
+
+    /// What became of a request that was put to a shard.
+    pub(crate) fn of(
+        to: usize,
+        seq: u64,
+        applied: Applied,
+        request: (Context, MetaCall),
+    ) -> Answer {
+        let mut answer = Answer::new(to, seq, Err(Errno::EAGAIN), Some(request));
+        answer.become_of(applied);
+        answer
+    }
+
+    fn become_of(&mut self, applied: Applied) {
+        match applied {
+            Applied::Done(result) => (self.result, self.waits) = (result, None),
+            Applied::Waits(ticket) => self.waits = Some(ticket),
+        }
+    }
+
+    /// The other nodes have been asked.
+    pub(crate) fn finish(&mut self, finished: &Finished, delegates: bool) {
+        let Finished { result, seen, changed, dir, .. } = finished;
+        self.waits = None;
+        self.result = match result {
+            Err(Errno::EAGAIN) => Ok(MetaReply::Later),
+            other => other.clone(),
+        };
+        let seen = [&seen[..], &changed[..]].concat();
+        let dir = dir.clone().filter(|_| delegates);
+        self.met = Met { seen, changed: changed.clone(), dir };
     }
 
     /// Whether the asker waits for everything to survive a power cut.
@@ -56,8 +91,9 @@ pub(crate) fn commit<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
 fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
     for answer in round {
         let Some((ctx, call)) = &answer.request else { continue };
-        answer.result = shards.apply(ctx, call);
+        let applied = shards.apply(ctx, call);
         answer.met = shards.met(call, answer.met.dir.is_some());
+        answer.become_of(applied);
         if let Err(e) = shards.commit() {
             answer.result = Err(e);
         }
@@ -65,15 +101,16 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
 }
 
 /// Makes everything committed survive a power cut. Where that fails, those who
-/// asked for it are told, and with `all` whoever changed something.
-pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) {
-    let Err(e) = shards.sync() else { return };
+/// asked for it are told, and with `all` whoever changed something. Whether it did not fail.
+pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) -> bool {
+    let Err(e) = shards.sync() else { return true };
     for answer in round {
         let concerned = answer.waits_for_sync() || (all && answer.is_mutation());
         if concerned && answer.result.is_ok() {
             answer.result = Err(e);
         }
     }
+    false
 }
 
 #[cfg(test)]
@@ -81,9 +118,9 @@ mod tests {
     use super::*;
     use tatami_meta::store::faulty::Fault;
     use tatami_meta::{Config, FaultyStore, Meta};
-    use tatami_wire::meta::{MetaReply, NewNode};
+    use tatami_wire::meta::NewNode;
     use tatami_wire::{
-        ClientId, Cred, Errno, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
+        ClientId, Cred, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
     };
 
     const SHARD: ShardId = ShardId(0);
@@ -97,7 +134,7 @@ mod tests {
             key: VolumeKey::new([1; 32]),
         };
         let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
-        let mut shards = Shards::of([SHARD].into(), Some(meta));
+        let mut shards = Shards::of([SHARD].into(), false, Some(meta));
         // A number is reserved with a commit of its own, which shall not be the one that fails.
         let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
         commit(&mut shards, &mut first);
@@ -108,8 +145,8 @@ mod tests {
         let call = MetaCall { shard: SHARD, cred: Cred::ROOT, op };
         let now = Timestamp::from_sec(2);
         let ctx = Context { now, client: ClientId([1; 16]), slot, seq, trusted: true };
-        let result = shards.apply(&ctx, &call);
-        Answer::new(0, seq, result, Some((ctx, call)))
+        let applied = shards.apply(&ctx, &call);
+        Answer::of(0, seq, applied, (ctx, call))
     }
 
     fn mkdir(name: &str) -> MetaOp {

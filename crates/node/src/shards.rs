@@ -7,16 +7,21 @@ use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::BTreeSet;
 use std::path::Path;
-use tatami_meta::{Chore, Config, Context, FjallStore, Meta, OpenError, Store};
+use tatami_meta::{
+    Applied, Chore, Config, Context, Finished, FjallStore, Meta, OpenError, Out, Store,
+};
 use tatami_wire::handshake::Identity;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, Errno, NodeId, ShardId, ShardMap};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{Attr, Errno, NodeId, ShardId, ShardMap, Timestamp};
 
 /// See the module.
 pub(crate) struct Shards<S> {
     /// `None` on a node without shards.
     meta: Option<Meta<S>>,
     served: BTreeSet<ShardId>,
+    /// Other nodes serve shards, too.
+    is_spread: bool,
     /// Of which nodes there may be garbage. A store that merges logs
     /// steps over all that was removed before it finds nothing, and nodes ask often.
     garbage: BTreeSet<NodeId>,
@@ -36,7 +41,7 @@ impl Shards<FjallStore> {
     ) -> Result<Shards<FjallStore>, StartError> {
         let served: BTreeSet<_> = map.shards_of(identity.node).collect();
         if served.is_empty() {
-            return Ok(Shards::of(served, None));
+            return Ok(Shards::of(served, !map.is_alone(), None));
         }
         match rustix::fs::mkdir(dir, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -52,13 +57,18 @@ impl Shards<FjallStore> {
             .map_err(OpenError::from)
             .and_then(|store| Meta::open(store, config, now()))
             .map_err(|source| StartError::Meta { path, source })?;
-        Ok(Shards::of(served, Some(meta)))
+        Ok(Shards::of(served, !map.is_alone(), Some(meta)))
     }
 }
 
 impl<S: Store> Shards<S> {
-    pub(crate) fn of(served: BTreeSet<ShardId>, meta: Option<Meta<S>>) -> Shards<S> {
-        Shards { meta, served, garbage: BTreeSet::new(), dropped: BTreeSet::new() }
+    pub(crate) fn of(
+        served: BTreeSet<ShardId>,
+        is_spread: bool,
+        meta: Option<Meta<S>>,
+    ) -> Shards<S> {
+        let (garbage, dropped) = (BTreeSet::new(), BTreeSet::new());
+        Shards { meta, served, is_spread, garbage, dropped }
     }
 
     #[cfg(test)]
@@ -80,16 +90,41 @@ impl<S: Store> Shards<S> {
         self.meta.is_none()
     }
 
-    pub(crate) fn serves(&self, shard: ShardId) -> bool {
-        self.served.contains(&shard)
+    /// Whether operations may need other nodes.
+    pub(crate) fn are_spread(&self) -> bool {
+        self.is_spread
+    }
+
+    /// Takes a message of another node.
+    pub(crate) fn receive(&mut self, now: Timestamp, from: NodeId, message: PeerMessage) {
+        if let Some(meta) = &mut self.meta {
+            meta.receive(now, from, message);
+        }
+    }
+
+    /// Does what is due by now.
+    pub(crate) fn tick(&mut self, now: Timestamp) {
+        if let Some(meta) = &mut self.meta {
+            meta.tick(now);
+        }
+    }
+
+    /// When [`Shards::tick`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Timestamp> {
+        self.meta.as_ref()?.deadline()
+    }
+
+    /// What may leave after the last commit: messages to other nodes, and answers that had to wait.
+    pub(crate) fn take_ready(&mut self) -> (Vec<Out>, Vec<Finished>) {
+        match &mut self.meta {
+            Some(meta) if self.is_spread => (meta.outbox(), meta.finished()),
+            _ => (Vec::new(), Vec::new()),
+        }
     }
 
     /// Applies one request; its answer may leave after the next commit.
-    pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> MetaResult {
-        if !self.serves(call.shard) {
-            return Err(Errno::ESTALE);
-        }
-        let Some(meta) = &mut self.meta else { return Err(Errno::ESTALE) };
+    pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> Applied {
+        let Some(meta) = &mut self.meta else { return Applied::Done(Err(Errno::ESTALE)) };
         let (may_have, node, none) = match call.op {
             MetaOp::Garbage { node, .. } => {
                 (&mut self.garbage, node, MetaReply::Garbage(Vec::new()))
@@ -97,17 +132,17 @@ impl<S: Store> Shards<S> {
             MetaOp::GarbagePieces { node, .. } => {
                 (&mut self.dropped, node, MetaReply::GarbagePieces(Vec::new()))
             }
-            _ => return meta.apply(ctx, &call.cred, &call.op).at_once(),
+            _ => return meta.apply(ctx, &call.cred, &call.op),
         };
         if ctx.trusted && !may_have.contains(&node) {
             meta.meet_nothing();
-            return Ok(none);
+            return Applied::Done(Ok(none));
         }
-        let result = meta.apply(ctx, &call.cred, &call.op).at_once();
-        if result.as_ref() == Ok(&none) {
+        let applied = meta.apply(ctx, &call.cred, &call.op);
+        if matches!(&applied, Applied::Done(Ok(reply)) if *reply == none) {
             may_have.remove(&node);
         }
-        result
+        applied
     }
 
     /// What the operation that was applied last, `call`, has met; the directory only if it

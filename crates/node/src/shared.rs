@@ -88,6 +88,7 @@ impl Shared {
             inodes: self.counters.inodes.get(),
             connections: places.iter().map(|p| p.taken()).sum(),
             meta_requests: self.counters.meta_requests.get(),
+            peer_messages: self.counters.peer_messages.get(),
             object_requests: self.counters.object_requests.get(),
             bytes_read: self.counters.bytes_read.get(),
             bytes_written: self.counters.bytes_written.get(),

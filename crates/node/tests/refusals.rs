@@ -14,6 +14,7 @@ use tatami_wire::frame::{self, BODY_MAX, Class, HEADER_LEN, PAYLOAD_MAX};
 use tatami_wire::handshake::{HandshakeError, Role};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply};
+use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{
     Access, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, ShardId, Timestamp, VolumeId,
     VolumeKey,
@@ -79,7 +80,7 @@ fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
     assert!(good.lookup("file").is_ok());
 }
 
-/// A connection after a good handshake, as a bare stream.
+/// A connection after a good handshake, as a bare stream; that of a node is node 7's.
 fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
     use tatami_wire::handshake::{self, Hello, Transport};
     let mut stream = volume.raw_tcp(0);
@@ -90,16 +91,17 @@ fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
     stream
 }
 
-const ROLES: [(Role, Class); 4] = [
+const ROLES: [(Role, Class); 5] = [
     (Role::Meta, Class::Meta),
     (Role::Data, Class::Object),
     (Role::Admin, Class::Admin),
     (Role::Recall, Class::Recall),
+    (Role::Peer, Class::Peer),
 ];
 
 #[test]
 fn frames_that_are_wrong_end_their_connection() {
-    let volume = Volume::new(1);
+    let volume = Volume::spread(8);
     let _node = volume.start(0);
     let mut good = Session::new(volume.tcp(0), 1);
     for (role, class) in ROLES {
@@ -145,7 +147,7 @@ proptest! {
     ) {
         static NODE: std::sync::OnceLock<(Volume, Running)> = std::sync::OnceLock::new();
         let (volume, _) = NODE.get_or_init(|| {
-            let volume = Volume::new(1);
+            let volume = Volume::spread(8);
             let node = volume.start(0);
             (volume, node)
         });
@@ -163,6 +165,10 @@ proptest! {
             }
             Role::Admin => frame::encode(&mut sent, class, 1, &AdminCall::Ping, 0),
             Role::Recall => frame::encode(&mut sent, class, 1, &RecallCall::Alive, 0),
+            Role::Peer => {
+                let txid = Txid { node: NodeId(7), life: 1, number: 1 };
+                frame::encode(&mut sent, class, 1, &PeerMessage::Prepared { txid }, 0);
+            }
         }
         sent.extend_from_slice(&bytes);
         for (at, byte) in changes {

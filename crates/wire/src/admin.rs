@@ -144,6 +144,8 @@ pub struct NodeStatus {
     pub connections: u32,
     /// Requests answered since its start: metadata.
     pub meta_requests: u64,
+    /// Messages that other nodes have sent it since its start, about operations that need several.
+    pub peer_messages: u64,
     /// Requests answered since its start: bytes.
     pub object_requests: u64,
     /// Bytes read from and written to objects for remote clients.

@@ -37,6 +37,8 @@ pub enum Class {
     Admin = 4,
     /// [`crate::delegation::RecallCall`] and [`crate::delegation::RecallNote`].
     Recall = 5,
+    /// [`crate::transaction::PeerMessage`].
+    Peer = 6,
 }
 
 /// The fixed start of a frame.
@@ -98,6 +100,7 @@ impl Header {
             3 => Class::Object,
             4 => Class::Admin,
             5 => Class::Recall,
+            6 => Class::Peer,
             other => return Err(FrameError::Class(other)),
         };
         if b[3] != 0 {
@@ -152,17 +155,34 @@ pub fn encode<T: Serialize>(
     message: &T,
     payload_len: usize,
 ) {
+    let fits = encode_if_fits(out, class, seq, message, payload_len);
+    assert!(fits, "frame over its bound");
+}
+
+/// As [`encode`], of what may be too long for a frame: then false, and `out` is as it was.
+pub fn encode_if_fits<T: Serialize>(
+    out: &mut Vec<u8>,
+    class: Class,
+    seq: u64,
+    message: &T,
+    payload_len: usize,
+) -> bool {
     let start = out.len();
     out.resize(start + HEADER_LEN, 0);
     let mut buffer = postcard::to_extend(message, std::mem::take(out))
         .expect("messages are plain data: encoding into memory cannot fail");
     let body_len = buffer.len() - start - HEADER_LEN;
-    assert!(body_len <= BODY_MAX && payload_len <= PAYLOAD_MAX, "frame over its bound");
+    if body_len > BODY_MAX || payload_len > PAYLOAD_MAX {
+        buffer.truncate(start);
+        *out = buffer;
+        return false;
+    }
     let mut header =
         Header { class, body_len: body_len as u32, payload_len: payload_len as u32, crc: 0, seq };
     header.crc = header.checksum(&buffer[start + HEADER_LEN..]);
     buffer[start..start + HEADER_LEN].copy_from_slice(&header.encode());
     *out = buffer;
+    true
 }
 
 /// Reads the message that `body` must be, and nothing but that.

@@ -44,6 +44,9 @@ pub enum Role {
     /// News for a client that names are delegated to, from the executor of a
     /// shard; see [`crate::delegation`]. A client has one to a node.
     Recall = 4,
+    /// What one node that serves shards tells another, one way; see [`crate::transaction`]. For
+    /// whoever is trusted only.
+    Peer = 5,
 }
 
 /// What the client tells of itself.
@@ -55,7 +58,8 @@ pub struct Hello {
     pub client: ClientId,
     /// Which of the client's connections this is, 0 to [`SLOTS_MAX`] - 1. One request is under
     /// way on a slot at a time; the daemon keeps the last answer of each.
-    /// (The session slots of NFSv4.1, RFC 8881 section 2.10.6.)
+    /// (The session slots of NFSv4.1, RFC 8881 section 2.10.6.) Of a node that speaks to
+    /// another ([`Role::Peer`]), its number.
     pub slot: u32,
     /// The volume it means; `None` takes any.
     pub volume: Option<VolumeId>,
@@ -294,6 +298,7 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
         2 => Role::Data,
         3 => Role::Admin,
         4 => Role::Recall,
+        5 => Role::Peer,
         _ => return None,
     };
     let slot = u32::from_le_bytes([b[29], b[30], b[31], b[32]]);
@@ -310,7 +315,8 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
     let told = usize::from(u16::from_le_bytes([b[68], b[69]]));
     let whole = rest.is_empty() && told == ids.len();
     let hello = Hello { role, client: ClientId(id(13)), slot, volume, node, user };
-    (whole && slot < SLOTS_MAX).then_some((hello, id(49)))
+    let most = if role == Role::Peer { u32::from(NO_NODE) } else { SLOTS_MAX };
+    (whole && slot < most).then_some((hello, id(49)))
 }
 
 /// Reads a handshake message: first magic and version, which every version has

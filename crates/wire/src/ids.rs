@@ -9,7 +9,7 @@ pub struct ShardId(pub u16);
 
 /// An inode number: 12 bits for the shard on which the inode record lives, so that whoever
 /// knows an inode number knows whom to ask; 12 bits for the shard on which it was given out; and
-/// 40 bits that nothing else has that was given out there.
+/// 39 bits that nothing else has that was given out there, below a bit that is never set.
 ///
 /// Both shards are the same but for directories, which are dealt out to all shards
 /// by a hash of the rest.
@@ -17,18 +17,21 @@ pub struct ShardId(pub u16);
 pub struct Ino(pub u64);
 
 const SHARD_BITS: u32 = 12;
+/// With the bit that is never set.
 const COUNTER_BITS: u32 = 40;
 
 impl Ino {
     /// The root directory of every volume: inode 1 of shard 0.
     pub const ROOT: Ino = Ino(1);
     /// Highest [`Ino::counter`].
-    pub const COUNTER_MAX: u64 = (1 << COUNTER_BITS) - 1;
+    pub const COUNTER_MAX: u64 = Ino::MARK - 1;
+    /// A bit that no number has, for tables that say one thing more about an inode in the same word.
+    pub const MARK: u64 = 1 << (COUNTER_BITS - 1);
 
     /// The inode that lives on `home` and got its number on `birth`. Shards lie below
     /// [`SHARDS_MAX`](crate::SHARDS_MAX), `counter` not above [`Ino::COUNTER_MAX`].
     pub fn new(home: ShardId, birth: ShardId, counter: u64) -> Ino {
-        assert!(counter <= Ino::COUNTER_MAX, "counters have 40 bits");
+        assert!(counter <= Ino::COUNTER_MAX, "counters have 39 bits");
         assert!((home.0 | birth.0) >> SHARD_BITS == 0, "shards have 12 bits");
         let shards = u64::from(home.0) << SHARD_BITS | u64::from(birth.0);
         Ino(shards << COUNTER_BITS | counter)
@@ -132,6 +135,8 @@ mod tests {
         assert_eq!((ino.shard(), ino.birth(), ino.counter()), (ShardId(513), ShardId(4095), 7));
         assert_eq!(Ino::ROOT, Ino::new(ShardId(0), ShardId(0), 1));
         assert!(Ino::first_of(ShardId(513)) < ino && ino < Ino::first_of(ShardId(514)));
+        let last = Ino::new(ShardId(4095), ShardId(4095), Ino::COUNTER_MAX);
+        assert_eq!((last.0 & Ino::MARK, last.counter()), (0, Ino::COUNTER_MAX));
     }
 
     #[test]

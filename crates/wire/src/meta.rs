@@ -17,16 +17,11 @@ pub const CLOSED_MAX: usize = 128;
 /// Most inodes of each sort in the answer to one [`MetaOp::Ties`].
 pub const TIES_MAX: u32 = 8 * 1024;
 
-/// One request to one shard.
-///
-/// Where several nodes have shards, the entries of a large directory are in several
-/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a listing, is the
-/// number of the partition that has the name, as far as the client knows; the directory's own is that of the first one. Who
-/// has not got it answers [`MetaReply::Parted`]. In all other places, and in answers, directories have
-/// their own number.
+/// One request to one shard, or to all that a node serves.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
-    /// The shard that must answer.
+    /// The shard that must answer, that of [`MetaOp::target`]; any for what
+    /// [is for all shards](MetaOp::is_for_all_shards).
     pub shard: ShardId,
     /// On whose behalf. A connection that is not trusted may name itself only.
     pub cred: Cred,
@@ -95,11 +90,20 @@ pub struct DataState {
 /// An operation on one shard. Those that change something are executed once,
 /// however often they are sent: a client repeats a request whose answer it did
 /// not see, with the same sequence number, and gets the first answer.
+///
+/// Where several nodes have shards, the entries of a large directory are in several
+/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a
+/// listing, is the number of the partition that has the name, as far as the client knows; the directory's own is
+/// that of the first one. Who has not got it answers [`MetaReply::Parted`]. In all other places, and in
+/// answers, directories have their own number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each operation says what its fields mean
 pub enum MetaOp {
     /// The attributes of entry `name` of `parent`. → `Attr`
     Lookup { parent: Ino, name: Bytes },
+    /// The same without a question to another node: where the inode is on one, only its number.
+    /// → `Attr` or `Leads`
+    Find { parent: Ino, name: Bytes },
     /// The attributes of an inode. → `Attr`
     GetAttr { ino: Ino },
     /// Changes attributes. → `Attr`
@@ -248,6 +252,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { .. }
+            | Find { .. }
             | GetAttr { .. }
             | Readlink { .. }
             | ReadDir { .. }
@@ -335,6 +340,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { parent, name }
+            | Find { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
@@ -354,6 +360,7 @@ impl MetaOp {
         };
         match self {
             Lookup { parent, name }
+            | Find { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
@@ -372,6 +379,7 @@ impl MetaOp {
         use MetaOp::*;
         match self {
             Lookup { parent, .. }
+            | Find { parent, .. }
             | Create { parent, .. }
             | Tmpfile { parent, .. }
             | Unlink { parent, .. }
@@ -503,6 +511,11 @@ pub enum MetaReply {
         /// Of the map that the node has.
         epoch: u64,
     },
+    /// The inode of an entry: it is on another node than the entry, which is to be asked.
+    Leads(Ino),
+    /// Other nodes that the operation needs did not answer for long. Nothing was done; the same
+    /// request may be sent again.
+    Later,
     /// Names and inodes, to be compared with those of other nodes.
     Ties {
         /// In number order.

@@ -145,6 +145,16 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
     ]
 }
 
+#[test]
+fn what_is_too_long_for_a_frame_leaves_nothing() {
+    let mut bytes = vec![1, 2, 3];
+    let long = vec![Ino(u64::MAX); BODY_MAX / 4];
+    assert!(!frame::encode_if_fits(&mut bytes, Class::Peer, 0, &long, 0));
+    assert_eq!(bytes, [1, 2, 3]);
+    assert!(frame::encode_if_fits(&mut bytes, Class::Peer, 0, &Ino(1), 0));
+    assert!(matches!(frame::split(&bytes[3..]), Ok(Some((h, _))) if h.class == Class::Peer));
+}
+
 proptest! {
     #[test]
     fn what_is_sent_is_received(call in calls(), seq: u64, payload in 0..PAYLOAD_MAX) {

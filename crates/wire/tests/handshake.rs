@@ -52,6 +52,17 @@ fn a_client_with_the_key_is_let_in() {
 }
 
 #[test]
+fn a_node_tells_another_its_number() {
+    let key = Some(VolumeKey::new([1; 32]));
+    let peer = Hello { role: Role::Peer, slot: 4000, ..hello() };
+    let (client, server) = meet(Transport::Remote, peer.clone(), key.clone());
+    assert!(client.is_ok());
+    assert_eq!(server.unwrap(), peer);
+    let slot = Hello { slot: SLOTS_MAX, ..hello() };
+    assert!(meet(Transport::Remote, slot, key).1.is_err(), "no client has so many slots");
+}
+
+#[test]
 fn on_a_unix_socket_no_key_is_needed() {
     let (client, server) = meet(Transport::Local, hello(), None);
     assert!(client.is_ok() && server.is_ok());

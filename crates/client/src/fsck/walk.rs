@@ -5,44 +5,44 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{Attr, Errno, Ino, NodeId, Piece, READDIR_MAX};
+use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece, READDIR_MAX};
 
 /// Objects asked for in one request.
 const OBJECTS_STEP: u32 = 8 * 1024;
 
-/// All inodes of the volume in number order, some at a time.
-#[derive(Default)]
+/// All inodes of the shards of a node in number order, some at a time.
 pub(super) struct Inodes {
+    node: NodeId,
     queue: VecDeque<Attr>,
-    /// Which of the nodes that serve shards.
-    node: usize,
-    /// The last one that was asked for, on this node.
-    after: Option<Ino>,
+    /// The last one that was asked for.
+    after: Ino,
+    end: bool,
 }
 
 impl Inodes {
+    pub(super) fn of(node: NodeId) -> Inodes {
+        Inodes { node, queue: VecDeque::new(), after: Ino(0), end: false }
+    }
+
     pub(super) fn peek(&mut self, fsck: &Fsck) -> Result<Option<&Attr>, FsckError> {
         const WHAT: &str = "list its inodes";
-        while self.queue.is_empty()
-            && let Some((shard, _)) = fsck.client.map().leads().get(self.node).copied()
-        {
-            let after = self.after.unwrap_or(Ino::first_of(shard));
+        while self.queue.is_empty() && !self.end {
+            let after = self.after;
+            let failed = |errno| FsckError::Node { node: self.node, what: WHAT, errno };
             let op = MetaOp::ScanInodes { after, limit: READDIR_MAX };
-            let MetaReply::Inodes { attrs, end } = fsck.ask(shard, WHAT, op)? else {
-                return Err(fsck.nonsense(shard, WHAT));
+            let reply = fsck.client.meta_at(self.node, &Cred::ROOT, op).map_err(failed)?;
+            let MetaReply::Inodes { attrs, end } = reply else {
+                return Err(failed(Errno::EPROTO));
             };
             // Forward, or a broken shard would be asked for ever.
             let forward = attrs.iter().map(|a| a.ino).is_sorted_by(|a, b| a < b)
                 && attrs.first().is_none_or(|a| a.ino > after);
             if !forward || (attrs.is_empty() && !end) {
-                return Err(fsck.nonsense(shard, WHAT));
+                return Err(failed(Errno::EPROTO));
             }
-            self.after = attrs.last().map(|a| a.ino);
+            self.after = attrs.last().map_or(after, |a| a.ino);
             self.queue.extend(attrs);
-            if end {
-                self.node += 1;
-                self.after = None;
-            }
+            self.end = end;
         }
         Ok(self.queue.front())
     }

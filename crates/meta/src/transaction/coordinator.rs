@@ -47,6 +47,8 @@ pub(crate) struct Job {
     trace: u128,
     /// What a whole run has seen, which shall be seen once more.
     confirm: Option<u128>,
+    /// The inodes of this node that the last run has looked at.
+    seen: Vec<Ino>,
     phase: Phase,
 }
 
@@ -81,6 +83,8 @@ struct Attempt {
 pub(crate) struct Decided {
     pub left: BTreeSet<NodeId>,
     pub again_at: Timestamp,
+    /// The inodes of this node that it has changed.
+    pub changed: Vec<Ino>,
 }
 
 /// What a run of an operation came to.
@@ -109,6 +113,7 @@ impl<S: Store> Meta<S> {
             rounds: 0,
             trace: 0,
             confirm: None,
+            seen: Vec::new(),
             phase: Phase::Resting { until: ctx.now },
         };
         if ctx.client != NOBODY {
@@ -135,10 +140,11 @@ impl<S: Store> Meta<S> {
     }
 
     fn run(&mut self, job: &mut Job) -> Run {
+        self.state.meet_nothing();
         let mut txn = Txn::again(&mut self.state, &job.ctx, &job.cred, &mut job.again);
         let result = execute(&mut txn, &self.key, &job.op);
         let (used, trace) = txn.seen();
-        match result.and_then(|reply| Ok((reply, txn.done()?))) {
+        let run = match result.and_then(|reply| Ok((reply, txn.done()?))) {
             Ok((reply, mut done)) => {
                 if let Some(node) = self.witness(job, &done) {
                     done.parts.insert(node, Share::default());
@@ -146,7 +152,9 @@ impl<S: Store> Meta<S> {
                 Run { result: Ok(reply), done, used, trace }
             }
             Err(failure) => Run { result: Err(failure), done: Done::default(), used, trace },
-        }
+        };
+        job.seen = std::mem::take(&mut self.state.seen);
+        run
     }
 
     /// Runs the operation, and does what follows from it.
@@ -286,7 +294,8 @@ impl<S: Store> Meta<S> {
             let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
             let life = job.again.lives.get(node).copied().unwrap_or_default();
             let message = PeerMessage::Prepare { txid, age, life, reads, writes };
-            self.tx.outs.push(Out { to: *node, message, changed: changed.clone() });
+            let (changed, seen) = (changed.clone(), Vec::new());
+            self.tx.outs.push(Out { to: *node, message, changed, seen });
         }
     }
 
@@ -391,16 +400,22 @@ impl<S: Store> Meta<S> {
             // A set of numbers always encodes.
             let record = record::encode(&committed).unwrap_or_default();
             self.state.put(keys::committed(txid), Some(record));
-            for node in &participants {
-                self.tx.send(*node, PeerMessage::Finish { txid, committed: true });
-            }
-            let again_at = later(self.tx.now, AGAIN);
-            self.tx.decided.insert(txid, Decided { left: participants, again_at });
             self.tx.by_txid.remove(&txid);
         }
         self.state.meet_nothing();
         self.garbage.extend(done.apply(&mut self.state));
         let changed = std::mem::take(&mut self.state.changed);
+        if let Some(txid) = txid {
+            // Where the others show their part, nobody may believe what was here before.
+            for node in &participants {
+                let (to, message) = (*node, PeerMessage::Finish { txid, committed: true });
+                let changed = changed.clone();
+                self.tx.outs.push(Out { to, message, changed, seen: Vec::new() });
+            }
+            let again_at = later(self.tx.now, AGAIN);
+            let decided = Decided { left: participants, again_at, changed: changed.clone() };
+            self.tx.decided.insert(txid, decided);
+        }
         if ctx.client != NOBODY {
             self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
             self.sessions.done(&ctx, true);
@@ -421,7 +436,9 @@ impl<S: Store> Meta<S> {
         {
             self.sessions.failed(&job.ctx, *errno);
         }
-        self.tx.finished.push(Finished { ticket: job.ticket, result, changed });
+        let Job { ticket, seen, op, .. } = job;
+        let dir = op.entry().and_then(|(dir, _)| self.attr(dir));
+        self.tx.finished.push(Finished { ticket, result, seen, changed, dir });
     }
 
     /// Gives up what is under way with others: it has not happened and never will.
@@ -505,9 +522,12 @@ impl<S: Store> Meta<S> {
         if txid.node != self.tx.node {
             return Ok(());
         }
-        let committed = self.tx.decided.contains_key(&txid);
+        if let Some(decided) = self.tx.decided.get(&txid) {
+            let (seen, fate) = (decided.changed.clone(), Fate::Committed);
+            self.tx.tell(to, PeerMessage::Fate { txid, fate }, seen);
+            return Ok(());
+        }
         let fate = match self.preparing(txid) {
-            _ if committed => Fate::Committed,
             Some(job) if abort.is_some_and(|age| age < job.age) => {
                 let ticket = job.ticket;
                 if let Some(mut job) = self.tx.jobs.remove(&ticket) {
@@ -541,10 +561,10 @@ impl<S: Store> Meta<S> {
         let mut sent = Vec::new();
         for (txid, decided) in late {
             decided.again_at = later(now, AGAIN);
-            sent.extend(decided.left.iter().map(|node| (*node, *txid)));
+            sent.extend(decided.left.iter().map(|node| (*node, *txid, decided.changed.clone())));
         }
-        for (node, txid) in sent {
-            self.tx.send(node, PeerMessage::Finish { txid, committed: true });
+        for (node, txid, changed) in sent {
+            self.tx.tell(node, PeerMessage::Finish { txid, committed: true }, changed);
         }
     }
 

@@ -46,12 +46,13 @@ impl<S: Store> Meta<S> {
             self.wait(from, PeerMessage::Fetch { request, age, keys }, age, on);
             return Ok(());
         }
+        let seen = keys.iter().filter_map(|key| inode_of(key)).collect();
         let mut values = Vec::with_capacity(keys.len());
         for key in keys {
             values.push(value_of(&mut self.state, &key.into_vec())?.map(Bytes::from));
         }
         let life = self.tx.life;
-        self.tx.send(from, PeerMessage::Fetched { request, life, values });
+        self.tx.tell(from, PeerMessage::Fetched { request, life, values }, seen);
         Ok(())
     }
 
@@ -65,9 +66,9 @@ impl<S: Store> Meta<S> {
         writes: Vec<Item<Bytes>>,
     ) -> Outcome<()> {
         if self.state.locks.held().contains_key(&txid) {
-            let changed = written(&writes);
+            let (changed, seen) = (written(&writes), of_reads(&reads));
             let message = PeerMessage::Prepared { txid };
-            self.tx.outs.push(super::Out { to: from, message, changed });
+            self.tx.outs.push(super::Out { to: from, message, changed, seen });
             return Ok(());
         }
         let refused = |why| PeerMessage::Refused { txid, why };
@@ -109,12 +110,13 @@ impl<S: Store> Meta<S> {
                 return Ok(());
             }
         }
-        if !self.state.has_room() {
+        // What is removed makes room.
+        if !self.state.has_room() && self.adds(&writes)? {
             self.tx.over.add(txid);
             self.tx.send(from, refused(Refusal::Full));
             return Ok(());
         }
-        let changed = written(&writes);
+        let (changed, seen) = (written(&writes), of_reads(&reads));
         let only_read = |item: &Item<Digest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
         let prepared = Prepared { age, reads, writes };
@@ -122,8 +124,18 @@ impl<S: Store> Meta<S> {
         let ask_at = later(self.tx.now, ASK);
         self.state.locks.add(txid, prepared, ask_at);
         let message = PeerMessage::Prepared { txid };
-        self.tx.outs.push(super::Out { to: from, message, changed });
+        self.tx.outs.push(super::Out { to: from, message, changed, seen });
         Ok(())
+    }
+
+    /// Whether there are records afterwards that were not there before.
+    fn adds(&self, writes: &[Item<Bytes>]) -> Outcome<bool> {
+        for item in writes.iter().filter(|item| item.value.is_some()) {
+            if self.state.get(&item.key)?.is_none() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// It was decided: the new values come into force, or go.
@@ -312,7 +324,15 @@ impl<S: Store> Meta<S> {
 
 /// The inodes that change with these records.
 fn written(writes: &[Item<Bytes>]) -> Vec<Ino> {
-    let mut inos: Vec<_> = writes.iter().filter_map(|item| inode_of(&item.key)).collect();
+    each_once(writes.iter().filter_map(|item| inode_of(&item.key)).collect())
+}
+
+/// The inodes that these records tell of.
+fn of_reads(reads: &[Item<Digest>]) -> Vec<Ino> {
+    each_once(reads.iter().filter_map(|item| inode_of(&item.key)).collect())
+}
+
+fn each_once(mut inos: Vec<Ino>) -> Vec<Ino> {
     inos.sort_unstable();
     inos.dedup();
     inos

@@ -118,10 +118,17 @@ impl<S: Store> Txn<'_, S> {
             }
             return self.find_young(ino, &young);
         };
-        // It is in one place at a time, and goes home only. Both are looked at at once: that nothing moved
-        // between is checked before the answer.
+        // It is in one place at a time, and goes home only. What is here needs no word to others.
+        let young_here = may_be_young && self.state.elsewhere(&young).is_none();
+        if young_here && let Some(inode) = self.find_young(ino, &young)? {
+            return Ok(Some(inode));
+        }
+        // Both are looked at at once: that nothing moved between is checked before the answer.
         self.need(&[&young, &home][usize::from(!may_be_young)..])?;
-        if may_be_young && let Some(inode) = self.find_young(ino, &young)? {
+        if may_be_young
+            && !young_here
+            && let Some(inode) = self.find_young(ino, &young)?
+        {
             return Ok(Some(inode));
         }
         let record = self.fetched(node, &home)?;
@@ -154,6 +161,11 @@ impl<S: Store> Txn<'_, S> {
         Ok(Some(Arc::new(Inode::decode(&record)?)))
     }
 
+    /// Whether records that are not here can be on other nodes.
+    pub fn may_be_elsewhere(&self) -> bool {
+        self.spread.is_some()
+    }
+
     /// The inode, if it is on this node and nobody changes it.
     pub fn find_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         match self.find(ino) {
@@ -179,8 +191,15 @@ impl<S: Store> Txn<'_, S> {
             }
             return Ok(self.find(dir)?.map(|inode| inode.parent));
         };
+        let young_here = may_be_young && self.state.elsewhere(&young).is_none();
+        if young_here && let Some(inode) = self.find_young(dir, &young)? {
+            return Ok(Some(inode.parent));
+        }
         self.need(&[&young, &ancestor][usize::from(!may_be_young)..])?;
-        if may_be_young && let Some(inode) = self.find_young(dir, &young)? {
+        if may_be_young
+            && !young_here
+            && let Some(inode) = self.find_young(dir, &young)?
+        {
             return Ok(Some(inode.parent));
         }
         let parent = self.fetched(node, &ancestor)?;
@@ -209,9 +228,13 @@ impl<S: Store> Txn<'_, S> {
         if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
     }
 
+    /// Hands the writes to the state, unless some are of other nodes: then it is to be run as one of several nodes.
     pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
         let done = self.take_done()?;
-        debug_assert!(done.parts.is_empty(), "records of others are not known yet");
+        if !done.parts.is_empty() {
+            // A directory goes home.
+            return Err(Failure::Missing(Vec::new()));
+        }
         Ok(done.apply(self.state))
     }
 

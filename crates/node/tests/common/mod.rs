@@ -16,8 +16,8 @@ use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
 use tatami_wire::{
-    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, ShardId, VolumeId,
-    VolumeKey,
+    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, SHARDS_MAX, ShardId,
+    ShardMap, VolumeId, VolumeKey,
 };
 
 pub const VOLUME: VolumeId = VolumeId([0x55; 16]);
@@ -61,6 +61,16 @@ impl Volume {
             shards: vec![NodeId(0)],
         };
         Volume { dir, map, lease: Duration::from_secs(60) }
+    }
+
+    /// One whose shards are dealt out to all nodes.
+    pub fn spread(nodes: u16) -> Volume {
+        let mut volume = Volume::new(nodes);
+        let all: Vec<_> = (0..nodes).map(NodeId).collect();
+        let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
+        let owner = |shard: u16| map.owner(ShardId(shard)).expect("there is one");
+        volume.map.shards = (0..SHARDS_MAX as u16).map(owner).collect();
+        volume
     }
 
     pub fn data_dir(&self, node: u16) -> PathBuf {

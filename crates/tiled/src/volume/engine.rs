@@ -567,7 +567,7 @@ impl Engine for Native {
             other => other?,
         }
         if durable {
-            session.client.sync(ino).told("sync", path)?;
+            session.client.sync().told("sync", path)?;
         }
         self.known.values_mut().for_each(|known| known.published = true);
         Ok(())

@@ -1,0 +1,279 @@
+//! A volume whose shards are dealt out to several nodes, as a client uses it.
+
+mod common;
+
+use common::{PATIENCE, Running, Session, Volume, eventually, key};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+use tatami_client::tree::Tree;
+use tatami_client::{Client, Options};
+use tatami_wire::meta::{NewNode, RenameMode};
+use tatami_wire::{
+    Access, Attr, Cred, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX, ShardId,
+    ShardMap,
+};
+
+const ROOT: Ino = Ino::ROOT;
+const ME: Cred = Cred::ROOT;
+
+fn client_with(volume: &Volume, patience: Duration) -> Arc<Client> {
+    let mut options = Options::new(volume.unix(0));
+    options.key = Some(key());
+    options.patience = patience;
+    Arc::new(Client::connect(options).expect("connects"))
+}
+
+fn client(volume: &Volume) -> Arc<Client> {
+    client_with(volume, PATIENCE)
+}
+
+fn start(nodes: u16) -> (Volume, Vec<Running>, Arc<Client>) {
+    let volume = Volume::spread(nodes);
+    let running = (0..nodes).map(|node| volume.start(node)).collect();
+    let client = client(&volume);
+    (volume, running, client)
+}
+
+fn make(client: &Client, parent: Ino, name: &str, node: NewNode) -> Attr {
+    client
+        .create(&ME, parent, name.as_bytes(), node, 0o755, 0, true, None)
+        .unwrap_or_else(|e| panic!("{name}: {e}"))
+        .attr
+}
+
+fn file(client: &Client, parent: Ino, name: &str) -> Attr {
+    make(client, parent, name, NewNode::File(Layout::Whole { node: NodeId(0) }))
+}
+
+/// A directory of the root whose home is on that node, with a file in it: so it is there.
+fn dir_on(client: &Client, node: u16) -> (Ino, String) {
+    for n in 0.. {
+        let name = format!("on{node}-{n}");
+        let ino = make(client, ROOT, &name, NewNode::Dir).ino;
+        if client.map().owner(ino.shard()) == Some(NodeId(node)) {
+            file(client, ino, "first");
+            return (ino, name);
+        }
+        client.rmdir(&ME, ROOT, name.as_bytes(), false).expect("rmdir");
+    }
+    unreachable!("there is no end of numbers")
+}
+
+fn rename(client: &Client, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Errno> {
+    let (old, new) = (from.1.as_bytes(), to.1.as_bytes());
+    client.rename(&ME, from.0, old, to.0, new, RenameMode::Replace, false).map(drop)
+}
+
+/// Requests about names, and messages of nodes to each other, of all nodes since their start.
+fn counts(volume: &Volume) -> (u64, u64) {
+    let statuses = (0..volume.map.nodes.len() as u16)
+        .map(|node| Session::new(volume.unix(node), 0x70 + node as u8).status());
+    statuses.fold((0, 0), |sum, s| (sum.0 + s.meta_requests, sum.1 + s.peer_messages))
+}
+
+#[test]
+fn names_and_inodes_of_all_nodes_are_one_tree() {
+    let (_volume, _nodes, client) = start(3);
+    let dirs: Vec<_> = (0..3).map(|node| dir_on(&client, node).0).collect();
+    for (i, from) in dirs.iter().enumerate() {
+        for (j, to) in dirs.iter().enumerate() {
+            let name = format!("{i}-{j}");
+            let attr = file(&client, *from, &name);
+            rename(&client, (*from, &name), (*to, "moved")).expect("rename");
+            client.link(&ME, attr.ino, *from, name.as_bytes()).expect("link");
+            let found = client.lookup(&ME, *to, b"moved").expect("lookup");
+            assert_eq!((found.ino, found.nlink), (attr.ino, 2));
+            // A directory moves with what is in it.
+            let sub = make(&client, *from, "sub", NewNode::Dir).ino;
+            file(&client, sub, "below");
+            if i != j {
+                rename(&client, (*from, "sub"), (*to, "sub")).expect("rename of a directory");
+            }
+            assert_eq!(client.lookup(&ME, *to, b"sub").expect("lookup").ino, sub);
+            assert_eq!(client.lookup(&ME, sub, b"..").expect("lookup").ino, *to);
+            assert_eq!(client.rmdir(&ME, *to, b"sub", false), Err(Errno::ENOTEMPTY));
+            client.unlink(&ME, sub, b"below", false).expect("unlink");
+            client.rmdir(&ME, *to, b"sub", false).expect("rmdir");
+            let removed = client.unlink(&ME, *to, b"moved", false).expect("unlink");
+            assert_eq!((removed.ino, removed.last), (Some(attr.ino), false));
+        }
+    }
+    // The root, the directories and what is in them.
+    assert_eq!(client.statfs().expect("statfs").inodes, 1 + 3 + 3 + 9);
+    for dir in &dirs {
+        let listed = client.read_dir(&ME, *dir, 0, READDIR_MAX, false).expect("a listing");
+        assert!(listed.end);
+        assert_eq!(listed.entries.len(), 4);
+    }
+    client.sync().expect("sync");
+}
+
+#[test]
+fn a_listing_with_attributes_has_those_of_other_nodes() {
+    let (_volume, _nodes, client) = start(2);
+    let (dir, name) = dir_on(&client, 1);
+    let attr = file(&client, ROOT, "f");
+    rename(&client, (ROOT, "f"), (dir, "f")).expect("rename");
+    let tree = Tree::new(client.clone(), ME);
+    for path in ["/", &format!("/{name}")] {
+        let listed = tree.read_dir(path.as_bytes(), true).expect("a listing");
+        assert!(listed.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
+    }
+    // Whoever makes what is there already opens it, wherever it is.
+    let node = NewNode::File(Layout::Whole { node: NodeId(0) });
+    let open = Some(Access::BOTH);
+    let found = client.create(&ME, dir, b"f", node, 0o644, 0, false, open).expect("opened");
+    assert!(!found.created);
+    assert_eq!((found.attr.ino, found.cap.map(|cap| cap.ino)), (attr.ino, Some(attr.ino)));
+    client.commit(&ME, attr.ino, None, true).expect("closed");
+    assert_eq!(client.lookup(&ME, dir, b"f").expect("lookup").kind, Kind::File);
+}
+
+/// What concerns a directory and its files is one request to one node, and no matter of others.
+#[test]
+fn work_in_a_directory_is_one_request_each() {
+    const FILES: u64 = 200;
+    let (volume, _nodes, client) = start(4);
+    for node in 0..4 {
+        let (dir, _) = dir_on(&client, node);
+        let mut round = 0;
+        // Housekeeping asks, too, now and then.
+        eventually("one request for each", || {
+            round += 1;
+            let name = |i: u64| format!("{round}-{i}");
+            let mut cheap = true;
+            let mut step = |each: &mut dyn FnMut(u64)| {
+                let before = counts(&volume);
+                (0..FILES).for_each(&mut *each);
+                let after = counts(&volume);
+                let cost = (after.0 - before.0, after.1 - before.1);
+                assert!(cost.0 >= FILES, "{cost:?}");
+                cheap &= cost.0 < FILES * 11 / 10 && cost.1 == 0;
+            };
+            step(&mut |i| drop(file(&client, dir, &name(i))));
+            step(&mut |i| drop(client.lookup(&ME, dir, name(i).as_bytes()).expect("lookup")));
+            step(&mut |i| {
+                client.unlink(&ME, dir, name(i).as_bytes(), false).expect("unlink");
+            });
+            step(&mut |i| drop(make(&client, dir, &name(i), NewNode::Dir)));
+            step(&mut |i| drop(client.lookup(&ME, dir, name(i).as_bytes()).expect("lookup")));
+            step(&mut |i| {
+                client.rmdir(&ME, dir, name(i).as_bytes(), false).expect("rmdir");
+            });
+            cheap
+        });
+    }
+}
+
+/// A client that knows an old map is told, and asks where it is right to ask.
+#[test]
+fn an_old_map_is_corrected() {
+    let mut volume = Volume::spread(2);
+    let spread = volume.map.shards.clone();
+    volume.map.shards = vec![NodeId(0); SHARDS_MAX];
+    let nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
+    let client = client(&volume);
+    file(&client, ROOT, "f");
+    assert_eq!(client.map().epoch, 1);
+    drop(nodes);
+    // Nothing was made yet on the shards that move.
+    (volume.map.shards, volume.map.epoch) = (spread, 2);
+    let _nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
+    assert!(client.lookup(&ME, ROOT, b"f").is_ok());
+    for n in 0.. {
+        let dir = make(&client, ROOT, &format!("d{n}"), NewNode::Dir).ino;
+        file(&client, dir, "below");
+        assert_eq!(client.getattr(&ME, dir).expect("stat").size, 1);
+        if volume.map.owner(dir.shard()) == Some(NodeId(1)) {
+            break;
+        }
+    }
+    assert_eq!(client.map().epoch, 2);
+}
+
+/// While a node is away, what does not concern it goes on; the rest waits and is then done.
+#[test]
+fn a_node_that_is_away_holds_up_only_what_concerns_it() {
+    let (volume, mut nodes, client) = start(3);
+    let dirs: Vec<_> = (0..3).map(|node| dir_on(&client, node).0).collect();
+    nodes.pop().expect("three").stop();
+    for i in 0..20 {
+        let name = format!("f{i}");
+        file(&client, dirs[0], &name);
+        rename(&client, (dirs[0], &name), (dirs[1], &name)).expect("rename");
+    }
+    let hasty = client_with(&volume, Duration::from_secs(1));
+    assert_eq!(rename(&hasty, (dirs[1], "f0"), (dirs[2], "f0")), Err(Errno::EHOSTDOWN));
+    assert_eq!(hasty.lookup(&ME, dirs[2], b"first"), Err(Errno::EHOSTDOWN));
+    let moving = std::thread::spawn({
+        let (client, dirs) = (client.clone(), dirs.clone());
+        move || rename(&client, (dirs[1], "f1"), (dirs[2], "f1"))
+    });
+    nodes.push(volume.start(2));
+    assert_eq!(moving.join().expect("no panic"), Ok(()));
+    // The one that was given up is done or not, but not half.
+    let found = |dir| client.lookup(&ME, dir, b"f0").map(|attr| attr.ino);
+    eventually("the file is in one place", || found(dirs[1]).is_ok() != found(dirs[2]).is_ok());
+}
+
+/// Everybody moves the same files around, through all nodes at once, while nodes are started anew.
+#[test]
+fn many_clients_move_the_same_files() {
+    const FILES: usize = 6;
+    const CLIENTS: usize = 4;
+    const MOVES: usize = 60;
+    let (volume, mut nodes, first) = start(3);
+    let dirs: Vec<_> = (0..3).map(|node| dir_on(&first, node).0).collect();
+    let name = |i: usize| format!("f{i}");
+    let inos: BTreeSet<_> = (0..FILES).map(|i| file(&first, dirs[i % 3], &name(i)).ino).collect();
+    let clients: Vec<_> = (0..CLIENTS).map(|_| client(&volume)).collect();
+    std::thread::scope(|scope| {
+        let movers: Vec<_> = clients
+            .iter()
+            .enumerate()
+            .map(|(c, client)| {
+                let dirs = &dirs;
+                scope.spawn(move || {
+                    let mut moved = 0;
+                    for step in 0..MOVES {
+                        let (i, from, to) = ((c + step) % FILES, step % 3, (step / 3 + c) % 3);
+                        match rename(client, (dirs[from], &name(i)), (dirs[to], &name(i))) {
+                            Ok(()) => moved += 1,
+                            Err(Errno::ENOENT) => {}
+                            Err(e) => panic!("a move fails: {e}"),
+                        }
+                    }
+                    moved
+                })
+            })
+            .collect();
+        for round in 0..3 {
+            nodes.remove(0).stop();
+            nodes.push(volume.start(round));
+        }
+        let moved: usize = movers.into_iter().map(|mover| mover.join().expect("no panic")).sum();
+        assert!(moved > 0);
+    });
+    let mut left = BTreeSet::new();
+    for dir in &dirs {
+        for entry in first.read_dir(&ME, *dir, 0, READDIR_MAX, false).expect("a listing").entries {
+            assert_eq!(first.getattr(&ME, entry.ino).expect("stat").nlink, 1);
+            assert!(left.insert(entry.ino), "a file is in two places");
+        }
+    }
+    assert!(left.is_superset(&inos), "files are lost");
+    assert_eq!(left.len(), FILES + 3);
+}
+
+#[test]
+fn shards_are_where_the_map_says() {
+    let (volume, _nodes, client) = start(2);
+    let all = [NodeId(0), NodeId(1)];
+    let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
+    let shards = |node| Session::new(volume.unix(node), 1).status().shards;
+    assert_eq!((shards(0), shards(1)), (2048, 2048));
+    let (dir, _) = dir_on(&client, 1);
+    assert_eq!(map.owner(dir.shard()), Some(NodeId(1)));
+    assert_eq!(map.owner(ShardId(0)), Some(NodeId(0)));
+}
