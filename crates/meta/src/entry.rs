@@ -27,7 +27,8 @@ pub(crate) fn lookup<S: Store>(
     name: &[u8],
 ) -> Outcome<MetaReply> {
     let ino = leads_to(txn, parent, name)?;
-    Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
+    let inode = target(txn, ino)?;
+    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
 /// The number of the inode that `name` means in `parent`.
@@ -50,8 +51,9 @@ fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome
 /// As [`lookup`], without a word to other nodes.
 pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
     let ino = leads_to(txn, parent, name)?;
-    // Of a directory that is in several partitions, what is here is a part.
-    Ok(match txn.find_here(ino)?.filter(|inode| !inode.is_parted()) {
+    Ok(match txn.find_here(ino)? {
+        // Its home knows where all of it is.
+        Some(inode) if inode.is_parted() => MetaReply::Leads(ino),
         Some(inode) => MetaReply::Attr(inode.attr(ino)),
         None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
         None => return Err(crate::record::Damaged("entry without inode").into()),

@@ -96,6 +96,12 @@ pub struct DataState {
 /// An operation on one shard. Those that change something are executed once,
 /// however often they are sent: a client repeats a request whose answer it did
 /// not see, with the same sequence number, and gets the first answer.
+///
+/// Where several nodes have shards, the entries of a large directory are in several
+/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a
+/// listing, is the number of the partition that has the name, as far as the client knows; the directory's own is
+/// that of the first one. Who has not got it answers [`MetaReply::Parted`]. In all other places, and in
+/// answers, directories have their own number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each operation says what its fields mean
 pub enum MetaOp {
@@ -360,6 +366,7 @@ impl MetaOp {
         };
         match self {
             Lookup { parent, name }
+            | Find { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }

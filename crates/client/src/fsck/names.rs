@@ -8,7 +8,7 @@ use super::{Finding, Fsck, FsckError, Wrong};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 use tatami_wire::meta::{MetaOp, MetaReply, Naming, TIES_MAX, Tied};
-use tatami_wire::{Ino, Kind, NodeId, ShardId};
+use tatami_wire::{Cred, Errno, Ino, Kind, NodeId, ShardId};
 
 const WHAT: &str = "tell names and inodes";
 /// So often, at most, an inode is looked at that does not stop changing.
@@ -80,16 +80,19 @@ impl Fsck<'_> {
         mut last: Ino,
     ) -> Result<(Told, Ino), FsckError> {
         let mut all = Told::new();
-        let others = leads.iter().map(|(shard, _)| *shard).filter(|shard| *shard != first);
-        for shard in std::iter::once(first).chain(others) {
+        let mut leads = leads.to_vec();
+        leads.sort_by_key(|(shard, _)| *shard != first);
+        for (shard, node) in leads {
+            let failed = |errno| FsckError::Node { node, what: WHAT, errno };
             let op = MetaOp::Ties { shard, after, last, limit: TIES_MAX };
-            let MetaReply::Ties { inodes, names, upto } = self.ask(shard, WHAT, op)? else {
-                return Err(self.nonsense(shard, WHAT));
+            let reply = self.client.meta_at(node, &Cred::ROOT, op).map_err(failed)?;
+            let MetaReply::Ties { inodes, names, upto } = reply else {
+                return Err(failed(Errno::EPROTO));
             };
             last = last.min(upto.unwrap_or(last));
             if last <= after {
                 // It would be asked for ever.
-                return Err(self.nonsense(shard, WHAT));
+                return Err(failed(Errno::EPROTO));
             }
             for tied in inodes {
                 all.entry(tied.ino).or_default().inodes.push(tied);
