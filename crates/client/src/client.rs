@@ -1,6 +1,7 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
+use crate::locks::Locks;
 use crate::peer::Peer;
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
@@ -73,6 +74,7 @@ pub struct Client {
     peers: Vec<Arc<Peer>>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
+    pub(crate) locks: Locks,
 }
 
 impl Client {
@@ -120,6 +122,7 @@ impl Client {
             peers,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
+            locks: Locks::default(),
         })
     }
 

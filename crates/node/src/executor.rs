@@ -8,6 +8,8 @@
 use crate::accept::Admission;
 use crate::delegations::Recall;
 use crate::holders::HoldersFile;
+use crate::locking::Locking;
+use crate::locks::{News, Question};
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
 use crate::options::Durability;
 use crate::peer::Peer;
@@ -26,8 +28,8 @@ use std::time::{Duration, Instant};
 use tatami_meta::{Context, FjallStore};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
-use tatami_wire::meta::{MetaCall, MetaOp, NewNode};
-use tatami_wire::{ClientId, Errno};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::{Access, ClientId, Cred, Errno, Ino, ShardId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -88,18 +90,19 @@ pub(crate) struct Executor {
     looked_at: Vec<usize>,
     round: Vec<Answer>,
     recalls: Recalls,
+    locking: Locking,
 }
 
 impl Executor {
-    /// An executor of `shards`, to be run by a thread of its own; `holders` is
-    /// where it keeps to whom names may be delegated.
+    /// An executor of `shards`, to be run by a thread of its own; below `dir` it keeps
+    /// to whom names may be delegated, and who may hold locks.
     ///
     /// # Errors
     /// When the system has no descriptors left.
     pub(crate) fn new(
         shared: Arc<Shared>,
         shards: Shards<FjallStore>,
-        holders: PathBuf,
+        dir: PathBuf,
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -115,7 +118,8 @@ impl Executor {
             ready: Vec::new(),
             looked_at: Vec::new(),
             round: Vec::new(),
-            recalls: Recalls::new(TERM, HoldersFile::at(holders)),
+            recalls: Recalls::new(TERM, HoldersFile::at(dir.join("holders"))),
+            locking: Locking::new(HoldersFile::at(dir.join("lockers")), now()),
         };
         Ok((executor, ExecutorHandle { new: sender, waker }))
     }
@@ -153,6 +157,7 @@ impl Executor {
             }
             self.end_terms();
             self.do_round();
+            self.tell_of_locks();
         }
         self.shards
     }
@@ -162,7 +167,10 @@ impl Executor {
         let until = match self.recalls.closed_until() {
             Some(until) => until,
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
-            None => self.recalls.deadline()?,
+            None => {
+                let deadlines = [self.recalls.deadline(), self.locking.deadline()];
+                deadlines.into_iter().flatten().min()?
+            }
         };
         // Rounded up, so that the moment is not missed by less than epoll can tell.
         Some(until.saturating_duration_since(Instant::now()) + Duration::from_millis(1))
@@ -181,6 +189,24 @@ impl Executor {
             self.drop_connection(at);
         }
         self.release();
+    }
+
+    /// Answers requests about locks that need not wait any more, and tells clients what they wait for.
+    fn tell_of_locks(&mut self) {
+        let mut answers = self.locking.released();
+        if self.locking.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            answers.extend(self.locking.overdue());
+        }
+        self.answer(&mut answers);
+        for (client, News { wanted, ready }) in self.locking.take_news() {
+            // Who has no such connection asks again by itself, or tells what it holds when it is back.
+            if let Some(at) = self.recalls.connection(client)
+                && let Some(connection) = &mut self.connections[at]
+            {
+                connection.tell(&RecallNote::Locks { wanted, ready });
+                self.send(at);
+            }
+        }
     }
 
     fn take_new(&mut self) {
@@ -312,7 +338,8 @@ impl Executor {
                 Ok(RecallCall::Alive) => {
                     self.recalls.alive(client);
                     let millis = self.recalls.term().as_millis() as u32;
-                    connection.tell(&RecallNote::Term { millis });
+                    let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
+                    connection.tell(&RecallNote::Term { millis, lease });
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
@@ -331,6 +358,18 @@ impl Executor {
         for _ in 0..ROUND_OF_ONE_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
             match connection.next_request() {
+                Ok((seq, MetaCall { op: MetaOp::Locks { ino, session, op }, shard, cred })) => {
+                    let trusted = connection.peer.is_trusted();
+                    let cred = connection.peer.bound_to.clone().unwrap_or(cred);
+                    let client = connection.admission.client;
+                    let delegates = self.recalls.may_delegate(client);
+                    let question = Question { client, session, ino, op, delegates };
+                    let answer = match may_lock(&mut self.shards, shard, ino, trusted, &cred) {
+                        Ok(()) => self.locking.ask(at, seq, question),
+                        Err(e) => Some(Answer::new(at, seq, Err(e), None)),
+                    };
+                    self.round.extend(answer);
+                }
                 Ok((seq, call)) => {
                     let mut answer =
                         apply(&self.shared, &mut self.shards, connection, at, seq, call);
@@ -338,6 +377,7 @@ impl Executor {
                         let delegates = self.recalls.may_delegate(ctx.client);
                         answer.met = self.shards.met(call, delegates);
                     }
+                    self.keep_house(&mut answer);
                     self.round.push(answer);
                 }
                 Err(NoRequest::None) => return,
@@ -359,6 +399,20 @@ impl Executor {
         let Some(connection) = &self.connections[at] else { return };
         if connection.may_have_request() {
             self.list(at);
+        }
+    }
+
+    /// Of clients, locks are part of what is kept for them.
+    fn keep_house(&mut self, answer: &mut Answer) {
+        let Some((_, MetaCall { op, .. })) = &answer.request else { return };
+        match (op, &mut answer.result) {
+            (MetaOp::Clients, Ok(MetaReply::Clients(clients))) => {
+                clients.extend(self.locking.clients());
+                clients.sort_unstable();
+                clients.dedup();
+            }
+            (MetaOp::ExpireClient { client }, Ok(_)) => self.locking.expire(*client),
+            _ => {}
         }
     }
 
@@ -395,6 +449,7 @@ impl Executor {
         let Some(connection) = self.connections[at].take() else { return };
         connection.deregister(self.poll.registry());
         let client = connection.admission.client;
+        self.locking.closed(at);
         match connection.kind {
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
                 self.slots.remove(&(client, slot));
@@ -440,6 +495,26 @@ fn apply(
     let ctx = Context { now: now(), client, slot, seq, trusted };
     let result = shards.apply(&ctx, &call);
     Answer::new(to, seq, result, Some((ctx, call)))
+}
+
+/// Whether the user may lock the file: who is not trusted must be allowed to read it.
+fn may_lock(
+    shards: &mut Shards<FjallStore>,
+    shard: ShardId,
+    ino: Ino,
+    trusted: bool,
+    cred: &Cred,
+) -> Result<(), Errno> {
+    if !shards.serves(shard) || ino.shard() != shard {
+        return Err(Errno::ESTALE);
+    }
+    if trusted {
+        return Ok(());
+    }
+    let op = MetaOp::Open { ino, access: Access::READ };
+    let call = MetaCall { shard, cred: cred.clone(), op };
+    let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
+    shards.apply(&ctx, &call).map(drop)
 }
 
 /// Whether the request may be put to the shard at all. What the user may do

@@ -22,6 +22,8 @@ mod holders;
 mod housekeeping;
 mod inbox;
 mod listen;
+mod locking;
+mod locks;
 mod meta_conn;
 mod node;
 mod options;

@@ -17,6 +17,7 @@ pub mod handshake;
 pub mod hash;
 pub mod ids;
 pub mod key;
+pub mod lock;
 pub mod meta;
 pub mod object;
 pub mod shards;
@@ -33,7 +34,7 @@ pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

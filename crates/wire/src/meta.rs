@@ -1,5 +1,6 @@
 //! Requests to a shard of the namespace, and its replies.
 
+use crate::lock::{LockOp, LockTold};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
     Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId, Timestamp,
@@ -216,6 +217,10 @@ pub enum MetaOp {
     /// could have changed the bytes since they were set aside, `EINVAL` where the size would be
     /// another. → `Attr`
     Relayout { ino: Ino, pieces: Vec<NewPiece>, base: (NodeId, u32), state: DataState },
+
+    /// Locks, see [`crate::lock`]: kept by the node, not with the namespace. `session` is the
+    /// number of the client's session at the node, 0 while it holds nothing there. → `Locks`
+    Locks { ino: Ino, session: u64, op: LockOp },
 }
 
 impl MetaOp {
@@ -237,6 +242,8 @@ impl MetaOp {
             | InFlux { .. }
             | Tiles { .. }
             | GarbagePieces { .. }
+            // Done twice in a row, they have done the same.
+            | Locks { .. }
             | ScanInodes { .. } => false,
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
@@ -339,6 +346,7 @@ impl MetaOp {
             | Reserve { ino, .. }
             | Relayout { ino, .. }
             | Tiles { ino, .. }
+            | Locks { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } => *dir,
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
@@ -439,6 +447,13 @@ pub enum MetaReply {
     Tiles(Page),
     /// Objects on a node that can go.
     GarbagePieces(Vec<(Ino, Piece)>),
+    /// The answer to a request about locks.
+    Locks {
+        /// The client's session at the node from now on.
+        session: u64,
+        /// The answer.
+        told: LockTold,
+    },
     /// The node does not serve this shard: whoever asks has an old map. Nothing was done.
     Elsewhere {
         /// Of the map that the node has.
