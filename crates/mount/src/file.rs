@@ -263,9 +263,14 @@ impl FileSystem {
     ) -> Result<Opened, Errno> {
         let data = Arc::new(self.client.data(attr, cap)?);
         let inode = opening.inode().clone();
-        let (flags, backing) = self.way(&inode, attr, &data, access, made)?;
+        let (mut flags, backing) = self.way(&inode, attr, &data, access, made)?;
         if access.write {
             self.stamps.changed(attr.ino);
+        }
+        // Closing it has nothing to tell, unless locks are taken. A FLUSH costs as much as the open.
+        let silent = !access.write && !self.waiting.are_used(attr.ino);
+        if silent {
+            flags |= fopen::NOFLUSH;
         }
         {
             let mut state = inode.state.lock();
@@ -280,7 +285,7 @@ impl FileSystem {
             data,
             access,
             size: attr.size,
-            locked: Locked::default(),
+            locked: Locked::new(silent),
         }));
         Ok(Opened { handle, flags, backing })
     }

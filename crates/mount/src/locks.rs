@@ -3,14 +3,15 @@
 //! A lock that somebody else holds is waited for without a thread: the request is answered when the
 //! node says that it may be asked for again. The kernel keeps no list of locks that come to us, so
 //! it does not free them either: those of a process go with any of its descriptors of the file (FLUSH tells the
-//! owner), those of an open file with that (RELEASE).
+//! owner), those of an open file with that (RELEASE). An open file for reading only of which it was not
+//! foreseen that it will be used for locks is *silent*: we hear of its end only, and free all by then.
 
 use crate::errno::to_kernel;
 use crate::file::OpenFile;
 use crate::filesystem::FileSystem;
 use crate::size::Occasion;
 use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
@@ -26,6 +27,8 @@ const EARLY_MAX: usize = 1024;
 /// The kernel tells of the end of an open file after close(2) has returned. A lock of one that has been
 /// closed by somebody since it was taken is waited for so long before it counts as held.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
+/// Files remembered in which locks have been used; beyond, all are forgotten.
+const USED_MAX: usize = 64 * 1024;
 /// Pause of the thread for news when there is none, or a node does not answer.
 const NEWS_WAIT: Duration = Duration::from_secs(1);
 
@@ -38,6 +41,19 @@ pub(crate) struct Locked {
     closed: AtomicBool,
     /// They were lost, and others may have had them.
     lost: AtomicBool,
+    /// Nobody tells when somebody closes it.
+    silent: bool,
+}
+
+impl Locked {
+    pub(crate) fn new(silent: bool) -> Locked {
+        Locked { silent, ..Locked::default() }
+    }
+
+    /// Whether it may have ended without our having heard of it.
+    fn may_have_ended(&self) -> bool {
+        self.silent || self.closed.load(SeqCst)
+    }
 }
 
 /// A lock that is waited for.
@@ -67,6 +83,9 @@ struct Waits {
 pub(crate) struct Waiting {
     waits: Mutex<Waits>,
     changed: Condvar,
+    /// Files in which locks have been used.
+    used: Mutex<HashSet<Ino, hash::Build>>,
+    any_used: AtomicBool,
     /// Open files that have ended, for those who wait for that.
     ends: Mutex<u64>,
     ended: Condvar,
@@ -175,7 +194,9 @@ impl FileSystem {
                 return;
             }
         };
-        file.locked.taken.store(true, SeqCst);
+        if !file.locked.taken.swap(true, SeqCst) {
+            self.waiting.note_used(ino);
+        }
         file.locked.closed.store(false, SeqCst);
         let handle = asked.handle;
         if !wait {
@@ -220,7 +241,7 @@ impl FileSystem {
             let before = *self.waiting.ends.lock();
             let taken = self.client.set_lock(ino, lock, handle, None, self);
             let is_ending = |holder: &u64| {
-                self.files.get(*holder).is_none_or(|file| file.locked.closed.load(SeqCst))
+                self.files.get(*holder).is_none_or(|file| file.locked.may_have_ended())
             };
             let again = taken == Err(Errno::EAGAIN)
                 && self.client.own_holders(ino, lock).iter().any(is_ending);
@@ -378,6 +399,20 @@ impl LockedBytes for FileSystem {
 }
 
 impl Waiting {
+    fn note_used(&self, ino: Ino) {
+        let mut used = self.used.lock();
+        if used.len() >= USED_MAX {
+            used.clear();
+        }
+        used.insert(ino);
+        self.any_used.store(true, SeqCst);
+    }
+
+    /// Whether locks of the file have been used through this mount.
+    pub(crate) fn are_used(&self, ino: Ino) -> bool {
+        self.any_used.load(SeqCst) && self.used.lock().contains(&ino)
+    }
+
     /// A request begins to wait, perhaps. False if it was interrupted before.
     fn begin(&self, unique: u64, ino: Ino, lock: Lock, handle: u64) -> bool {
         let mut waits = self.waits.lock();

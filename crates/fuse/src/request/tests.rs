@@ -55,6 +55,10 @@ fn a_write_carries_exactly_its_data() {
     assert_eq!(Request::parse(&message(op::WRITE, &args, &[])), Err(ParseError::Short));
 }
 
+fn of(bytes: &[u8]) -> Result<Op<'_>, ParseError> {
+    Request::parse(bytes).map(|r| r.op)
+}
+
 #[test]
 fn a_lock_says_whose_it_is_and_of_what() {
     let args = words(&[9, 0, 77, 0, 10, 0, 19, 0, libc::F_WRLCK as u32, 4242, 0, 0]);
@@ -67,7 +71,6 @@ fn a_lock_says_whose_it_is_and_of_what() {
         pid: 4242,
         whole: false,
     };
-    let of = |bytes: &[u8]| Request::parse(bytes).map(|r| r.op.clone());
     assert_eq!(of(&message(op::GETLK, &args, &[])), Ok(Op::GetLock(lock)));
     assert_eq!(of(&message(op::SETLK, &args, &[])), Ok(Op::SetLock { lock, wait: false }));
     let whole = words(&[9, 0, 77, 0, 10, 0, 19, 0, libc::F_WRLCK as u32, 4242, 1, 0]);
