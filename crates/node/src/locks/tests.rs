@@ -487,11 +487,11 @@ proptest! {
                 }
             }
         }
-        for client in 0..3 {
+        for (client, id) in CLIENTS.iter().enumerate() {
             play.claim(client);
             // Who knows of no session has nothing to claim, and comes with a request or not at all.
-            if !play.desk.sessions.contains_key(&CLIENTS[client]) {
-                play.desk.locks.end(CLIENTS[client]);
+            if !play.desk.sessions.contains_key(id) {
+                play.desk.locks.end(*id);
             }
         }
         for _ in 0..20 {
