@@ -2,6 +2,7 @@
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::delegations::{self, Delegations};
+use crate::locks::Locks;
 use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
@@ -79,6 +80,7 @@ pub struct Client {
     pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
+    pub(crate) locks: Locks,
 }
 
 impl Client {
@@ -131,6 +133,7 @@ impl Client {
             partitions,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
+            locks: Locks::default(),
         })
     }
 

@@ -324,6 +324,15 @@ impl DataFile {
         }
     }
 
+    /// As [`DataFile::flush`]; who has failed to write learns it later, as if this had not been.
+    pub fn settle(&self) {
+        match &self.place {
+            Place::Here { .. } => {}
+            Place::There { stream, .. } => stream.settle(),
+            Place::Tiled(file) => file.settle(),
+        }
+    }
+
     /// Makes everything written so far survive a power cut, names of new
     /// objects included.
     pub fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {

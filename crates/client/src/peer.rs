@@ -3,6 +3,7 @@
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::delegations::Delegations;
+use crate::locks::LockSession;
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -66,6 +67,8 @@ pub(crate) struct Peer {
     admin: Mutex<Vec<Connection>>,
     /// What the shards of this node have delegated to us.
     pub(crate) delegations: Delegations,
+    /// What locks we hold there.
+    pub(crate) locks: LockSession,
 }
 
 /// Keeps trying until a deadline, with growing pauses.
@@ -117,6 +120,7 @@ impl Peer {
             data: Mutex::default(),
             admin: Mutex::default(),
             delegations: Delegations::default(),
+            locks: LockSession::default(),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use crate::Client;
 use crate::connection::Connection;
-use crate::delegations::{Delegations, uptime};
+use crate::delegations::uptime;
 use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
@@ -42,7 +42,7 @@ impl Client {
         let peer = self.peer(node)?;
         let mut pause = PAUSE;
         loop {
-            let (shortest, longest) = match hold_once(peer, stop) {
+            let (shortest, longest) = match self.hold_once(peer, stop) {
                 Ended::Stopped => return Ok(()),
                 Ended::Lost => {
                     pause = PAUSE;
@@ -75,66 +75,78 @@ enum Ended {
     Refused,
 }
 
-fn hold_once(peer: &Peer, stop: BorrowedFd<'_>) -> Ended {
-    let node = peer.node;
-    let mut connection = match peer.connect_recalls() {
-        Ok(connection) => connection,
-        Err(error) => {
-            tracing::debug!(%node, %error, "nothing is delegated to us");
-            return if error.may_pass() { Ended::Away } else { Ended::Refused };
-        }
-    };
-    peer.delegations.begin();
-    let ended = serve(&mut connection, &peer.delegations, stop);
-    let served = peer.delegations.are_on();
-    // Before the connection is closed: that says that we have forgotten all.
-    peer.delegations.end();
-    match ended {
-        Ok(()) => Ended::Stopped,
-        Err(error) => {
-            tracing::debug!(%node, %error, "recall connection ended");
-            if served { Ended::Lost } else { Ended::Empty }
+impl Client {
+    fn hold_once(&self, peer: &Peer, stop: BorrowedFd<'_>) -> Ended {
+        let node = peer.node;
+        let mut connection = match peer.connect_recalls() {
+            Ok(connection) => connection,
+            Err(error) => {
+                tracing::debug!(%node, %error, "nothing is delegated to us");
+                return if error.may_pass() { Ended::Away } else { Ended::Refused };
+            }
+        };
+        peer.delegations.begin();
+        peer.locks.begin();
+        // The daemon may be another one, and wait for us.
+        self.locks.note(|news| _ = news.reclaim.insert(node));
+        let ended = self.serve(&mut connection, peer, stop);
+        let served = peer.delegations.are_on();
+        // Before the connection is closed: that says that we have forgotten all.
+        peer.delegations.end();
+        peer.locks.end();
+        match ended {
+            Ok(()) => Ended::Stopped,
+            Err(error) => {
+                tracing::debug!(%node, %error, "recall connection ended");
+                if served { Ended::Lost } else { Ended::Empty }
+            }
         }
     }
-}
 
-/// Serves one connection; `Ok` when it is time to stop.
-fn serve(
-    connection: &mut Connection,
-    delegations: &Delegations,
-    stop: BorrowedFd<'_>,
-) -> Result<(), FrameError> {
-    let mut asked = Some(uptime());
-    connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
-    // Until the first answer tells it.
-    let mut next = uptime() + WAIT;
-    loop {
-        let now = uptime();
-        if now >= next && asked.is_none() {
-            asked = Some(now);
-            connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
-        }
-        let wait = match asked {
-            Some(_) => WAIT,
-            None => next.saturating_sub(now),
-        };
-        if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
-            continue;
-        }
-        if is_readable(&[stop], Duration::ZERO) {
-            return Ok(());
-        }
-        match connection.receive(Class::Recall, 0, &mut [])?.0 {
-            RecallNote::Term { millis } => {
-                let term = Duration::from_millis(millis.into());
-                if let Some(from) = asked.take() {
-                    delegations.extend(from, term);
-                    next = from + term / SIGNS;
-                }
+    /// Serves one connection; `Ok` when it is time to stop.
+    fn serve(
+        &self,
+        connection: &mut Connection,
+        peer: &Peer,
+        stop: BorrowedFd<'_>,
+    ) -> Result<(), FrameError> {
+        let mut asked = Some(uptime());
+        connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
+        // Until the first answer tells it.
+        let mut next = uptime() + WAIT;
+        loop {
+            let now = uptime();
+            if now >= next && asked.is_none() {
+                asked = Some(now);
+                connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
             }
-            RecallNote::Recall { id, inos } => {
-                delegations.recall(&inos);
-                connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+            let wait = match asked {
+                Some(_) => WAIT,
+                None => next.saturating_sub(now),
+            };
+            if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
+                continue;
+            }
+            if is_readable(&[stop], Duration::ZERO) {
+                return Ok(());
+            }
+            match connection.receive(Class::Recall, 0, &mut [])?.0 {
+                RecallNote::Term { millis, lease } => {
+                    let term = Duration::from_millis(millis.into());
+                    if let Some(from) = asked.take() {
+                        peer.delegations.extend(from, term);
+                        peer.locks.extend(from, Duration::from_millis(lease.into()));
+                        next = from + term / SIGNS;
+                    }
+                }
+                RecallNote::Locks { wanted, ready } => self.locks.note(|news| {
+                    news.wanted.extend(wanted);
+                    news.ready.extend(ready);
+                }),
+                RecallNote::Recall { id, inos } => {
+                    peer.delegations.recall(&inos);
+                    connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+                }
             }
         }
     }

@@ -243,6 +243,11 @@ impl TiledFile {
         result
     }
 
+    pub(crate) fn settle(&self) {
+        self.known_base().settle();
+        self.written().iter().for_each(|piece| piece.settle());
+    }
+
     pub(crate) fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
         self.known_base().sync(data_only)?;
         for piece in self.written() {

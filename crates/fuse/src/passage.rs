@@ -196,10 +196,11 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
+    use std::sync::Arc;
 
     /// Something that takes answers like the device, and what it has taken in the end.
     struct Taker {
-        device: Device,
+        device: Arc<Device>,
         reader: std::thread::JoinHandle<Vec<u8>>,
     }
 
@@ -211,7 +212,7 @@ mod tests {
                 theirs.read_to_end(&mut got).expect("read");
                 got
             });
-            Taker { device: Device::from_bound(ours.into()), reader }
+            Taker { device: Arc::new(Device::from_bound(ours.into())), reader }
         }
 
         fn end(self) -> Vec<u8> {

@@ -4,8 +4,10 @@ use crate::abi;
 use crate::device::Device;
 use crate::encode::{Attr, DirEntries, Fixed, Opened, StatFs, Validity};
 use crate::passage::{Passage, Room};
+use crate::request::FileLock;
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -16,7 +18,7 @@ use std::time::Duration;
 /// the caller was killed meanwhile: whatever the answer handed over (an open
 /// file) must then be taken back.
 pub struct Reply<'a> {
-    device: &'a Device,
+    device: &'a Arc<Device>,
     room: &'a mut Room,
     unique: u64,
     wanted: bool,
@@ -26,7 +28,12 @@ pub struct Reply<'a> {
 impl<'a> Reply<'a> {
     /// The duty to answer request `unique`; `room` is for long answers.
     /// Where no reply is `wanted`, none will be sent.
-    pub fn new(device: &'a Device, room: &'a mut Room, unique: u64, wanted: bool) -> Reply<'a> {
+    pub fn new(
+        device: &'a Arc<Device>,
+        room: &'a mut Room,
+        unique: u64,
+        wanted: bool,
+    ) -> Reply<'a> {
         Reply { device, room, unique, wanted, idle: None }
     }
 
@@ -56,6 +63,20 @@ impl<'a> Reply<'a> {
     /// It is done.
     pub fn done(self) -> bool {
         self.send(0, [&[], &[]])
+    }
+
+    /// GETLK: the lock that is in the way, or one of kind `F_UNLCK`.
+    pub fn lock(self, lock: &FileLock) -> bool {
+        let FileLock { start, end, kind, pid, .. } = *lock;
+        let body = Fixed::<24>::new().u64(start).u64(end).u32(kind as u32).u32(pid);
+        self.send(0, [body.bytes(), &[]])
+    }
+
+    /// Takes the duty away from this thread.
+    pub fn later(mut self) -> Later {
+        self.count();
+        let wanted = std::mem::take(&mut self.wanted);
+        Later { device: self.device.clone(), unique: self.unique, wanted }
     }
 
     /// There is no reply to this request.
@@ -188,6 +209,29 @@ impl<'a> Reply<'a> {
             .u32(s.block_size)
             .zeros(4 + 24);
         self.send(0, [body.bytes(), &[]])
+    }
+}
+
+/// The duty to answer a request with success or failure, by whatever thread. Dropped
+/// without an answer, it answers `EIO`.
+#[derive(Debug)]
+pub struct Later {
+    device: Arc<Device>,
+    unique: u64,
+    wanted: bool,
+}
+
+impl Later {
+    /// Answers; errors are positive error numbers. Whether the kernel took the answer.
+    pub fn answer(mut self, result: Result<(), i32>) -> bool {
+        let error = result.err().map_or(0, |errno| -errno);
+        transmit(&self.device, &mut self.wanted, self.unique, error, [&[], &[]])
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        transmit(&self.device, &mut self.wanted, self.unique, -libc::EIO, [&[], &[]]);
     }
 }
 

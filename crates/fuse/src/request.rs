@@ -128,6 +128,25 @@ pub struct SetAttr {
     pub kill_suidgid: bool,
 }
 
+/// A lock, as fcntl(2) describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileLock {
+    /// The open file through which the caller asks.
+    pub handle: u64,
+    /// Whose the lock is: of a process, or of an open file for flock(2) and `F_OFD_SETLK`.
+    pub owner: u64,
+    /// The first byte.
+    pub start: u64,
+    /// The last byte.
+    pub end: u64,
+    /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+    pub kind: i32,
+    /// The process, by our pid namespace.
+    pub pid: u32,
+    /// It is one of flock(2), of the whole file.
+    pub whole: bool,
+}
+
 /// What the kernel asks for. Field names are those of the system calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
@@ -211,8 +230,17 @@ pub enum Op<'a> {
         from_cache: bool,
         kill_suidgid: bool,
     },
+    /// `owner`: whose locks of fcntl(2) are to be freed.
     Flush {
         handle: u64,
+        owner: u64,
+    },
+    /// What is in the way of a lock.
+    GetLock(FileLock),
+    /// With `wait`, until it can be had.
+    SetLock {
+        lock: FileLock,
+        wait: bool,
     },
     Release {
         handle: u64,
@@ -423,7 +451,15 @@ impl<'a> Op<'a> {
             }
             op::LISTXATTR => Op::ListXattr { size: f.u32()? },
             op::REMOVEXATTR => Op::RemoveXattr { name: f.name()? },
-            op::FLUSH => Op::Flush { handle: f.u64()? },
+            op::FLUSH => {
+                let handle = f.u64()?;
+                f.skip(8)?;
+                Op::Flush { handle, owner: f.u64()? }
+            }
+            op::GETLK => Op::GetLock(file_lock(f)?),
+            op::SETLK | op::SETLKW => {
+                Op::SetLock { lock: file_lock(f)?, wait: opcode == op::SETLKW }
+            }
             op::ACCESS => Op::Access { mask: f.u32()? },
             op::INTERRUPT => Op::Interrupt { unique: f.u64()? },
             op::DESTROY => Op::Destroy,
@@ -447,6 +483,13 @@ impl<'a> Op<'a> {
             _ => Op::Unknown,
         })
     }
+}
+
+fn file_lock(mut f: Fields<'_>) -> Result<FileLock, ParseError> {
+    let (handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+    let (kind, pid, how) = (f.u32()? as i32, f.u32()?, f.u32()?);
+    let whole = how & abi::LK_FLOCK != 0;
+    Ok(FileLock { handle, owner, start, end, kind, pid, whole })
 }
 
 fn set_attr(mut f: Fields<'_>) -> Result<SetAttr, ParseError> {

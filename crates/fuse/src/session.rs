@@ -25,6 +25,13 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers one request. FORGET, BATCH_FORGET and DESTROY have no reply;
     /// INTERRUPT and unknown operations do not come here.
     fn handle(&self, request: Request<'_>, reply: Reply<'_>);
+
+    /// Whoever waits for the answer to request `unique` got a signal. It may have been answered,
+    /// or may still be on its way here. False: requests are never called off half-way.
+    fn interrupt(&self, unique: u64) -> bool {
+        let _ = unique;
+        false
+    }
 }
 
 /// How many threads.
@@ -138,7 +145,7 @@ impl Session {
 }
 
 fn spawn<H: Handler>(shared: &Arc<Shared<H>>) -> std::io::Result<()> {
-    let device = shared.device.another().map_err(std::io::Error::from)?;
+    let device = Arc::new(shared.device.another().map_err(std::io::Error::from)?);
     let number = shared.total.fetch_add(1, SeqCst);
     shared.idle.fetch_add(1, SeqCst);
     let of_thread = shared.clone();
@@ -166,7 +173,7 @@ enum End {
     NotNeeded,
 }
 
-fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Device) -> End {
+fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Arc<Device>) -> End {
     let mut buffer = vec![0; shared.buffer_len];
     let mut room = Room::default();
     loop {
@@ -218,7 +225,7 @@ impl<H> Shared<H> {
     }
 }
 
-fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room: &mut Room) {
+fn dispatch<H: Handler>(shared: &Shared<H>, device: &Arc<Device>, bytes: &[u8], room: &mut Room) {
     let request = match Request::parse(bytes) {
         Ok(request) => request,
         Err(error) => {
@@ -241,6 +248,7 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Device, bytes: &[u8], room:
         Op::Unknown => {
             reply.error(libc::ENOSYS);
         }
+        Op::Interrupt { unique } if shared.handler.interrupt(unique) => reply.none(),
         // Requests are not called off half-way: whoever was interrupted gets
         // the answer that is coming. The refusal spares further ones.
         Op::Interrupt { .. } if shared.refused_interrupt.swap(true, SeqCst) => reply.none(),

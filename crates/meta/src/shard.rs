@@ -491,5 +491,7 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
         MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
         MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),
+        // They are the node's own matter, and do not come here.
+        MetaOp::Locks { .. } => Err(Errno::EINVAL.into()),
     }
 }

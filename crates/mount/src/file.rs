@@ -3,6 +3,7 @@
 use crate::closings::Closing;
 use crate::errno::to_kernel;
 use crate::filesystem::FileSystem;
+use crate::locks::Locked;
 use crate::open::{Backing, OpenInode, Sort, Told};
 use crate::size::{self, Occasion};
 use crate::spares::Before;
@@ -35,6 +36,7 @@ pub(crate) struct OpenFile {
     pub(crate) access: Access,
     /// Size when it was opened, in bytes.
     size: u64,
+    pub(crate) locked: Locked,
 }
 
 /// The way of bytes from a node to the kernel, past our memory.
@@ -264,8 +266,10 @@ impl FileSystem {
         let (mut flags, backing) = self.way(&inode, attr, &data, access, made)?;
         if access.write {
             self.stamps.changed(attr.ino);
-        } else {
-            // Closing it has nothing to tell.
+        }
+        // Closing it has nothing to tell, unless locks are taken. A FLUSH costs as much as the open.
+        let silent = !access.write && !self.waiting.are_used(attr.ino);
+        if silent {
             flags |= fopen::NOFLUSH;
         }
         {
@@ -276,7 +280,13 @@ impl FileSystem {
             }
         }
         opening.inode = None;
-        let handle = self.files.insert(Arc::new(OpenFile { inode, data, access, size: attr.size }));
+        let handle = self.files.insert(Arc::new(OpenFile {
+            inode,
+            data,
+            access,
+            size: attr.size,
+            locked: Locked::new(silent),
+        }));
         Ok(Opened { handle, flags, backing })
     }
 
@@ -386,6 +396,7 @@ impl FileSystem {
     /// RELEASE. Nobody waits for it.
     pub(crate) fn release(&self, handle: u64) {
         if let Some(file) = self.files.remove(handle) {
+            self.free_locks_of_file(&file, handle);
             self.close(&file);
         }
     }
@@ -410,21 +421,27 @@ impl FileSystem {
     }
 
     fn file(&self, handle: u64) -> Result<Arc<OpenFile>, Errno> {
-        self.files.get(handle).ok_or(Errno::EBADF)
+        let file = self.files.get(handle).ok_or(Errno::EBADF)?;
+        self.check_locks(&file)?;
+        Ok(file)
     }
 
-    /// FLUSH: a descriptor is being closed.
+    /// FLUSH: a descriptor is being closed, by a process whose locks `owner` names.
     ///
     /// # Errors
     /// What could not be written since it was accepted, and those of the shard.
-    pub(crate) fn flush(&self, handle: u64) -> Result<(), Errno> {
-        let file = self.file(handle)?;
-        if !file.access.write {
-            return Ok(());
-        }
-        let flushed = file.data.flush();
-        let told = self.commit(&file.inode, &file.data, Occasion::Flush);
-        flushed.and(told.map(drop))
+    pub(crate) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
+        let file = self.files.get(handle).ok_or(Errno::EBADF)?;
+        let checked = self.check_locks(&file);
+        let flushed = match file.access.write {
+            true => {
+                let flushed = file.data.flush();
+                let told = self.commit(&file.inode, &file.data, Occasion::Flush);
+                flushed.and(told.map(drop))
+            }
+            false => Ok(()),
+        };
+        checked.and(flushed).and(self.free_locks_of_process(&file, owner))
     }
 
     /// FSYNC.

@@ -9,6 +9,7 @@ use crate::file::{OpenFile, Write};
 use crate::gone::Gone;
 use crate::handles::Handles;
 use crate::known::Known;
+use crate::locks::Waiting;
 use crate::open::{OpenInodes, Sort};
 use crate::spares::Spares;
 use crate::stamps::Stamps;
@@ -37,6 +38,7 @@ pub(crate) struct FileSystem {
     pub(crate) stamps: Stamps,
     pub(crate) closings: Closings,
     pub(crate) spares: Spares,
+    pub(crate) waiting: Waiting,
 }
 
 impl FileSystem {
@@ -60,6 +62,7 @@ impl FileSystem {
             gone: Gone::default(),
             stamps: Stamps::default(),
             spares: Spares::default(),
+            waiting: Waiting::default(),
         }
     }
 
@@ -183,7 +186,16 @@ impl Handler for FileSystem {
                     Err(e) => reply.error(to_kernel(e)),
                 };
             }
-            Op::Flush { handle } => done(reply, self.flush(handle).map_err(to_kernel)),
+            Op::Flush { handle, owner } => {
+                done(reply, self.flush(handle, owner).map_err(to_kernel));
+            }
+            Op::GetLock(asked) => {
+                match self.get_lock(node, &asked) {
+                    Ok(lock) => reply.lock(&lock),
+                    Err(e) => reply.error(to_kernel(e)),
+                };
+            }
+            Op::SetLock { lock, wait } => self.lock(reply, r.header.unique, node, &lock, wait),
             Op::Release { handle, .. } => {
                 self.release(handle);
                 reply.done();
@@ -244,6 +256,12 @@ impl Handler for FileSystem {
                 reply.error(libc::ENOSYS);
             }
         }
+    }
+
+    /// Only who waits for a lock is let go.
+    fn interrupt(&self, unique: u64) -> bool {
+        self.interrupt_lock(unique);
+        true
     }
 }
 

@@ -28,6 +28,7 @@ mod filesystem;
 mod gone;
 mod handles;
 mod known;
+mod locks;
 mod mount;
 mod names;
 pub mod null;

@@ -3,6 +3,7 @@
 use crate::announce::Announcer;
 use crate::error::MountError;
 use crate::filesystem::FileSystem;
+use crate::locks::LockThreads;
 use crate::options::{MountOptions, Passthrough};
 use crate::recalls::Recalls;
 use crate::serving::{self, Ended};
@@ -26,6 +27,8 @@ pub struct Mount {
     // In this order they end: first the news of it, then the requests.
     announcer: Option<Announcer>,
     recalls: Option<Recalls>,
+    /// They end with `fs`, which they hold.
+    locks: Option<LockThreads>,
     session: Arc<Session>,
     fs: Arc<FileSystem>,
     info: MountInfo,
@@ -33,7 +36,7 @@ pub struct Mount {
 
 /// What we would like to agree with the kernel.
 ///
-/// Locks are left to it, for the processes of this mount. It clears setuid
+/// It clears setuid
 /// itself only where writes come to us (`HANDLE_KILLPRIV_V2`), so that it need
 /// not ask for file capabilities before each write.
 pub(crate) fn wanted(max_write: u32, stack_depth: u32, plus: bool) -> Wanted {
@@ -76,7 +79,9 @@ impl Mount {
         let settings = place::settings(source, options.read_only, options.allow_other);
         let channel = Channel::mount(&path, &settings)?;
         let plus = !options.attr_timeout.is_zero();
-        let agreed = channel.initialize(&wanted(options.max_write, depth, plus))?;
+        let mut wanted = wanted(options.max_write, depth, plus);
+        wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
+        let agreed = channel.initialize(&wanted)?;
         place::read_ahead(&path, READ_AHEAD_KIB);
         let why_not = match options.passthrough {
             Passthrough::Off => Some("switched off".to_owned()),
@@ -94,6 +99,8 @@ impl Mount {
         let threads = Threads { base: options.threads, max: options.threads_max };
         let session = Session::start(channel, &agreed, fs.clone(), threads)
             .map_err(|source| MountError::Serve { path, source })?;
+        let locks = LockThreads::start(&fs)
+            .map_err(|source| MountError::Serve { path: info.path.clone().into(), source })?;
         let recalls = Recalls::start(&client)
             .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
             .ok();
@@ -102,7 +109,7 @@ impl Mount {
             let endpoint = Endpoint::Unix(PathBuf::from(&node.socket));
             Announcer::start(endpoint, caller, info.clone())
         });
-        Ok(Mount { announcer, recalls, session: Arc::new(session), fs, info })
+        Ok(Mount { announcer, recalls, locks: Some(locks), session: Arc::new(session), fs, info })
     }
 
     /// Where it is mounted, and whether local files bypass us.
@@ -119,6 +126,7 @@ impl Mount {
         self.session.wait(None);
         self.fs.close_all();
         self.fs.closings.end();
+        self.fs.client.end_locks();
         Ok(())
     }
 
@@ -139,6 +147,7 @@ impl Mount {
     fn finish(&self) {
         if self.session.wait(Some(Duration::ZERO)) {
             self.fs.close_all();
+            self.fs.client.end_locks();
         } else {
             self.fs.tell_all();
         }
@@ -149,6 +158,7 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.announcer = None;
+        self.locks = None;
         self.finish();
         self.recalls = None;
     }

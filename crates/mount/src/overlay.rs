@@ -270,7 +270,7 @@ impl Handler for Shown {
                 self.handles.write().remove(&handle);
                 done(reply, file.and_then(|file| file.close()))
             }
-            Op::Flush { handle } => done(reply, self.file(handle).and_then(|file| file.tell())),
+            Op::Flush { handle, .. } => done(reply, self.file(handle).and_then(|file| file.tell())),
             Op::Fallocate { handle, offset, len, mode } => {
                 done(reply, self.file(handle).and_then(|f| f.allocate(offset, len, mode)))
             }

@@ -140,6 +140,11 @@ impl Delegations {
         self.clients.contains_key(&client)
     }
 
+    /// The client's recall connection.
+    pub(crate) fn connection(&self, client: ClientId) -> Option<usize> {
+        Some(self.holders.get(self.clients.get(&client)?)?.at)
+    }
+
     /// A client has opened its recall connection, and so holds nothing.
     /// Returns its connection before.
     pub(crate) fn open(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {

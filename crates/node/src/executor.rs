@@ -11,6 +11,8 @@ use crate::clock::Clock;
 use crate::delegations::Recall;
 use crate::holders::HoldersFile;
 use crate::links::Links;
+use crate::locking::Locking;
+use crate::locks::{self, Question};
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
 use crate::options::Durability;
 use crate::peer::Peer;
@@ -26,11 +28,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tatami_meta::{Context, FjallStore, Out, Ticket};
+use tatami_meta::{Applied, Context, FjallStore, Out, Ticket};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
-use tatami_wire::meta::{MetaCall, MetaOp, NewNode};
-use tatami_wire::{ClientId, Errno, NodeId};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
+use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, ShardId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -113,18 +115,19 @@ pub(crate) struct Executor {
     waiting: HashMap<Ticket, Vec<Answer>>,
     links: Links,
     clock: Clock,
+    locking: Locking,
 }
 
 impl Executor {
-    /// An executor of `shards`, to be run by a thread of its own; `holders` is
-    /// where it keeps to whom names may be delegated.
+    /// An executor of `shards`, to be run by a thread of its own; below `dir` it keeps
+    /// to whom names may be delegated, and who may hold locks.
     ///
     /// # Errors
     /// When the system has no descriptors left.
     pub(crate) fn new(
         shared: Arc<Shared>,
         shards: Shards<FjallStore>,
-        holders: PathBuf,
+        dir: PathBuf,
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
@@ -142,7 +145,8 @@ impl Executor {
             ready: Vec::new(),
             looked_at: Vec::new(),
             round: Vec::new(),
-            recalls: Recalls::new(TERM, HoldersFile::at(holders)),
+            recalls: Recalls::new(TERM, HoldersFile::at(dir.join("holders"))),
+            locking: Locking::new(HoldersFile::at(dir.join("lockers")), now()),
             waiting: HashMap::new(),
             links,
             clock: Clock::new(),
@@ -183,6 +187,7 @@ impl Executor {
             }
             self.end_terms();
             self.do_round();
+            self.tell_of_locks();
         }
         self.shards
     }
@@ -195,7 +200,8 @@ impl Executor {
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
             None => {
                 let due = self.shards.deadline().map(|due| self.clock.until(due));
-                [self.recalls.deadline().map(left), due].into_iter().flatten().min()?
+                let here = [self.recalls.deadline(), self.locking.deadline()];
+                here.into_iter().flatten().map(left).chain(due).min()?
             }
         };
         // Rounded up, so that the moment is not missed by less than epoll can tell.
@@ -215,6 +221,24 @@ impl Executor {
             self.drop_connection(at);
         }
         self.release();
+    }
+
+    /// Answers requests about locks that need not wait any more, and tells clients what they wait for.
+    fn tell_of_locks(&mut self) {
+        let mut answers = self.locking.released();
+        if self.locking.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
+            answers.extend(self.locking.overdue());
+        }
+        self.answer(&mut answers);
+        for (client, locks::News { wanted, ready }) in self.locking.take_news() {
+            // Who has no such connection asks again by itself, or tells what it holds when it is back.
+            if let Some(at) = self.recalls.connection(client)
+                && let Some(connection) = &mut self.connections[at]
+            {
+                connection.tell(&RecallNote::Locks { wanted, ready });
+                self.send(at);
+            }
+        }
     }
 
     fn take_new(&mut self) {
@@ -448,7 +472,8 @@ impl Executor {
                 Ok(RecallCall::Alive) => {
                     self.recalls.alive(client);
                     let millis = self.recalls.term().as_millis() as u32;
-                    connection.tell(&RecallNote::Term { millis });
+                    let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
+                    connection.tell(&RecallNote::Term { millis, lease });
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
@@ -496,6 +521,18 @@ impl Executor {
         for _ in 0..ROUND_OF_ONE_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
             match connection.next_request() {
+                Ok((seq, MetaCall { op: MetaOp::Locks { ino, session, op }, shard, cred })) => {
+                    let trusted = connection.peer.is_trusted();
+                    let cred = connection.peer.bound_to.clone().unwrap_or(cred);
+                    let client = connection.client();
+                    let delegates = self.recalls.may_delegate(client);
+                    let question = Question { client, session, ino, op, delegates };
+                    let answer = match may_lock(&mut self.shards, shard, ino, trusted, &cred) {
+                        Ok(()) => self.locking.ask(at, seq, question),
+                        Err(refused) => Some(Answer::new(at, seq, refused, None)),
+                    };
+                    self.round.extend(answer);
+                }
                 Ok((seq, call)) => {
                     let mut answer =
                         apply(&self.shared, &mut self.shards, connection, at, seq, call);
@@ -505,6 +542,7 @@ impl Executor {
                         let delegates = self.recalls.may_delegate(ctx.client);
                         answer.met = self.shards.met(call, delegates);
                     }
+                    self.keep_house(&mut answer);
                     self.round.push(answer);
                 }
                 Err(NoRequest::None) => return,
@@ -526,6 +564,20 @@ impl Executor {
         let Some(connection) = &self.connections[at] else { return };
         if connection.may_have_request() {
             self.list(at);
+        }
+    }
+
+    /// Of clients, locks are part of what is kept for them.
+    fn keep_house(&mut self, answer: &mut Answer) {
+        let Some((_, MetaCall { op, .. })) = &answer.request else { return };
+        match (op, &mut answer.result) {
+            (MetaOp::Clients, Ok(MetaReply::Clients(clients))) => {
+                clients.extend(self.locking.clients());
+                clients.sort_unstable();
+                clients.dedup();
+            }
+            (MetaOp::ExpireClient { client }, Ok(_)) => self.locking.expire(*client),
+            _ => {}
         }
     }
 
@@ -566,6 +618,7 @@ impl Executor {
             answers.retain(|answer| answer.to != at);
             !answers.is_empty()
         });
+        self.locking.closed(at);
         match connection.kind {
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
                 self.slots.remove(&(client, slot));
@@ -613,6 +666,30 @@ fn apply(
     let ctx = Context { now: now(), client, slot, seq, trusted };
     let applied = shards.apply(&ctx, &call);
     Answer::of(to, seq, applied, (ctx, call))
+}
+
+/// Whether the user may lock the file: who is not trusted must be allowed to read it.
+fn may_lock(
+    shards: &mut Shards<FjallStore>,
+    shard: ShardId,
+    ino: Ino,
+    trusted: bool,
+    cred: &Cred,
+) -> Result<(), MetaResult> {
+    if !shards.serves(shard) || ino.shard() != shard {
+        return Err(Err(Errno::ESTALE));
+    }
+    if trusted {
+        return Ok(());
+    }
+    let op = MetaOp::Open { ino, access: Access::READ };
+    let call = MetaCall { shard, cred: cred.clone(), op };
+    let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
+    match shards.apply(&ctx, &call) {
+        Applied::Done(result) => result.map(drop).map_err(Err),
+        // Somebody changes it on several nodes: that is soon over.
+        Applied::Waits(_) => Err(Ok(MetaReply::Later)),
+    }
 }
 
 /// Whether the request may be put to the shard at all. What the user may do

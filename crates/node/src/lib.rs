@@ -25,6 +25,8 @@ mod housekeeping;
 mod inbox;
 mod links;
 mod listen;
+mod locking;
+mod locks;
 mod meta_conn;
 mod node;
 mod options;

@@ -116,9 +116,8 @@ impl Node {
             dir,
         };
         if !shards.is_empty() {
-            let (executor, handle) =
-                Executor::new(shared.clone(), shards, node.dir.meta_dir().join("holders"))
-                    .map_err(system("make the executor's event queue"))?;
+            let (executor, handle) = Executor::new(shared.clone(), shards, node.dir.meta_dir())
+                .map_err(system("make the executor's event queue"))?;
             let alarm = Alarm(shared.clone());
             let thread = spawn("executor", move || {
                 let _alarm = alarm;

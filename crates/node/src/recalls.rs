@@ -75,6 +75,11 @@ impl Recalls {
         self.delegations.has(client)
     }
 
+    /// The client's recall connection.
+    pub(crate) fn connection(&self, client: ClientId) -> Option<usize> {
+        self.delegations.connection(client)
+    }
+
     /// A client has opened recall connection `at`. Returns the one that it had before.
     ///
     /// # Errors

@@ -81,6 +81,11 @@ impl<S: Store> Shards<S> {
         self.served.iter().copied().collect()
     }
 
+    /// Whether a shard is ours.
+    pub(crate) fn serves(&self, shard: ShardId) -> bool {
+        self.served.contains(&shard)
+    }
+
     /// Whether something waits for a commit.
     pub(crate) fn is_dirty(&self) -> bool {
         self.meta.as_ref().is_some_and(Meta::is_dirty)

@@ -331,7 +331,7 @@ impl Recalls {
     fn sign(&mut self) {
         self.alive = Instant::now();
         self.connection.send(Class::Recall, 0, &RecallCall::Alive, &[]).expect("sent");
-        let RecallNote::Term { millis } = self.next() else { panic!("not a term") };
+        let RecallNote::Term { millis, .. } = self.next() else { panic!("not a term") };
         self.term = Duration::from_millis(millis.into());
         assert!(self.term >= Duration::from_secs(1));
     }

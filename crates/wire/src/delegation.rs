@@ -33,6 +33,8 @@ pub enum RecallNote {
     Term {
         /// How long the delegations last from now on, in milliseconds.
         millis: u32,
+        /// How long the node keeps the client's locks once the client is away, in milliseconds.
+        lease: u32,
     },
     /// The client must give these back at once, and say so.
     Recall {
@@ -40,6 +42,14 @@ pub enum RecallNote {
         id: u64,
         /// Of which inodes.
         inos: Vec<Ino>,
+    },
+    /// News of locks, see [`crate::lock`]. It is no harm if they get lost: clients that wait ask
+    /// again by themselves, and who comes back tells what it holds.
+    Locks {
+        /// The client shall give back what was delegated to it of these inodes.
+        wanted: Vec<Ino>,
+        /// Waits that have come to their end.
+        ready: Vec<u64>,
     },
 }
 

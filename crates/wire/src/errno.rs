@@ -48,6 +48,8 @@ errnos! {
     ENOSPC "no space left",
     EROFS "read-only",
     EMLINK "too many links",
+    EDEADLK "deadlock",
+    ENOLCK "no lock to be had",
     ERANGE "buffer too small",
     ENAMETOOLONG "name too long",
     ENOSYS "not implemented",

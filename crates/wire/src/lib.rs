@@ -17,6 +17,7 @@ pub mod handshake;
 pub mod hash;
 pub mod ids;
 pub mod key;
+pub mod lock;
 pub mod meta;
 pub mod object;
 pub mod partition;

@@ -1,5 +1,6 @@
 //! Requests to a shard of the namespace, and its replies.
 
+use crate::lock::{LockOp, LockTold};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
@@ -250,6 +251,9 @@ pub enum MetaOp {
     /// Housekeeping: splits a partition with more than so many entries, if that spreads it over more
     /// nodes. → `Done`
     Split { part: Ino, above: u64 },
+    /// Locks, see [`crate::lock`]: kept by the node, not with the namespace. `session` is the
+    /// number of the client's session at the node, 0 while it holds nothing there. → `Locks`
+    Locks { ino: Ino, session: u64, op: LockOp },
 }
 
 impl MetaOp {
@@ -274,6 +278,8 @@ impl MetaOp {
             | GarbagePieces { .. }
             | Ties { .. }
             | Partitions { .. }
+            // Done twice in a row, they have done the same.
+            | Locks { .. }
             | ScanInodes { .. } => false,
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
@@ -407,6 +413,7 @@ impl MetaOp {
             | Reserve { ino, .. }
             | Relayout { ino, .. }
             | Tiles { ino, .. }
+            | Locks { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } | Partitions { dir } => *dir,
             Split { part, .. } => *part,
@@ -512,6 +519,13 @@ pub enum MetaReply {
     Tiles(Page),
     /// Objects on a node that can go.
     GarbagePieces(Vec<(Ino, Piece)>),
+    /// The answer to a request about locks.
+    Locks {
+        /// The client's session at the node from now on.
+        session: u64,
+        /// The answer.
+        told: LockTold,
+    },
     /// The node does not serve this shard: whoever asks has an old map. Nothing was done.
     Elsewhere {
         /// Of the map that the node has.

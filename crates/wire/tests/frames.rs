@@ -5,7 +5,9 @@
 
 use proptest::prelude::*;
 use tatami_wire::admin::{AdminCall, AdminResult};
+use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
+use tatami_wire::lock::{Conflict, Lock, LockKind, LockOp, LockSort, LockTold, Span};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
 use tatami_wire::transaction::{Age, Digest, Fate, Item, PeerMessage, Refusal, Txid};
@@ -17,6 +19,36 @@ fn names() -> impl Strategy<Value = meta::Bytes> {
 
 fn inos() -> impl Strategy<Value = Ino> {
     any::<u64>().prop_map(Ino)
+}
+
+fn locks() -> impl Strategy<Value = Lock> {
+    (any::<u64>(), any::<u32>(), any::<u64>(), any::<u64>(), any::<bool>()).prop_map(
+        |(owner, pid, start, end, whole)| Lock {
+            sort: if whole { LockSort::Whole } else { LockSort::Range },
+            owner,
+            pid,
+            span: Span { start, end },
+            kind: if whole { LockKind::Shared } else { LockKind::Exclusive },
+        },
+    )
+}
+
+fn lock_ops() -> impl Strategy<Value = LockOp> {
+    let waits = prop::option::of(any::<u64>());
+    prop_oneof![
+        (locks(), waits, any::<bool>()).prop_map(|(lock, wait, delegate)| LockOp::Set {
+            lock,
+            wait,
+            delegate
+        }),
+        locks().prop_map(|Lock { sort, owner, span, .. }| LockOp::Free { sort, owner, span }),
+        locks().prop_map(|lock| LockOp::Test { lock }),
+        (any::<u64>(), locks()).prop_map(|(wait, lock)| LockOp::Cancel { wait, lock }),
+        prop::collection::vec(locks(), 0..5).prop_map(|locks| LockOp::Return { locks }),
+        (prop::collection::vec((inos(), locks()), 0..5), any::<bool>(), any::<bool>())
+            .prop_map(|(locks, first, last)| LockOp::Reclaim { locks, first, last }),
+        Just(LockOp::End),
+    ]
 }
 
 fn ops() -> impl Strategy<Value = MetaOp> {
@@ -71,6 +103,11 @@ fn ops() -> impl Strategy<Value = MetaOp> {
         }),
         (inos(), any::<u16>())
             .prop_map(|(ino, node)| MetaOp::Reserve { ino, nodes: vec![NodeId(node)] }),
+        (inos(), any::<u64>(), lock_ops()).prop_map(|(ino, session, op)| MetaOp::Locks {
+            ino,
+            session,
+            op
+        }),
         (inos(), any::<u64>()).prop_map(|(dir, after)| MetaOp::ReadDir {
             dir,
             after,
@@ -101,6 +138,8 @@ fn digest(bytes: &[u8]) {
         let _ = frame::decode_body::<AdminCall>(body);
         let _ = frame::decode_body::<AdminResult>(body);
         let _ = frame::decode_body::<PeerMessage>(body);
+        let _ = frame::decode_body::<RecallCall>(body);
+        let _ = frame::decode_body::<RecallNote>(body);
         assert!(header.payload_len as usize <= PAYLOAD_MAX);
     }
 }
@@ -185,6 +224,35 @@ proptest! {
             body[at] = to;
         }
         let _ = frame::decode_body::<PeerMessage>(&body);
+    }
+
+    #[test]
+    fn what_is_told_of_locks_is_received(
+        wanted in prop::collection::vec(inos(), 0..5),
+        ready in prop::collection::vec(any::<u64>(), 0..5),
+        session: u64,
+        conflict in prop::option::of(locks()),
+        edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+    ) {
+        let note = RecallNote::Locks { wanted, ready };
+        let body = postcard::to_allocvec(&note).unwrap();
+        prop_assert_eq!(frame::decode_body::<RecallNote>(&body).unwrap(), note);
+        let Lock { span, kind, pid, .. } = conflict.unwrap_or(Lock {
+            sort: LockSort::Whole,
+            owner: 0,
+            pid: 0,
+            span: Span::ALL,
+            kind: LockKind::Shared,
+        });
+        let told = LockTold::Held(conflict.map(|_| Conflict { span, kind, pid }));
+        let answer: MetaResult = Ok(MetaReply::Locks { session, told });
+        let mut other = postcard::to_allocvec(&answer).unwrap();
+        prop_assert_eq!(frame::decode_body::<MetaResult>(&other).unwrap(), answer);
+        for (at, to) in edits {
+            let at = at.index(other.len());
+            other[at] = to;
+        }
+        let _ = frame::decode_body::<MetaResult>(&other);
     }
 
     #[test]

@@ -55,6 +55,32 @@ fn a_write_carries_exactly_its_data() {
     assert_eq!(Request::parse(&message(op::WRITE, &args, &[])), Err(ParseError::Short));
 }
 
+fn of(bytes: &[u8]) -> Result<Op<'_>, ParseError> {
+    Request::parse(bytes).map(|r| r.op)
+}
+
+#[test]
+fn a_lock_says_whose_it_is_and_of_what() {
+    let args = words(&[9, 0, 77, 0, 10, 0, 19, 0, libc::F_WRLCK as u32, 4242, 0, 0]);
+    let lock = FileLock {
+        handle: 9,
+        owner: 77,
+        start: 10,
+        end: 19,
+        kind: libc::F_WRLCK,
+        pid: 4242,
+        whole: false,
+    };
+    assert_eq!(of(&message(op::GETLK, &args, &[])), Ok(Op::GetLock(lock)));
+    assert_eq!(of(&message(op::SETLK, &args, &[])), Ok(Op::SetLock { lock, wait: false }));
+    let whole = words(&[9, 0, 77, 0, 10, 0, 19, 0, libc::F_WRLCK as u32, 4242, 1, 0]);
+    let lock = FileLock { whole: true, ..lock };
+    assert_eq!(of(&message(op::SETLKW, &whole, &[])), Ok(Op::SetLock { lock, wait: true }));
+    assert_eq!(of(&message(op::SETLK, &whole[..40], &[])), Err(ParseError::Short));
+    let flush = words(&[9, 0, 0, 0, 77, 0]);
+    assert_eq!(of(&message(op::FLUSH, &flush, &[])), Ok(Op::Flush { handle: 9, owner: 77 }));
+}
+
 #[test]
 fn a_create_may_bring_supplementary_groups() {
     let args = [words(&[0o1101, 0o100644, 0o22, 0]), b"f\0".to_vec()].concat();

@@ -1,0 +1,713 @@
+//! Locks of files: what we hold, and asking for it.
+//!
+//! The node of the inode's shard decides who gets a lock ([`tatami_wire::lock`]). We
+//! remember what we got, to claim it back when that node was started again. While the locks of a
+//! file are delegated to us, we decide. One request about a file is under way at a time, so that what we
+//! remember is what the node knows.
+
+use crate::Client;
+use crate::delegations::uptime;
+use crate::peer::Peer;
+use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+use tatami_lock::Table;
+use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::{Cred, Errno, Ino, NodeId, hash};
+
+/// Times that a request is put again because the node did not know our session.
+const ATTEMPTS: usize = 16;
+/// A wait is asked for again after so long, told or not.
+pub const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Of a lease, this part is left unused, for clocks that do not run alike: one in so many.
+const MARGIN: u32 = 10;
+/// A lease of which we have not been told.
+const SHORT_LEASE: Duration = Duration::from_secs(1);
+
+/// What a front end does about the bytes of files whose locks come and go.
+pub trait LockedBytes: Sync {
+    /// Somebody else may get a lock that we had: what was written must be where others find it.
+    fn tell(&self, ino: Ino);
+    /// We have got a lock: what was read before may be old.
+    fn forget(&self, ino: Ino);
+    /// The locks that were taken through these handles are lost: others may have had them.
+    fn lost(&self, ino: Ino, handles: &BTreeSet<u64>);
+}
+
+/// For programs that look after that themselves.
+pub struct Unbuffered;
+
+impl LockedBytes for Unbuffered {
+    fn tell(&self, _: Ino) {}
+    fn forget(&self, _: Ino) {}
+    fn lost(&self, _: Ino, _: &BTreeSet<u64>) {}
+}
+
+/// What became of a request for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is ours.
+    Done,
+    /// Somebody is in the way: ask again when [`LockNews`] tell of it, and every [`ASK_AGAIN`].
+    Waits,
+}
+
+/// What nodes have told of locks.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct LockNews {
+    /// Files whose locks are to be given back, by [`Client::return_locks`].
+    pub wanted: BTreeSet<Ino>,
+    /// Waits that have come to their end.
+    pub ready: BTreeSet<u64>,
+    /// Nodes to which all is to be told, by [`Client::reclaim_locks`].
+    pub reclaim: BTreeSet<NodeId>,
+}
+
+impl LockNews {
+    fn is_empty(&self) -> bool {
+        self.wanted.is_empty() && self.ready.is_empty() && self.reclaim.is_empty()
+    }
+}
+
+/// What is noted with a lock.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Tag {
+    /// Through which open file it was taken.
+    handle: u64,
+    pid: u32,
+}
+
+/// What we hold of one file.
+#[derive(Default)]
+struct File {
+    whole: Table<u64, Tag>,
+    range: Table<u64, Tag>,
+    delegated: bool,
+    /// So many have just got a lock from the node, and what was read before is not yet forgotten.
+    stale: u32,
+    /// It is in no table any more.
+    gone: bool,
+}
+
+impl File {
+    fn table(&mut self, sort: LockSort) -> &mut Table<u64, Tag> {
+        match sort {
+            LockSort::Whole => &mut self.whole,
+            LockSort::Range => &mut self.range,
+        }
+    }
+
+    fn take(&mut self, lock: &Lock, handle: u64) {
+        let tag = Tag { handle, pid: lock.pid };
+        self.table(lock.sort).set(lock.owner, lock.span, lock.kind, tag);
+    }
+
+    fn locks(&self) -> impl Iterator<Item = (Lock, u64)> + '_ {
+        let tables = [(LockSort::Whole, &self.whole), (LockSort::Range, &self.range)];
+        tables.into_iter().flat_map(|(sort, table)| {
+            table.iter().map(move |held| {
+                let (owner, span, kind) = (held.owner, held.span, held.kind);
+                (Lock { sort, owner, pid: held.tag.pid, span, kind }, held.tag.handle)
+            })
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.range.is_empty()
+    }
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Locks {
+    files: Mutex<HashMap<Ino, Arc<Mutex<File>>, hash::Build>>,
+    news: Mutex<LockNews>,
+    arrived: Condvar,
+}
+
+impl Locks {
+    fn find(&self, ino: Ino) -> Option<Arc<Mutex<File>>> {
+        self.files.lock().get(&ino).cloned()
+    }
+
+    fn enter(&self, ino: Ino) -> Arc<Mutex<File>> {
+        self.files.lock().entry(ino).or_default().clone()
+    }
+
+    /// Forgets a file of which there is nothing to know.
+    fn tidy(&self, ino: Ino, file: &mut File) {
+        if file.is_empty() && !file.delegated && !file.gone && file.stale == 0 {
+            file.gone = true;
+            self.files.lock().remove(&ino);
+        }
+    }
+
+    /// Something for whoever asks for [`Client::lock_news`].
+    pub(crate) fn note(&self, note: impl FnOnce(&mut LockNews)) {
+        note(&mut self.news.lock());
+        self.arrived.notify_all();
+    }
+}
+
+/// What one node knows us by.
+pub(crate) struct LockSession {
+    /// 0 while we hold nothing there. Held shared by whoever asks about one file, alone by whoever
+    /// begins a session, or claims all.
+    id: RwLock<u64>,
+    /// Goes up when a recall connection begins, and when it ends: odd while there is one.
+    connection: AtomicU64,
+    /// The connection over which the node knows what we hold.
+    claimed: AtomicU64,
+    /// Until when nobody else gets what we hold, by [`uptime`] in microseconds.
+    until: AtomicU64,
+    /// In microseconds.
+    lease: AtomicU64,
+}
+
+impl Default for LockSession {
+    fn default() -> LockSession {
+        LockSession {
+            id: RwLock::new(0),
+            connection: AtomicU64::new(0),
+            claimed: AtomicU64::new(0),
+            until: AtomicU64::new(0),
+            lease: AtomicU64::new(SHORT_LEASE.as_micros() as u64),
+        }
+    }
+}
+
+impl LockSession {
+    /// A recall connection has begun.
+    pub(crate) fn begin(&self) {
+        let now = self.connection.load(SeqCst);
+        self.connection.store(now + 1 + now % 2, SeqCst);
+    }
+
+    /// It has ended.
+    pub(crate) fn end(&self) {
+        let now = self.connection.load(SeqCst);
+        self.connection.store(now + now % 2, SeqCst);
+    }
+
+    /// The node heard us after `from`, by [`uptime`], and keeps what we hold for so long without us.
+    pub(crate) fn extend(&self, from: Duration, lease: Duration) {
+        self.lease.store(lease.as_micros() as u64, SeqCst);
+        let until = from + (lease - lease / MARGIN);
+        self.until.fetch_max(until.as_micros() as u64, SeqCst);
+    }
+
+    fn heard(&self, from: Duration) {
+        self.extend(from, Duration::from_micros(self.lease.load(SeqCst)));
+    }
+
+    /// Whether something may be delegated to us.
+    fn delegates(&self) -> bool {
+        let now = self.connection.load(SeqCst);
+        now % 2 == 1 && self.claimed.load(SeqCst) == now
+    }
+
+    fn is_sure(&self) -> bool {
+        uptime().as_micros() < u128::from(self.until.load(SeqCst))
+    }
+}
+
+/// The right to ask about one file.
+enum Session<'a> {
+    Known(RwLockReadGuard<'a, u64>),
+    /// Whoever has it makes the first request.
+    New(RwLockWriteGuard<'a, u64>),
+}
+
+impl<'a> Session<'a> {
+    fn of(peer: &'a Peer) -> Session<'a> {
+        let known = peer.locks.id.read();
+        if *known != 0 {
+            return Session::Known(known);
+        }
+        drop(known);
+        Session::New(peer.locks.id.write())
+    }
+
+    fn id(&self) -> u64 {
+        match self {
+            Session::Known(id) => **id,
+            Session::New(id) => **id,
+        }
+    }
+
+    fn note(&mut self, id: u64) {
+        if let Session::New(known) = self
+            && id != 0
+        {
+            **known = id;
+        }
+    }
+}
+
+/// How a request has ended.
+enum Asked<T> {
+    Answer(T),
+    /// The node does not know us. All is to be claimed, and the request to be put again.
+    Unknown,
+}
+
+impl Client {
+    fn locker(&self, ino: Ino) -> Result<&Arc<Peer>, Errno> {
+        self.peer(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
+    }
+
+    fn ask_about(
+        &self,
+        ino: Ino,
+        session: &mut Session<'_>,
+        op: LockOp,
+    ) -> Result<LockTold, Errno> {
+        let op = MetaOp::Locks { ino, session: session.id(), op };
+        match self.meta(&Cred::ROOT, op)? {
+            MetaReply::Locks { session: id, told } => {
+                session.note(id);
+                Ok(told)
+            }
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Runs `ask` until the node knows us, and the file is that of the table.
+    fn with_file<T>(
+        &self,
+        ino: Ino,
+        bytes: &dyn LockedBytes,
+        mut ask: impl FnMut(&Arc<Peer>, &mut Session<'_>, &mut File) -> Result<Asked<T>, Errno>,
+    ) -> Result<T, Errno> {
+        let peer = self.locker(ino)?;
+        for _ in 0..ATTEMPTS {
+            {
+                let mut session = Session::of(peer);
+                let file = self.locks.enter(ino);
+                let mut file = file.lock();
+                if file.gone {
+                    continue;
+                }
+                let answer = ask(peer, &mut session, &mut file);
+                self.locks.tidy(ino, &mut file);
+                if let Asked::Answer(answer) = answer? {
+                    return Ok(answer);
+                }
+            }
+            self.reclaim_locks(peer.node, bytes)?;
+        }
+        Err(Errno::ENOLCK)
+    }
+
+    /// Takes a lock of `ino` through an open file, `handle`. Where somebody is in the way, it fails, or with
+    /// `wait`, a number that is not used again, it waits: then the same is to be asked again later.
+    ///
+    /// # Errors
+    /// `EAGAIN`, `EDEADLK`; `ENOLCK` where there are too many; `EHOSTDOWN`.
+    pub fn set_lock(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        handle: u64,
+        wait: Option<u64>,
+        bytes: &dyn LockedBytes,
+    ) -> Result<Taken, Errno> {
+        let (taken, fresh) = self.set_lock_now(ino, lock, handle, wait, bytes)?;
+        if fresh {
+            self.forget(ino, bytes);
+        }
+        Ok(taken)
+    }
+
+    /// What others have changed while they had the lock must be read anew. Whoever gets a lock by way of what is
+    /// delegated since then waits for that, too. Nothing is held meanwhile: the kernel may have to write first.
+    fn forget(&self, ino: Ino, bytes: &dyn LockedBytes) {
+        bytes.forget(ino);
+        if let Some(file) = self.locks.find(ino) {
+            let mut file = file.lock();
+            file.stale = file.stale.saturating_sub(1);
+            self.locks.tidy(ino, &mut file);
+        }
+    }
+
+    /// Takes a lock, and says whether [`Client::forget`] is to be called.
+    fn set_lock_now(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        handle: u64,
+        wait: Option<u64>,
+        bytes: &dyn LockedBytes,
+    ) -> Result<(Taken, bool), Errno> {
+        let Lock { sort, owner, span, kind, .. } = *lock;
+        self.with_file(ino, bytes, |peer, session, file| {
+            if file.delegated && peer.locks.delegates() {
+                let in_the_way = file.table(sort).conflict(owner, span, kind).is_some();
+                if !in_the_way {
+                    file.take(lock, handle);
+                    let fresh = file.stale > 0;
+                    file.stale += u32::from(fresh);
+                    return Ok(Asked::Answer((Taken::Done, fresh)));
+                }
+                if sort == LockSort::Whole {
+                    file.whole.free(owner, span);
+                }
+                if wait.is_none() {
+                    return Err(Errno::EAGAIN);
+                }
+                // Who waits for whom only the node knows.
+                if let Asked::Unknown = self.give_back(ino, session, file, bytes)? {
+                    return Ok(Asked::Unknown);
+                }
+            }
+            if file.table(sort).holds(owner, span) {
+                bytes.tell(ino);
+            }
+            let delegate = peer.locks.delegates();
+            let told = self.ask_about(ino, session, LockOp::Set { lock: *lock, wait, delegate });
+            if sort == LockSort::Whole && matches!(told, Ok(LockTold::Waits) | Err(Errno::EAGAIN)) {
+                file.whole.free(owner, span);
+            }
+            match told? {
+                LockTold::Done { delegated } => {
+                    file.take(lock, handle);
+                    file.delegated = delegated;
+                    file.stale += 1;
+                    Ok(Asked::Answer((Taken::Done, true)))
+                }
+                LockTold::Waits => Ok(Asked::Answer((Taken::Waits, false))),
+                LockTold::Unknown { .. } => Ok(Asked::Unknown),
+                _ => Err(Errno::EPROTO),
+            }
+        })
+    }
+
+    /// As [`Client::set_lock`], and waits until it is ours, or `patience` is over: then the error
+    /// is `EAGAIN`. `wait` is a number that is not used again.
+    ///
+    /// # Errors
+    /// Those of [`Client::set_lock`].
+    pub fn wait_for_lock(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        wait: u64,
+        patience: Duration,
+        bytes: &dyn LockedBytes,
+    ) -> Result<(), Errno> {
+        let end = uptime() + patience;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if self.set_lock(ino, lock, 0, Some(wait), bytes)? == Taken::Done {
+                return Ok(());
+            }
+            let left = end.saturating_sub(uptime());
+            if left.is_zero() {
+                return match self.cancel_lock(ino, lock, 0, wait, bytes)? {
+                    true => Ok(()),
+                    false => Err(Errno::EAGAIN),
+                };
+            }
+            let mut news = self.locks.news.lock();
+            if !news.ready.remove(&wait) {
+                self.locks.arrived.wait_for(&mut news, pause.min(left));
+            }
+            pause = (pause * 2).min(ASK_AGAIN / 4);
+        }
+    }
+
+    /// Frees what the owner holds of these bytes.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN`: the node learns of it when it is back.
+    pub fn free_lock(
+        &self,
+        ino: Ino,
+        (sort, owner): (LockSort, u64),
+        span: Span,
+        bytes: &dyn LockedBytes,
+    ) -> Result<(), Errno> {
+        if self.locks.find(ino).is_none() {
+            return Ok(());
+        }
+        self.with_file(ino, bytes, |peer, session, file| {
+            if !file.table(sort).holds(owner, span) {
+                return Ok(Asked::Answer(()));
+            }
+            if file.delegated && peer.locks.delegates() {
+                file.table(sort).free(owner, span);
+                return Ok(Asked::Answer(()));
+            }
+            bytes.tell(ino);
+            let told = self.ask_about(ino, session, LockOp::Free { sort, owner, span });
+            if !matches!(told, Ok(LockTold::Unknown { .. })) {
+                file.table(sort).free(owner, span);
+            }
+            match told {
+                Ok(LockTold::Done { .. }) => Ok(Asked::Answer(())),
+                Ok(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+                other => {
+                    self.locks.note(|news| _ = news.reclaim.insert(peer.node));
+                    other.and(Err(Errno::EPROTO))
+                }
+            }
+        })
+    }
+
+    /// Frees all that was taken through an open file and is still held.
+    ///
+    /// # Errors
+    /// Those of [`Client::free_lock`].
+    pub fn free_locks_of(
+        &self,
+        ino: Ino,
+        handle: u64,
+        bytes: &dyn LockedBytes,
+    ) -> Result<(), Errno> {
+        let Some(file) = self.locks.find(ino) else { return Ok(()) };
+        let locks: Vec<_> = file.lock().locks().filter(|(_, by)| *by == handle).collect();
+        let free = |(lock, _): &(Lock, u64)| {
+            self.free_lock(ino, (lock.sort, lock.owner), lock.span, bytes)
+        };
+        locks.iter().map(free).fold(Ok(()), Result::and)
+    }
+
+    /// What is in the way of a lock.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN`.
+    pub fn test_lock(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        bytes: &dyn LockedBytes,
+    ) -> Result<Option<Conflict>, Errno> {
+        self.with_file(ino, bytes, |peer, session, file| {
+            if file.delegated && peer.locks.delegates() {
+                let held = file.table(lock.sort).conflict(lock.owner, lock.span, lock.kind);
+                return Ok(Asked::Answer(held.map(|held| Conflict {
+                    span: held.span,
+                    kind: held.kind,
+                    pid: held.tag.pid,
+                })));
+            }
+            match self.ask_about(ino, session, LockOp::Test { lock: *lock })? {
+                LockTold::Held(conflict) => Ok(Asked::Answer(conflict)),
+                LockTold::Unknown { .. } => Ok(Asked::Unknown),
+                _ => Err(Errno::EPROTO),
+            }
+        })
+    }
+
+    /// Gives a wait up. Whether it was too late: then the lock is ours.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN`.
+    pub fn cancel_lock(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        handle: u64,
+        wait: u64,
+        bytes: &dyn LockedBytes,
+    ) -> Result<bool, Errno> {
+        let late = self.with_file(ino, bytes, |peer, session, file| {
+            match self.ask_about(ino, session, LockOp::Cancel { wait, lock: *lock }) {
+                Ok(LockTold::Ended { granted }) => {
+                    if granted {
+                        file.take(lock, handle);
+                        file.stale += 1;
+                    }
+                    Ok(Asked::Answer(granted))
+                }
+                Ok(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+                other => {
+                    // It may be granted to us yet, and we would not know.
+                    self.locks.note(|news| _ = news.reclaim.insert(peer.node));
+                    other.and(Err(Errno::EPROTO))
+                }
+            }
+        })?;
+        if late {
+            self.forget(ino, bytes);
+        }
+        Ok(late)
+    }
+
+    /// The open files of ours through which locks are held that are in the way of this one.
+    pub fn own_holders(&self, ino: Ino, lock: &Lock) -> Vec<u64> {
+        let Some(file) = self.locks.find(ino) else { return Vec::new() };
+        let mut file = file.lock();
+        let held = file.table(lock.sort).conflicts(lock.owner, lock.span, lock.kind);
+        held.map(|held| held.tag.handle).collect()
+    }
+
+    /// Gives back the locks of `ino`, if they are delegated to us.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN`.
+    pub fn return_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
+        if self.locks.find(ino).is_none() {
+            return Ok(());
+        }
+        self.with_file(ino, bytes, |_, session, file| match file.delegated {
+            true => self.give_back(ino, session, file, bytes),
+            false => Ok(Asked::Answer(())),
+        })
+    }
+
+    fn give_back(
+        &self,
+        ino: Ino,
+        session: &mut Session<'_>,
+        file: &mut File,
+        bytes: &dyn LockedBytes,
+    ) -> Result<Asked<()>, Errno> {
+        bytes.tell(ino);
+        let locks: Vec<_> = file.locks().map(|(lock, _)| lock).collect();
+        if locks.len() > LOCKS_MAX {
+            return Ok(Asked::Unknown);
+        }
+        match self.ask_about(ino, session, LockOp::Return { locks })? {
+            LockTold::Done { .. } => {
+                file.delegated = false;
+                Ok(Asked::Answer(()))
+            }
+            LockTold::Unknown { .. } => Ok(Asked::Unknown),
+            _ => Err(Errno::EPROTO),
+        }
+    }
+
+    /// Tells a node all that we hold there, which delegates nothing to us from then on. What it
+    /// does not accept is lost.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN`: nothing is known then.
+    pub fn reclaim_locks(&self, node: NodeId, bytes: &dyn LockedBytes) -> Result<(), Errno> {
+        let peer = self.peer(node)?;
+        let connection = peer.locks.connection.load(SeqCst);
+        let mut id = peer.locks.id.write();
+        let files: Vec<_> = {
+            let files = self.locks.files.lock();
+            let here = files.iter().filter(|(ino, _)| self.map().owner(ino.shard()) == Some(node));
+            here.map(|(ino, file)| (*ino, file.clone())).collect()
+        };
+        if *id != 0 {
+            let mut locks = Vec::new();
+            for (ino, file) in &files {
+                let file = file.lock();
+                if file.delegated {
+                    bytes.tell(*ino);
+                }
+                locks.extend(file.locks().map(|(lock, _)| (*ino, lock)));
+            }
+            let began = uptime();
+            match self.claim(node, *id, &locks)? {
+                Some(session) => {
+                    *id = session;
+                    peer.locks.heard(began);
+                }
+                None => {
+                    tracing::error!(%node, locks = locks.len(),
+                        "we were away for too long: the locks of files are lost");
+                    *id = 0;
+                    files.iter().for_each(|(ino, file)| lose(*ino, &mut file.lock(), bytes));
+                }
+            }
+        }
+        for (ino, file) in &files {
+            let mut file = file.lock();
+            file.delegated = false;
+            self.locks.tidy(*ino, &mut file);
+        }
+        peer.locks.claimed.store(connection, SeqCst);
+        Ok(())
+    }
+
+    /// Claims all of `locks`. The session that holds them, unless they are lost.
+    fn claim(
+        &self,
+        node: NodeId,
+        mut session: u64,
+        locks: &[(Ino, Lock)],
+    ) -> Result<Option<u64>, Errno> {
+        let map = self.map();
+        let shard = map.leads().into_iter().find(|(_, leader)| *leader == node);
+        let target = Ino::first_of(shard.ok_or(Errno::ESTALE)?.0);
+        'again: for _ in 0..ATTEMPTS {
+            let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
+            for part in 0..parts {
+                let end = locks.len().min((part + 1) * LOCKS_MAX);
+                let some = locks[part * LOCKS_MAX..end].to_vec();
+                let (first, last) = (part == 0, part + 1 == parts);
+                let op = LockOp::Reclaim { locks: some, first, last };
+                match self.meta(&Cred::ROOT, MetaOp::Locks { ino: target, session, op })? {
+                    MetaReply::Locks { session: id, told: LockTold::Done { .. } } => session = id,
+                    MetaReply::Locks { told: LockTold::Unknown { reclaim: true }, .. } => {
+                        continue 'again;
+                    }
+                    MetaReply::Locks { told: LockTold::Unknown { reclaim: false }, .. } => {
+                        return Ok(None);
+                    }
+                    _ => return Err(Errno::EPROTO),
+                }
+            }
+            return Ok(Some(session));
+        }
+        Err(Errno::ENOLCK)
+    }
+
+    /// Makes sure that the locks of `ino` that we believe to hold are ours still.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` where nobody can know.
+    pub fn check_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
+        let peer = self.locker(ino)?;
+        if peer.locks.is_sure() || self.locks.find(ino).is_none() {
+            return Ok(());
+        }
+        self.reclaim_locks(peer.node, bytes)
+    }
+
+    /// What nodes have told since this was asked last. Waits for it, no longer than `wait`.
+    pub fn lock_news(&self, wait: Duration) -> LockNews {
+        let mut news = self.locks.news.lock();
+        if news.is_empty() {
+            self.locks.arrived.wait_for(&mut news, wait);
+        }
+        std::mem::take(&mut news)
+    }
+
+    /// Wakes whoever waits for [`Client::lock_news`].
+    pub fn wake_for_locks(&self) {
+        self.locks.arrived.notify_all();
+    }
+
+    /// Says that we hold nothing any more. Nobody may use locks meanwhile.
+    pub fn end_locks(&self) {
+        for (shard, node) in self.map().leads() {
+            let Ok(peer) = self.peer(node) else { continue };
+            let mut id = peer.locks.id.write();
+            if *id == 0 {
+                continue;
+            }
+            let op = MetaOp::Locks { ino: Ino::first_of(shard), session: *id, op: LockOp::End };
+            if let Err(error) = self.meta(&Cred::ROOT, op) {
+                tracing::debug!(%node, %error, "a node believes that we may hold locks");
+            }
+            *id = 0;
+        }
+    }
+}
+
+/// All locks of a file are lost.
+fn lose(ino: Ino, file: &mut File, bytes: &dyn LockedBytes) {
+    let handles: BTreeSet<u64> = file.locks().map(|(_, handle)| handle).collect();
+    (file.whole, file.range) = (Table::default(), Table::default());
+    if !handles.is_empty() {
+        bytes.lost(ino, &handles);
+    }
+}

@@ -1,0 +1,222 @@
+//! Who holds which bytes of a file: the rules of flock(2) and of fcntl(2)'s
+//! record locks as a table, for the node that keeps the locks of all clients and for the client
+//! that remembers its own.
+//!
+//! No I/O, no time, no threads: a table says what is in the way of a lock, and replaces,
+//! splits and joins what one owner holds.
+
+use std::collections::BTreeMap;
+use std::ops::RangeBounds;
+use tatami_wire::lock::{LockKind, Span};
+
+/// A run of bytes that one owner holds in one way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run<T> {
+    /// The last byte.
+    end: u64,
+    kind: LockKind,
+    tag: T,
+}
+
+/// What one owner holds: runs that do not meet, by their first byte.
+type Runs<T> = BTreeMap<u64, Run<T>>;
+
+/// A lock that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held<O, T> {
+    /// By whom.
+    pub owner: O,
+    /// Of which bytes.
+    pub span: Span,
+    /// How.
+    pub kind: LockKind,
+    /// What its owner noted with it.
+    pub tag: T,
+}
+
+/// The locks of one sort of one file. `O` names owners; a tag `T` comes along with each lock, and locks
+/// that touch are joined only if their tags are equal.
+#[derive(Clone, Debug)]
+pub struct Table<O, T> {
+    owners: BTreeMap<O, Runs<T>>,
+    len: usize,
+}
+
+impl<O, T> Default for Table<O, T> {
+    fn default() -> Self {
+        Table { owners: BTreeMap::new(), len: 0 }
+    }
+}
+
+impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
+    /// Number of locks.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether nothing is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// What is held by others than `owner` and in the way of a lock of `span`, one lock an owner.
+    pub fn conflicts(
+        &self,
+        owner: O,
+        span: Span,
+        kind: LockKind,
+    ) -> impl Iterator<Item = Held<O, T>> + '_ {
+        let others = self.owners.iter().filter(move |(other, _)| **other != owner);
+        others.filter_map(move |(other, runs)| {
+            let held = |(start, run): (&u64, &Run<T>)| Held {
+                owner: *other,
+                span: Span { start: *start, end: run.end },
+                kind: run.kind,
+                tag: run.tag,
+            };
+            meeting(runs, span).map(held).find(|held| excludes(held.kind, kind))
+        })
+    }
+
+    /// Of what is in the way of the lock, that which begins first.
+    pub fn conflict(&self, owner: O, span: Span, kind: LockKind) -> Option<Held<O, T>> {
+        self.conflicts(owner, span, kind).min_by_key(|held| held.span.start)
+    }
+
+    /// Whether any of these owners holds anything.
+    pub fn any_of(&self, owners: impl RangeBounds<O>) -> bool {
+        self.owners.range(owners).next().is_some()
+    }
+
+    /// Whether the owner holds any byte of `span`.
+    pub fn holds(&self, owner: O, span: Span) -> bool {
+        self.owners.get(&owner).is_some_and(|runs| meeting(runs, span).next().is_some())
+    }
+
+    /// Whether the owner holds all of `span`, in this way or for itself alone.
+    pub fn holds_all(&self, owner: O, span: Span, kind: LockKind) -> bool {
+        let Some(runs) = self.owners.get(&owner) else { return false };
+        let mut next = span.start;
+        for (start, run) in meeting(runs, span) {
+            if *start > next || run.kind < kind {
+                return false;
+            }
+            if run.end >= span.end {
+                return true;
+            }
+            next = run.end + 1;
+        }
+        false
+    }
+
+    /// Gives `span` to the owner, whatever others hold: who asks has looked. What the owner
+    /// held of it is replaced.
+    pub fn set(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
+        let runs = self.owners.entry(owner).or_default();
+        let before = runs.len();
+        cut(runs, span);
+        let Span { mut start, mut end } = span;
+        let same = |run: &Run<T>| run.kind == kind && run.tag == tag;
+        if let Some((left, run)) = runs.range(..start).next_back()
+            && run.end + 1 == start
+            && same(run)
+        {
+            start = *left;
+        }
+        if let Some(run) = runs.get(&(end + 1))
+            && same(run)
+        {
+            let right = run.end;
+            runs.remove(&(end + 1));
+            end = right;
+        }
+        runs.insert(start, Run { end, kind, tag });
+        self.len = self.len + runs.len() - before;
+    }
+
+    /// As [`Table::set`], but what the owner holds for itself alone stays so.
+    pub fn add(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
+        if kind == LockKind::Exclusive {
+            return self.set(owner, span, kind, tag);
+        }
+        let mut free = Vec::new();
+        let mut next = Some(span.start);
+        for (start, run) in self.owners.get(&owner).into_iter().flat_map(|runs| meeting(runs, span))
+        {
+            if let Some(first) = next.filter(|first| first < start) {
+                free.push(Span { start: first, end: start - 1 });
+            }
+            next = (run.end < span.end).then(|| run.end + 1);
+        }
+        free.extend(next.map(|start| Span { start, end: span.end }));
+        free.into_iter().for_each(|span| self.set(owner, span, kind, tag));
+    }
+
+    /// Frees what the owner holds of `span`.
+    pub fn free(&mut self, owner: O, span: Span) {
+        let Some(runs) = self.owners.get_mut(&owner) else { return };
+        let before = runs.len();
+        cut(runs, span);
+        self.len = self.len + runs.len() - before;
+        if runs.is_empty() {
+            self.owners.remove(&owner);
+        }
+    }
+
+    /// Frees all locks for which `keep` says no.
+    pub fn retain(&mut self, mut keep: impl FnMut(&Held<O, T>) -> bool) {
+        let mut len = 0;
+        self.owners.retain(|owner, runs| {
+            runs.retain(|start, run| {
+                let span = Span { start: *start, end: run.end };
+                keep(&Held { owner: *owner, span, kind: run.kind, tag: run.tag })
+            });
+            len += runs.len();
+            !runs.is_empty()
+        });
+        self.len = len;
+    }
+
+    /// All locks, by owner and first byte.
+    pub fn iter(&self) -> impl Iterator<Item = Held<O, T>> + '_ {
+        self.owners.iter().flat_map(|(owner, runs)| {
+            runs.iter().map(|(start, run)| Held {
+                owner: *owner,
+                span: Span { start: *start, end: run.end },
+                kind: run.kind,
+                tag: run.tag,
+            })
+        })
+    }
+}
+
+fn excludes(one: LockKind, other: LockKind) -> bool {
+    one == LockKind::Exclusive || other == LockKind::Exclusive
+}
+
+/// The runs that have a byte in `span`.
+fn meeting<T>(runs: &Runs<T>, span: Span) -> impl Iterator<Item = (&u64, &Run<T>)> {
+    let first = runs.range(..span.start).next_back().filter(|(_, run)| run.end >= span.start);
+    first.into_iter().chain(runs.range(span.start..=span.end))
+}
+
+/// Takes `span` out of what is held.
+fn cut<T: Copy>(runs: &mut Runs<T>, span: Span) {
+    let Span { start, end } = span;
+    if let Some((_, run)) = runs.range_mut(..start).next_back()
+        && run.end >= start
+    {
+        let whole = *run;
+        run.end = start - 1;
+        if whole.end > end {
+            runs.insert(end + 1, whole);
+            return;
+        }
+    }
+    while let Some((&at, &run)) = runs.range(start..=end).next() {
+        runs.remove(&at);
+        if run.end > end {
+            runs.insert(end + 1, run);
+        }
+    }
+}

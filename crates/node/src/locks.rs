@@ -1,0 +1,580 @@
+//! Who holds which locks of the files whose shards this node serves, who waits for them, and to whom they
+//! are delegated.
+//!
+//! Pure bookkeeping, as [`crate::delegations`]: the executor hands in the time, and sends what is to be sent.
+//! Locks belong to the session of a client. What a session held when the daemon before us
+//! ended nobody knows but its client; so nothing is granted before all these have
+//! told it, or have been away for their lease.
+
+mod deadlock;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use session::Session;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::time::{Duration, Instant};
+use tatami_lock::Table;
+use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockKind, LockOp, LockSort, LockTold, Span};
+use tatami_wire::meta::{MetaReply, MetaResult};
+use tatami_wire::{ClientId, Errno, Ino, hash};
+
+/// Most locks that one client holds.
+const HELD_MAX: usize = 1 << 16;
+/// Most requests of one client that wait.
+const WAITS_MAX: usize = 4096;
+/// Most clients with a session.
+const SESSIONS_MAX: usize = 1 << 16;
+/// Most files whose locks are delegated to one client; beyond, one is asked back for each that is.
+const DELEGATED_MAX: usize = 1 << 15;
+/// Locks that were asked back are not delegated again for so long: several clients work with them.
+const CONTENDED: Duration = Duration::from_secs(1);
+/// Files remembered for that; past it, those whose time is over are swept out.
+const CONTENDED_SWEEP: usize = 4096;
+
+/// Whoever holds a lock, among all clients.
+type Owner = (ClientId, u64);
+
+/// The locks of one file.
+#[derive(Debug, Default)]
+struct File {
+    whole: Table<Owner, u32>,
+    range: Table<Owner, u32>,
+    /// The oldest first.
+    waiters: VecDeque<Waiter>,
+    /// Waits that have been granted, of which the clients do not know yet.
+    promised: BTreeSet<(ClientId, u64)>,
+    /// This client grants and frees them by itself; what the tables say of it is old.
+    delegated: Option<ClientId>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Waiter {
+    client: ClientId,
+    wait: u64,
+    lock: Lock,
+}
+
+impl File {
+    fn table(&self, sort: LockSort) -> &Table<Owner, u32> {
+        match sort {
+            LockSort::Whole => &self.whole,
+            LockSort::Range => &self.range,
+        }
+    }
+
+    fn table_mut(&mut self, sort: LockSort) -> &mut Table<Owner, u32> {
+        match sort {
+            LockSort::Whole => &mut self.whole,
+            LockSort::Range => &mut self.range,
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.whole.len() + self.range.len()
+    }
+
+    fn is_unused(&self) -> bool {
+        self.len() == 0
+            && self.waiters.is_empty()
+            && self.promised.is_empty()
+            && self.delegated.is_none()
+    }
+
+    /// Whether the client holds anything, waits, or has it all delegated.
+    fn concerns(&self, client: ClientId) -> bool {
+        let own = (client, 0)..=(client, u64::MAX);
+        self.whole.any_of(own.clone())
+            || self.range.any_of(own)
+            || self.delegated == Some(client)
+            || self.waiters.iter().any(|waiter| waiter.client == client)
+            || self.promised.range((client, 0)..=(client, u64::MAX)).next().is_some()
+    }
+
+    /// Whether anybody else holds anything.
+    fn is_held_beside(&self, client: ClientId) -> bool {
+        let (before, after) = (..(client, 0), (client, u64::MAX));
+        [&self.whole, &self.range].into_iter().any(|table| {
+            let after = (std::ops::Bound::Excluded(after), std::ops::Bound::Unbounded);
+            table.any_of(before) || table.any_of(after)
+        })
+    }
+
+    fn drop_client(&mut self, client: ClientId) {
+        self.whole.retain(|held| held.owner.0 != client);
+        self.range.retain(|held| held.owner.0 != client);
+        self.waiters.retain(|waiter| waiter.client != client);
+        self.promised.retain(|(of, _)| *of != client);
+        if self.delegated == Some(client) {
+            self.delegated = None;
+        }
+    }
+}
+
+/// What is to be told to one client.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct News {
+    /// Files whose locks it shall give back.
+    pub(crate) wanted: Vec<Ino>,
+    /// Waits that have come to their end.
+    pub(crate) ready: Vec<u64>,
+}
+
+/// What becomes of a request.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Verdict {
+    /// This is the answer.
+    Now(MetaResult),
+    /// It is to be put again when [`Locks::take_stirred`] says so.
+    Later,
+}
+
+/// A request about locks, and who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    pub(crate) client: ClientId,
+    pub(crate) session: u64,
+    pub(crate) ino: Ino,
+    pub(crate) op: LockOp,
+    /// Something may be delegated to the client.
+    pub(crate) delegates: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    files: HashMap<Ino, File, hash::Build>,
+    sessions: BTreeMap<ClientId, Session>,
+    last_session: u64,
+    /// Who held locks before our start and has not come back.
+    before: HashSet<ClientId>,
+    /// What each owner waits for, in [`LockSort::Range`].
+    waiting: BTreeMap<Owner, BTreeSet<(Ino, u64)>>,
+    /// When the locks of a file were asked back last.
+    contended: HashMap<Ino, Instant, hash::Build>,
+    news: BTreeMap<ClientId, News>,
+    /// Requests that were put off may be answered now.
+    stirred: bool,
+    /// A session has begun or ended.
+    changed: bool,
+}
+
+fn done(session: u64, delegated: bool) -> Verdict {
+    told(session, LockTold::Done { delegated })
+}
+
+fn told(session: u64, told: LockTold) -> Verdict {
+    Verdict::Now(Ok(MetaReply::Locks { session, told }))
+}
+
+fn refused(errno: Errno) -> Verdict {
+    Verdict::Now(Err(errno))
+}
+
+fn is_valid(lock: &Lock) -> bool {
+    lock.span.is_valid() && (lock.sort == LockSort::Range || lock.span == Span::ALL)
+}
+
+impl Locks {
+    /// Nobody holds anything, but perhaps `before`. Numbers of sessions are above `first`,
+    /// which must be above all that a daemon before us has given.
+    pub(crate) fn new(before: HashSet<ClientId>, first: u64) -> Locks {
+        Locks {
+            files: HashMap::default(),
+            sessions: BTreeMap::new(),
+            last_session: first,
+            before,
+            waiting: BTreeMap::new(),
+            contended: HashMap::default(),
+            news: BTreeMap::new(),
+            stirred: false,
+            changed: false,
+        }
+    }
+
+    /// All clients that hold something, or may.
+    pub(crate) fn clients(&self) -> Vec<ClientId> {
+        self.sessions.keys().chain(&self.before).copied().collect()
+    }
+
+    /// Whether [`Locks::clients`] has changed since this was asked last.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.changed)
+    }
+
+    /// What is to be told to whom.
+    pub(crate) fn take_news(&mut self) -> BTreeMap<ClientId, News> {
+        std::mem::take(&mut self.news)
+    }
+
+    /// Whether something has changed that requests may have been put off for.
+    pub(crate) fn take_stirred(&mut self) -> bool {
+        std::mem::take(&mut self.stirred)
+    }
+
+    /// Answers a request, or puts it off.
+    pub(crate) fn apply(&mut self, question: &Question, now: Instant) -> Verdict {
+        let Question { client, session, ino, .. } = *question;
+        match &question.op {
+            LockOp::Reclaim { locks, first, last } => {
+                return self.reclaim(client, session, locks, (*first, *last));
+            }
+            LockOp::End => {
+                self.end(client);
+                return done(0, false);
+            }
+            _ => {}
+        }
+        let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
+        if !known && session != 0 {
+            let reclaim = self.before.contains(&client);
+            return told(0, LockTold::Unknown { reclaim });
+        }
+        match &question.op {
+            LockOp::Set { lock, wait, delegate } => {
+                let delegates = *delegate && question.delegates;
+                self.set(client, session, ino, lock, *wait, delegates, now)
+            }
+            LockOp::Free { sort, owner, span } => {
+                self.free(client, session, ino, *sort, *owner, *span)
+            }
+            LockOp::Test { lock } => self.test(client, session, ino, lock, now),
+            LockOp::Cancel { wait, lock } => self.cancel(client, session, ino, *wait, lock),
+            LockOp::Return { locks } => self.give_back(client, session, ino, locks),
+            LockOp::Reclaim { .. } | LockOp::End => refused(Errno::EINVAL),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // the parts of one message
+    fn set(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        lock: &Lock,
+        wait: Option<u64>,
+        delegates: bool,
+        now: Instant,
+    ) -> Verdict {
+        if !is_valid(lock) {
+            return refused(Errno::EINVAL);
+        }
+        let session = match session {
+            0 => match self.begin(client) {
+                Some(session) => session,
+                None => return refused(Errno::ENOLCK),
+            },
+            known => known,
+        };
+        let owner = (client, lock.owner);
+        if let Some(holder) = self.files.get(&ino).and_then(|file| file.delegated) {
+            if holder == client {
+                return told(session, LockTold::Unknown { reclaim: true });
+            }
+            self.ask_back(ino, holder, now);
+            return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
+        }
+        if !self.before.is_empty() {
+            return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
+        }
+        if self.sessions.get(&client).is_none_or(|s| s.held >= HELD_MAX) {
+            return refused(Errno::ENOLCK);
+        }
+        // As flock(2) says: what is converted is given up first.
+        let file = self.files.entry(ino).or_default();
+        if lock.sort == LockSort::Whole
+            && file.whole.holds(owner, Span::ALL)
+            && !file.whole.holds_all(owner, Span::ALL, lock.kind)
+        {
+            self.change(client, ino, |file| file.whole.free(owner, Span::ALL));
+            self.settle(ino);
+        }
+        let file = self.files.entry(ino).or_default();
+        if file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_some() {
+            if lock.sort == LockSort::Range
+                && wait.is_some()
+                && self.would_deadlock(owner, ino, lock)
+            {
+                self.stop_waiting(client, ino, wait);
+                self.tidy(client, ino);
+                return refused(Errno::EDEADLK);
+            }
+            let verdict = self.wait_or(client, session, ino, lock, wait, refused(Errno::EAGAIN));
+            self.tidy(client, ino);
+            return verdict;
+        }
+        self.stop_waiting(client, ino, wait);
+        self.grant(client, ino, lock);
+        if lock.kind == LockKind::Shared {
+            // It may have been an exclusive one.
+            self.settle(ino);
+        }
+        let delegated = delegates && self.delegate(client, ino, now);
+        done(session, delegated)
+    }
+
+    /// Notes that the lock is waited for, if that is wanted.
+    fn wait_or(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        lock: &Lock,
+        wait: Option<u64>,
+        otherwise: Verdict,
+    ) -> Verdict {
+        let Some(wait) = wait else { return otherwise };
+        let Some(of) = self.sessions.get_mut(&client) else { return otherwise };
+        let file = self.files.entry(ino).or_default();
+        file.promised.remove(&(client, wait));
+        if !file.waiters.iter().any(|w| w.client == client && w.wait == wait) {
+            if of.waits >= WAITS_MAX {
+                return refused(Errno::ENOLCK);
+            }
+            of.waits += 1;
+            of.files.insert(ino);
+            file.waiters.push_back(Waiter { client, wait, lock: *lock });
+            if lock.sort == LockSort::Range {
+                self.waiting.entry((client, lock.owner)).or_default().insert((ino, wait));
+            }
+        }
+        told(session, LockTold::Waits)
+    }
+
+    /// Forgets a wait. Whether there was one that had not been granted.
+    fn stop_waiting(&mut self, client: ClientId, ino: Ino, wait: Option<u64>) -> bool {
+        let (Some(wait), Some(file)) = (wait, self.files.get_mut(&ino)) else { return false };
+        file.promised.remove(&(client, wait));
+        let found = file.waiters.iter().position(|w| w.client == client && w.wait == wait);
+        let Some(waiter) = found.and_then(|at| file.waiters.remove(at)) else { return false };
+        self.forget_wait(ino, &waiter);
+        true
+    }
+
+    fn forget_wait(&mut self, ino: Ino, waiter: &Waiter) {
+        if let Some(session) = self.sessions.get_mut(&waiter.client) {
+            session.waits = session.waits.saturating_sub(1);
+        }
+        let owner = (waiter.client, waiter.lock.owner);
+        if let Some(waits) = self.waiting.get_mut(&owner) {
+            waits.remove(&(ino, waiter.wait));
+            if waits.is_empty() {
+                self.waiting.remove(&owner);
+            }
+        }
+    }
+
+    /// Changes what the client holds of a file, and counts it.
+    fn change(&mut self, client: ClientId, ino: Ino, change: impl FnOnce(&mut File)) {
+        let file = self.files.entry(ino).or_default();
+        let before = file.len();
+        change(file);
+        let after = file.len();
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.held = (session.held + after).saturating_sub(before);
+        }
+    }
+
+    fn grant(&mut self, client: ClientId, ino: Ino, lock: &Lock) {
+        self.change(client, ino, |file| {
+            let owner = (client, lock.owner);
+            file.table_mut(lock.sort).set(owner, lock.span, lock.kind, lock.pid);
+        });
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.files.insert(ino);
+        }
+    }
+
+    /// Gives those who wait what they can get, the oldest first, and lets requests that were put off
+    /// be put again.
+    fn settle(&mut self, ino: Ino) {
+        self.stirred = true;
+        let Some(file) = self.files.get(&ino) else { return };
+        // Those who wait while somebody has them delegated have had them asked back.
+        if file.waiters.is_empty() || file.delegated.is_some() {
+            return;
+        }
+        if !self.before.is_empty() {
+            return;
+        }
+        let mut at = 0;
+        while let Some(waiter) = self.files.get(&ino).and_then(|file| file.waiters.get(at)).copied()
+        {
+            let Waiter { client, wait, lock } = waiter;
+            let owner = (client, lock.owner);
+            let free = self.files.get(&ino).is_some_and(|file| {
+                file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_none()
+            });
+            if !free {
+                at += 1;
+                continue;
+            }
+            self.stop_waiting(client, ino, Some(wait));
+            // Until the client knows, it has no less than it believes.
+            self.change(client, ino, |file| {
+                file.table_mut(lock.sort).add(owner, lock.span, lock.kind, lock.pid);
+            });
+            if let Some(file) = self.files.get_mut(&ino) {
+                file.promised.insert((client, wait));
+            }
+            self.news.entry(client).or_default().ready.push(wait);
+        }
+    }
+
+    fn free(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        sort: LockSort,
+        owner: u64,
+        span: Span,
+    ) -> Verdict {
+        if !span.is_valid() {
+            return refused(Errno::EINVAL);
+        }
+        let Some(file) = self.files.get(&ino) else { return done(session, false) };
+        if file.delegated == Some(client) {
+            return told(session, LockTold::Unknown { reclaim: true });
+        }
+        if file.table(sort).holds((client, owner), span) {
+            self.change(client, ino, |file| file.table_mut(sort).free((client, owner), span));
+            self.settle(ino);
+            self.tidy(client, ino);
+        }
+        done(session, false)
+    }
+
+    fn test(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        lock: &Lock,
+        now: Instant,
+    ) -> Verdict {
+        if !is_valid(lock) {
+            return refused(Errno::EINVAL);
+        }
+        match self.files.get(&ino).and_then(|file| file.delegated) {
+            Some(holder) if holder == client => {
+                return told(session, LockTold::Unknown { reclaim: true });
+            }
+            Some(holder) => {
+                self.ask_back(ino, holder, now);
+                return Verdict::Later;
+            }
+            None if !self.before.is_empty() => return Verdict::Later,
+            None => {}
+        }
+        let owner = (client, lock.owner);
+        let held = self
+            .files
+            .get(&ino)
+            .and_then(|file| file.table(lock.sort).conflict(owner, lock.span, lock.kind));
+        let conflict = held.map(|held| Conflict {
+            span: held.span,
+            kind: held.kind,
+            pid: if held.owner.0 == client { held.tag } else { 0 },
+        });
+        told(session, LockTold::Held(conflict))
+    }
+
+    fn cancel(
+        &mut self,
+        client: ClientId,
+        session: u64,
+        ino: Ino,
+        wait: u64,
+        lock: &Lock,
+    ) -> Verdict {
+        if !is_valid(lock) {
+            return refused(Errno::EINVAL);
+        }
+        let owner = (client, lock.owner);
+        let granted = self.files.get(&ino).is_some_and(|file| {
+            file.promised.contains(&(client, wait))
+                && file.table(lock.sort).holds_all(owner, lock.span, lock.kind)
+        });
+        self.stop_waiting(client, ino, Some(wait));
+        if granted {
+            self.grant(client, ino, lock);
+            self.settle(ino);
+        }
+        self.tidy(client, ino);
+        told(session, LockTold::Ended { granted })
+    }
+
+    /// Delegates the locks of `ino` to the client, if that may be now.
+    fn delegate(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
+        let (Some(file), Some(session)) =
+            (self.files.get_mut(&ino), self.sessions.get_mut(&client))
+        else {
+            return false;
+        };
+        let contended = self.contended.get(&ino).is_some_and(|at| now < *at + CONTENDED);
+        // Of what it was promised the client does not know yet.
+        let settled = file.waiters.is_empty() && file.promised.is_empty();
+        if contended || !settled || file.is_held_beside(client) {
+            return false;
+        }
+        if session.delegated.len() >= DELEGATED_MAX {
+            // Those that are given back make room.
+            if let Some(old) = session.delegated.first() {
+                self.news.entry(client).or_default().wanted.push(*old);
+            }
+            return false;
+        }
+        file.delegated = Some(client);
+        session.delegated.insert(ino);
+        true
+    }
+
+    fn ask_back(&mut self, ino: Ino, holder: ClientId, now: Instant) {
+        if self.contended.len() >= CONTENDED_SWEEP {
+            self.contended.retain(|_, at| now < *at + CONTENDED);
+        }
+        self.contended.insert(ino, now);
+        let wanted = &mut self.news.entry(holder).or_default().wanted;
+        if !wanted.contains(&ino) {
+            wanted.push(ino);
+        }
+    }
+
+    fn give_back(&mut self, client: ClientId, session: u64, ino: Ino, locks: &[Lock]) -> Verdict {
+        let delegated = self.files.get(&ino).is_some_and(|file| file.delegated == Some(client));
+        if !delegated || session == 0 {
+            return done(session, false);
+        }
+        if locks.len() > LOCKS_MAX || !locks.iter().all(is_valid) {
+            return refused(Errno::EINVAL);
+        }
+        self.change(client, ino, |file| {
+            // Nobody else holds anything as long as they are delegated.
+            (file.whole, file.range, file.delegated) = (Table::default(), Table::default(), None);
+            for lock in locks {
+                let owner = (client, lock.owner);
+                file.table_mut(lock.sort).set(owner, lock.span, lock.kind, lock.pid);
+            }
+        });
+        if let Some(session) = self.sessions.get_mut(&client) {
+            session.delegated.remove(&ino);
+        }
+        self.settle(ino);
+        self.tidy(client, ino);
+        done(session, false)
+    }
+
+    /// Forgets a file of which there is nothing to know.
+    fn tidy(&mut self, client: ClientId, ino: Ino) {
+        let Some(file) = self.files.get(&ino) else { return };
+        if !file.concerns(client)
+            && let Some(session) = self.sessions.get_mut(&client)
+        {
+            session.files.remove(&ino);
+        }
+        if file.is_unused() {
+            self.files.remove(&ino);
+        }
+    }
+}
