@@ -74,7 +74,7 @@ pub struct Client {
     peers: Vec<Arc<Peer>>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
-    pub(crate) locks: Locks,
+    pub(crate) locks: Box<Locks>,
 }
 
 impl Client {
@@ -122,7 +122,7 @@ impl Client {
             peers,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
-            locks: Locks::default(),
+            locks: Box::default(),
         })
     }
 
