@@ -80,7 +80,7 @@ pub struct Client {
     pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
-    pub(crate) locks: Locks,
+    pub(crate) locks: Box<Locks>,
 }
 
 impl Client {
@@ -133,7 +133,7 @@ impl Client {
             partitions,
             streams: Streams::default(),
             tiled: TiledFiles::default(),
-            locks: Locks::default(),
+            locks: Box::default(),
         })
     }
 
