@@ -57,9 +57,11 @@ impl Fsck<'_> {
         let map = self.client.map();
         let mut blocks: Vec<(ShardId, Ino)> = Vec::new();
         for (number, node) in map.shards.iter().enumerate() {
-            let end = Ino::first_of(ShardId(number as u16 + 1));
             // There is no shard behind the very last one.
-            let last = if number + 1 == map.shards.len() { u64::MAX } else { end.0 - 1 };
+            let last = match number + 1 < map.shards.len() {
+                true => Ino::first_of(ShardId(number as u16 + 1)).0 - 1,
+                false => u64::MAX,
+            };
             let lead = map.leads().iter().find(|(_, n)| n == node).map_or(ShardId(0), |(s, _)| *s);
             match blocks.last_mut() {
                 Some((known, end)) if *known == lead => *end = Ino(last),
