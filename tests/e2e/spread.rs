@@ -209,6 +209,40 @@ fn mounts_may_die_half_way_through_a_move() {
 }
 
 /// Shards can be left to some of the nodes.
+/// More entries than one node is given of a directory.
+#[test]
+fn a_directory_that_all_mounts_fill_is_one_directory() {
+    const FILES: usize = 1200;
+    let cluster = Cluster::start(3);
+    let dir = |node| cluster.mount(node).join("large");
+    fs::create_dir(dir(0)).expect("mkdir");
+    let name = |node: u16, n: usize| format!("file-{node}-{n}");
+    std::thread::scope(|scope| {
+        for node in 0..3 {
+            scope.spawn(move || (0..FILES).for_each(|n| put(dir(node).join(name(node, n)), "")));
+        }
+    });
+    for node in 0..3 {
+        assert_eq!(names(dir(node)).len(), 3 * FILES, "through mount {node}");
+        assert_eq!(fs::metadata(dir(node)).expect("stat").len(), 3 * FILES as u64);
+        for n in (0..FILES).step_by(10) {
+            for maker in 0..3 {
+                assert!(fs::metadata(dir(node).join(name(maker, n))).is_ok());
+            }
+        }
+        assert!(!dir(node).join("nothing").exists());
+    }
+    for n in 0..20 {
+        let (from, to) = (dir(0).join(name(1, n)), dir(0).join(format!("moved{n}")));
+        fs::rename(from, to).expect("rename");
+        assert!(dir(2).join(format!("moved{n}")).exists() && !dir(1).join(name(1, n)).exists());
+    }
+    cluster.fsck();
+    fs::remove_dir_all(dir(1)).expect("all of it is removed");
+    assert!(!dir(0).exists() && !dir(2).exists());
+    cluster.fsck();
+}
+
 #[test]
 fn shards_are_where_the_configuration_says() {
     let shards = |cluster: &Cluster| -> Vec<u64> {

@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::tree::Tree;
-use tatami_client::{Client, Options};
-use tatami_wire::meta::{NewNode, RenameMode};
+use tatami_client::{Client, Options, fsck};
+use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
 use tatami_wire::{
-    Access, Attr, Cred, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX, ShardId,
-    ShardMap,
+    Access, Attr, Cred, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX, SetAttr,
+    ShardId, ShardMap,
 };
 
 const ROOT: Ino = Ino::ROOT;
@@ -164,6 +164,71 @@ fn work_in_a_directory_is_one_request_each() {
             cheap
         });
     }
+}
+
+/// The partitions of a directory: entries of each.
+fn partitions(client: &Client, dir: Ino) -> Vec<u64> {
+    match client.meta(&ME, MetaOp::Partitions { dir }) {
+        Ok(MetaReply::Partitions(all)) => all.iter().map(|part| part.entries).collect(),
+        other => panic!("no partitions: {other:?}"),
+    }
+}
+
+#[test]
+fn a_large_directory_is_on_several_nodes() {
+    const FILES: usize = 1300;
+    let (volume, _nodes, client) = start(3);
+    let (dir, name) = dir_on(&client, 1);
+    let other = self::client(&volume);
+    assert_eq!(other.lookup(&ME, dir, b"first").expect("lookup").kind, Kind::File);
+    for n in 0..FILES {
+        let client = if n % 2 == 0 { &client } else { &other };
+        file(client, dir, &format!("file{n}"));
+    }
+    eventually("it is split", || partitions(&client, dir).len() == 16);
+    assert_eq!(partitions(&client, dir).iter().sum::<u64>() as usize, FILES + 1);
+    file(&client, dir, "one more");
+    // A client that has heard of nothing.
+    let third = self::client(&volume);
+    for client in [&client, &other, &third] {
+        let all = Tree::new(client.clone(), ME).read_dir(name.as_bytes(), true).expect("a listing");
+        let names: BTreeSet<_> = all.iter().map(|entry| &entry.name).collect();
+        assert_eq!((all.len(), names.len()), (FILES + 2, FILES + 2), "each once");
+        assert!(all.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
+        let attr = client.getattr(&ME, dir).expect("getattr");
+        assert_eq!((attr.ino, attr.size, attr.nlink), (dir, FILES as u64 + 2, 2));
+        for n in (0..FILES).step_by(7) {
+            let found = client.lookup(&ME, dir, format!("file{n}").as_bytes());
+            assert!(found.is_ok(), "file{n}: {found:?}");
+        }
+        assert_eq!(client.lookup(&ME, dir, b"nothing"), Err(Errno::ENOENT));
+    }
+    for n in 0..10 {
+        let (from, to) = (format!("file{n}"), format!("moved{n}"));
+        rename(&other, (dir, &from), (dir, &to)).expect("rename");
+        assert_eq!(client.lookup(&ME, dir, from.as_bytes()), Err(Errno::ENOENT));
+        assert_eq!(client.lookup(&ME, dir, to.as_bytes()).expect("lookup").nlink, 1);
+    }
+    let report = fsck::check(&client, false, &mut |_, _| {}).expect("a check");
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    let user = Cred { uid: 7, gid: 7, groups: Vec::new() };
+    let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    client.setattr(&ME, dir, set).expect("chmod");
+    for n in 10..60 {
+        let found = third.lookup(&user, dir, format!("file{n}").as_bytes());
+        assert_eq!(found, Err(Errno::EACCES));
+    }
+    assert_eq!(third.rmdir(&ME, ROOT, name.as_bytes(), false), Err(Errno::ENOTEMPTY));
+    let all = Tree::new(client.clone(), ME).read_dir(name.as_bytes(), false).expect("a listing");
+    for (n, entry) in all.iter().enumerate() {
+        let client = [&client, &other, &third][n % 3];
+        client.unlink(&ME, dir, &entry.name, false).expect("unlink");
+    }
+    client.rmdir(&ME, ROOT, name.as_bytes(), false).expect("rmdir");
+    assert_eq!(other.lookup(&ME, dir, b"file3"), Err(Errno::ESTALE));
+    eventually("nothing is left", || client.statfs().expect("statfs").inodes == 1);
+    let report = fsck::check(&client, false, &mut |_, _| {}).expect("a check");
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
 /// A client that knows an old map is told, and asks where it is right to ask.

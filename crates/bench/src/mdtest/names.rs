@@ -103,7 +103,7 @@ pub enum Names {
     /// By library calls.
     Library {
         /// The session.
-        client: Client,
+        client: Box<Client>,
         /// Who we are.
         cred: Cred,
         /// The directory.
@@ -145,7 +145,7 @@ impl Names {
                     let found = client.lookup(&cred, ino, name.as_bytes());
                     ino = found.map_err(on("looking up", name.as_bytes()))?.ino;
                 }
-                Ok(Names::Library { client, cred, dir: ino })
+                Ok(Names::Library { client: Box::new(client), cred, dir: ino })
             }
         }
     }
