@@ -360,6 +360,7 @@ impl MetaOp {
         };
         match self {
             Lookup { parent, name }
+            | Find { parent, name }
             | Create { parent, name, .. }
             | Unlink { parent, name, .. }
             | Rmdir { parent, name, .. }
