@@ -27,7 +27,8 @@ pub(crate) fn lookup<S: Store>(
     name: &[u8],
 ) -> Outcome<MetaReply> {
     let ino = leads_to(txn, parent, name)?;
-    Ok(MetaReply::Attr(target(txn, ino)?.attr(ino)))
+    let inode = target(txn, ino)?;
+    Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
 /// The number of the inode that `name` means in `parent`.
