@@ -243,7 +243,8 @@ impl<S: Store> Meta<S> {
     fn settle(&mut self, mut job: Job, result: MetaResult, used: BTreeSet<Key>, trace: u128) {
         let at_once = job.rounds <= 1 && job.asked.len() <= 1 && job.trace == trace;
         let seen = job.again.digest(&used, trace);
-        let looks = matches!(job.op, MetaOp::GetAttr { .. } | MetaOp::Lookup { .. });
+        let looks =
+            matches!(job.op, MetaOp::GetAttr { .. } | MetaOp::Lookup { .. } | MetaOp::Find { .. });
         let enough = looks && job.rounds > LOOKS;
         if used.is_empty() || at_once || enough || job.confirm == Some(seen) {
             return self.answer(job, result, Vec::new());
