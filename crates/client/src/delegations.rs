@@ -773,7 +773,8 @@ mod tests {
                             (_, _) => Err(Errno::ENOENT),
                         };
                         version += changed.len() as u64;
-                        let dir = Some(attr(DIR, Kind::Dir, version));
+                        let size = entries.len() as u64;
+                        let dir = Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
                         let dir = dir.filter(|_| !changed.is_empty());
                         let mut to = vec![DIR];
                         to.extend(match &result {

@@ -527,9 +527,9 @@ impl Executor {
                     let client = connection.client();
                     let delegates = self.recalls.may_delegate(client);
                     let question = Question { client, session, ino, op, delegates };
-                    let answer = match may_lock(&mut self.shards, shard, ino, trusted, &cred) {
-                        Ok(()) => self.locking.ask(at, seq, question),
-                        Err(refused) => Some(Answer::new(at, seq, refused, None)),
+                    let answer = match refuse_lock(&mut self.shards, shard, ino, trusted, &cred) {
+                        None => self.locking.ask(at, seq, question),
+                        Some(refused) => Some(Answer::new(at, seq, refused, None)),
                     };
                     self.round.extend(answer);
                 }
@@ -668,27 +668,27 @@ fn apply(
     Answer::of(to, seq, applied, (ctx, call))
 }
 
-/// Whether the user may lock the file: who is not trusted must be allowed to read it.
-fn may_lock(
+/// The answer to a user who may not lock the file: who is not trusted must be allowed to read it.
+fn refuse_lock(
     shards: &mut Shards<FjallStore>,
     shard: ShardId,
     ino: Ino,
     trusted: bool,
     cred: &Cred,
-) -> Result<(), MetaResult> {
+) -> Option<MetaResult> {
     if !shards.serves(shard) || ino.shard() != shard {
-        return Err(Err(Errno::ESTALE));
+        return Some(Err(Errno::ESTALE));
     }
     if trusted {
-        return Ok(());
+        return None;
     }
     let op = MetaOp::Open { ino, access: Access::READ };
     let call = MetaCall { shard, cred: cred.clone(), op };
     let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
     match shards.apply(&ctx, &call) {
-        Applied::Done(result) => result.map(drop).map_err(Err),
+        Applied::Done(result) => result.err().map(Err),
         // Somebody changes it on several nodes: that is soon over.
-        Applied::Waits(_) => Err(Ok(MetaReply::Later)),
+        Applied::Waits(_) => Some(Ok(MetaReply::Later)),
     }
 }
 
