@@ -205,7 +205,7 @@ fn take(
     let wanted = |part: Part| args.only.is_empty() || args.only.contains(&part);
     let mut places = local_places(work)?;
     let volume = match wanted(Part::Places) {
-        true => Some(Volume::start(&runner.tatami, &work.join("vol"), NODES)?),
+        true => Some(Volume::start(&runner.tatami, &work.join("vol"), NODES, "all")?),
         false => None,
     };
     if let Some(volume) = &volume {

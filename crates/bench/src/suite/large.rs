@@ -28,7 +28,7 @@ const EXT4_INODE: f64 = 256.0;
 /// # Errors
 /// What could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let volume = Volume::start(&bench.program, &bench.work.join("large"), 1)?;
+    let volume = Volume::start(&bench.program, &bench.work.join("large"), 1, "all")?;
     let reach = Reach::from(&volume.options()?);
     let site = Site::make(&Place::Library { reach, dir: "/".into() }, 1, true)?;
     let steal = Steal::now();

@@ -196,7 +196,8 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
         }
         let program = args.program.as_ref().unwrap_or(&launcher.program);
-        let volume = Volume::start(program, &dir.join("vol"), NODES)?;
+        // Names on one node, which programs reach by its socket; what more nodes cost, `servers` tells.
+        let volume = Volume::start(program, &dir.join("vol"), NODES, "0")?;
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
         let bench = Bench {
             launcher: launcher.clone(),

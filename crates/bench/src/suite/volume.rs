@@ -19,19 +19,25 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami` command.
+    /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami` command. Names are on the
+    /// nodes that `shards` tells, as `volume.shards` does.
     ///
     /// # Errors
     /// What `tatami up` says.
-    pub fn start(program: &Path, dir: &Path, nodes: u16) -> Result<Volume, BenchError> {
+    pub fn start(
+        program: &Path,
+        dir: &Path,
+        nodes: u16,
+        shards: &str,
+    ) -> Result<Volume, BenchError> {
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         // What an interrupted run left runs still, or would be taken for ours.
         stop(program, dir);
         std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
-        up(program, dir, &["--nodes", &nodes_text, "--mount", &mounts])
-            .inspect_err(|_| stop(program, dir))?;
+        let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
+        up(program, dir, &more).inspect_err(|_| stop(program, dir))?;
         match options(dir).and_then(|o| Ok(Client::connect(o)?)) {
             Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client, nodes }),
             Err(e) => {
@@ -81,6 +87,15 @@ impl Volume {
     /// A key that can't be read.
     pub fn options(&self) -> Result<Options, BenchError> {
         options(&self.dir)
+    }
+
+    /// How to reach the volume from a machine that is none of its nodes.
+    ///
+    /// # Errors
+    /// A key that can't be read.
+    pub fn options_by_tcp(&self) -> Result<Options, BenchError> {
+        let address = self.client.map().nodes[0].address.clone();
+        Ok(Options { endpoint: Endpoint::Tcp(address), ..options(&self.dir)? })
     }
 
     /// A session with the volume, from node 0.
