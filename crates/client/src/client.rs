@@ -1,7 +1,7 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
-use crate::delegations::{self, Delegations};
+use crate::delegations::Delegations;
 use crate::locks::Locks;
 use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
@@ -161,18 +161,13 @@ impl Client {
         self.home
     }
 
-    /// As [`Client::meta`], where directories have been replaced by the partitions that are to be asked.
-    pub(crate) fn meta_of_part(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
-        debug_assert!(!op.is_for_all_shards(), "{op:?} is for a node");
-        if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
-            return result;
-        }
-        let shard = op.target().shard();
-        let call = MetaCall { shard, cred: cred.clone(), op };
+    /// One request to the node that serves its shard, whichever that is by now.
+    pub(crate) fn ask_owner(&self, call: &MetaCall) -> MetaResult {
+        let shard = call.shard;
         let mut retry = None;
         loop {
             let node = self.owner(shard).ok_or(Errno::ESTALE)?;
-            match self.ask(node, &call) {
+            match self.ask(node, call) {
                 Ok(MetaReply::Elsewhere { .. }) => {
                     // A node may know less than we do, until it is started anew.
                     if !self.renew_map(shard, node)
@@ -231,7 +226,7 @@ impl Client {
     }
 
     /// What the nodes that may have an inode have delegated to us.
-    fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
+    pub(crate) fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
         let (home, birth) = {
             let map = self.map.read();
             let birth = (ino.birth() != ino.shard()).then(|| map.owner(ino.birth())).flatten();

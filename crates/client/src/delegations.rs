@@ -520,6 +520,18 @@ mod tests {
         }
     }
 
+    fn create(n: u64) -> MetaOp {
+        MetaOp::Create {
+            parent: DIR,
+            name: name(n),
+            node: tatami_wire::meta::NewNode::Fifo,
+            mode: 0,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        }
+    }
+
     fn on() -> Delegations {
         let delegations = Delegations::default();
         delegations.begin();
@@ -634,35 +646,26 @@ mod tests {
     fn who_knows_as_many_names_as_there_are_knows_all() {
         let d = on();
         let dir = |size, version| Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
-        let make = |n| MetaOp::Create {
-            parent: DIR,
-            name: name(n),
-            node: tatami_wire::meta::NewNode::Fifo,
-            mode: 0,
-            umask: 0,
-            exclusive: true,
-            open: None,
-        };
         let made = |n| {
             let attr = attr(Ino(n), Kind::Fifo, 1);
             MetaReply::Created { attr, cap: None, created: true }
         };
         let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
         // While another name is being made, nothing is known of it.
-        let (first, other) = (d.ask(&make(1)), d.ask(&make(2)));
-        d.learn(&make(1), first, Ok(&made(1)), Some(&told(1, 1)));
+        let (first, other) = (d.ask(&create(1)), d.ask(&create(2)));
+        d.learn(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
         assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
-        d.learn(&make(2), other, Ok(&made(2)), Some(&told(2, 2)));
-        let third = d.ask(&make(3));
-        d.learn(&make(3), third, Ok(&made(3)), Some(&told(3, 3)));
+        d.learn(&create(2), other, Ok(&made(2)), Some(&told(2, 2)));
+        let third = d.ask(&create(3));
+        d.learn(&create(3), third, Ok(&made(3)), Some(&told(3, 3)));
         assert_eq!(d.answer(&lookup(4)), Some(Err(Errno::ENOENT)));
-        let asked = d.ask(&make(4));
+        let asked = d.ask(&create(4));
         assert_eq!(d.answer(&lookup(4)), None);
-        d.learn(&make(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
+        d.learn(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
         d.recall(&[DIR]);
         // Somebody else has made a name that we do not know.
-        let asked = d.ask(&make(5));
-        d.learn(&make(5), asked, Ok(&made(5)), Some(&told(5, 5)));
+        let asked = d.ask(&create(5));
+        d.learn(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
         assert_eq!(d.answer(&lookup(6)), None);
     }
 
@@ -720,15 +723,6 @@ mod tests {
             3 => (0..3usize).prop_map(Step::Learn),
             1 => (0..2u64).prop_map(Step::Other),
         ];
-        let create = |n| MetaOp::Create {
-            parent: DIR,
-            name: name(n),
-            node: tatami_wire::meta::NewNode::Fifo,
-            mode: 0,
-            umask: 0,
-            exclusive: true,
-            open: None,
-        };
         proptest!(ProptestConfig::with_cases(2000), |(
             steps in proptest::collection::vec(step, 1..40)
         )| {

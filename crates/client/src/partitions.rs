@@ -5,9 +5,10 @@
 //! been done there.
 
 use crate::Client;
+use crate::delegations;
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::partition::{Directories, Range, name_seed};
 use tatami_wire::{Cred, Errno, Ino, ShardMap, VolumeId};
 
@@ -37,8 +38,16 @@ impl Partitions {
         Partitions { seed: name_seed(volume), ring, told: Mutex::default() }
     }
 
-    fn locate(&self, op: &mut MetaOp) {
-        self.told.lock().directories.locate(&self.ring, self.seed, op);
+    /// The request with partitions in the place of directories; nothing where it is the same.
+    fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
+        let told = self.told.lock();
+        if told.directories.is_empty() {
+            return None;
+        }
+        let mut located = call.clone();
+        told.directories.locate(&self.ring, self.seed, &mut located.op);
+        located.shard = located.op.target().shard();
+        (located.op != call.op).then_some(located)
     }
 
     fn learn(&self, part: Ino, range: Range) {
@@ -59,17 +68,20 @@ impl Client {
     /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
     /// [`Options::patience`](crate::Options::patience), or `EPROTO` when it refuses us.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
+        debug_assert!(!op.is_for_all_shards(), "{op:?} is for a node");
+        if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
+            return result;
+        }
+        let call = MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
         let mut forgotten = false;
         for _ in 0..CORRECTIONS {
-            let mut sent = op.clone();
-            self.partitions.locate(&mut sent);
-            let is_part = sent != op;
-            match self.meta_of_part(cred, sent) {
+            let located = self.partitions.locate(&call);
+            match self.ask_owner(located.as_ref().unwrap_or(&call)) {
                 Ok(MetaReply::Parted { part, range }) => self.partitions.learn(part, range),
                 // The partition may be gone, or what else the operation needs.
-                Err(Errno::ESTALE) if is_part && !forgotten => {
+                Err(Errno::ESTALE) if located.is_some() && !forgotten => {
                     forgotten = true;
-                    self.partitions.forget(&op);
+                    self.partitions.forget(&call.op);
                 }
                 answer => return answer,
             }

@@ -220,11 +220,13 @@ impl Directories {
     /// Directories that are remembered. Whoever is forgotten costs another question.
     const MAX: usize = 4096;
 
+    /// Whether no directory is known to have split.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     /// Puts the partitions that are to be asked in the place of directories.
     pub fn locate(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
-        if self.known.is_empty() {
-            return;
-        }
         op.for_each_place(seed, |dir, hash| {
             if let Some(parts) = self.known.get(dir) {
                 *dir = map.partition(*dir, parts.find(map, hash));
