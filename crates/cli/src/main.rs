@@ -41,6 +41,11 @@ use error::{Exit, Outcome};
 use std::process::ExitCode;
 use tatami_cluster::mountinfo;
 
+/// A request takes a dozen small pieces of memory and gives them back, in the daemon, in a mount and in
+/// a command: this allocator does that in a third of the instructions of glibc's.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,

@@ -348,7 +348,7 @@ impl Delegations {
         }
         let own = Moment(self.tick());
         let own = if op.is_mutation() { own } else { asked };
-        let attrs = [told, granted.dir.as_ref()].into_iter().flatten();
+        let attrs = [told, granted.dir.as_deref()].into_iter().flatten();
         for attr in attrs.filter(|attr| delegated(attr.ino) && !disturbed.contains(&attr.ino)) {
             let fresh = matches!(result, Ok(MetaReply::Created { created: true, .. }))
                 && told.is_some_and(|told| told.ino == attr.ino);
@@ -556,7 +556,7 @@ mod tests {
     }
 
     fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
-        Granted { changed: changed.to_vec(), delegated: delegated.to_vec(), dir }
+        Granted { changed: changed.to_vec(), delegated: delegated.to_vec(), dir: dir.map(Box::new) }
     }
 
     fn found(ino: Ino) -> MetaReply {

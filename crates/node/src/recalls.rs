@@ -25,7 +25,7 @@ pub(crate) struct Met {
     pub(crate) changed: Vec<Ino>,
     /// The directory in which it has looked up or changed an entry, after that, if
     /// it may be delegated to who asked.
-    pub(crate) dir: Option<Attr>,
+    pub(crate) dir: Option<Box<Attr>>,
 }
 
 /// Most messages to other nodes that wait; more are dropped, and come again.
@@ -246,7 +246,7 @@ impl Answer {
             return;
         }
         let mut granted = Granted { changed: self.met.changed.clone(), ..Granted::default() };
-        let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_ref());
+        let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_deref());
         for (ino, attr) in [dir, told].into_iter().flatten() {
             if is_current(attr) && delegations.give(ctx.client, ino, now) {
                 granted.delegated.push(ino);

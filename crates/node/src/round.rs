@@ -63,7 +63,7 @@ impl Answer {
             other => other.clone(),
         };
         let seen = [&seen[..], &changed[..]].concat();
-        let dir = dir.clone().filter(|_| delegates);
+        let dir = dir.clone().filter(|_| delegates).map(Box::new);
         self.met = Met { seen, changed: changed.clone(), dir };
     }
 

@@ -116,7 +116,7 @@ impl<S: Store> Shards<S> {
 
     /// When [`Shards::tick`] has something to do.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
-        self.meta.as_ref()?.deadline()
+        self.meta.as_ref().filter(|_| self.is_spread)?.deadline()
     }
 
     /// What may leave after the last commit: messages to other nodes, and answers that had to wait.
@@ -156,6 +156,7 @@ impl<S: Store> Shards<S> {
         let Some(meta) = &mut self.meta else { return Met::default() };
         let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
         let dir = call.op.entry().filter(|_| delegates).and_then(|(dir, _)| meta.attr(dir));
+        let dir = dir.map(Box::new);
         Met { seen, changed, dir }
     }
 

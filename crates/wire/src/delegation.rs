@@ -64,7 +64,7 @@ pub struct Granted {
     pub delegated: Vec<Ino>,
     /// The attributes of the directory in which the operation looked up or
     /// changed an entry, after it, if that is delegated.
-    pub dir: Option<Attr>,
+    pub dir: Option<Box<Attr>>,
 }
 
 impl Granted {
