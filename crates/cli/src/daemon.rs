@@ -12,7 +12,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
-use tatami_node::{Durability, Node, NodeOptions};
+use tatami_node::{Node, NodeOptions};
 use tatami_wire::NodeId;
 use tatami_wire::admin::AdminCall;
 
@@ -102,10 +102,7 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
     let dir = args.dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
     let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
     options.lease = place.config.duration(name::NODE_LEASE);
-    options.durability = match place.config.text(name::NODE_DURABILITY).as_str() {
-        "sync" => Durability::Sync,
-        _ => Durability::Process,
-    };
+    options.durability = volume.durability;
     options.version = env!("CARGO_PKG_VERSION").to_owned();
     let node = Node::start(options).map_err(|e| Failure::new(e.to_string()))?;
     let pid_file = pid_file(&dir);
@@ -250,8 +247,8 @@ mod tests {
         let default = |name| find(name).expect("a key").default_value(Path::new("/"));
         let lease = NodeOptions::LEASE.as_secs();
         assert_eq!(default(name::NODE_LEASE), Value::Int(lease));
-        assert_eq!(default(name::NODE_DURABILITY), Value::Text("process".into()));
-        assert_eq!(Durability::default(), Durability::Process);
+        let durability = tatami_wire::admin::Durability::default().name();
+        assert_eq!(default(name::VOLUME_DURABILITY), Value::Text(durability.into()));
         let patience =
             tatami_client::Options::new(tatami_client::Endpoint::Tcp("x:1".into())).patience;
         assert_eq!(default(name::CLIENT_PATIENCE), Value::Int(patience.as_secs()));

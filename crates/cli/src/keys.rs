@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::Path;
+use tatami_wire::admin::Durability;
 
 /// What a key holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,9 +78,9 @@ pub mod name {
     pub const LOG: &str = "log";
     pub const VOLUME_NAME: &str = "volume.name";
     pub const VOLUME_SHARDS: &str = "volume.shards";
+    pub const VOLUME_DURABILITY: &str = "volume.durability";
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
-    pub const NODE_DURABILITY: &str = "node.durability";
     pub const CLIENT_PATIENCE: &str = "client.patience_sec";
     pub const MOUNT_ENABLED: &str = "mount.enabled";
     pub const MOUNT_PATH: &str = "mount.path";
@@ -125,6 +126,18 @@ pub static KEYS: [Key; 15] = [
               volume; later it is kept in volume.toml.",
     },
     Key {
+        name: name::VOLUME_DURABILITY,
+        flag: "volume-durability",
+        env: "TATAMI_VOLUME_DURABILITY",
+        range: Range::OneOf(&Durability::NAMES),
+        unit: "",
+        default: ["log", "log"],
+        doc: "What an acknowledged change of names survives. log: the death of a daemon, and after \
+              an fsync of a file also a power cut, as with ext4. sync: always a power cut, for one \
+              fsync of the disk for all requests that arrive together. Used when `tatami up` makes \
+              the volume; later it is kept in volume.toml.",
+    },
+    Key {
         name: name::NODE_LISTEN,
         flag: "node-listen",
         env: "TATAMI_NODE_LISTEN",
@@ -143,17 +156,6 @@ pub static KEYS: [Key; 15] = [
         default: ["60", "60"],
         doc: "How long a client may be out of contact before a daemon gives up what that client \
               holds: files that it keeps open after their unlink, sizes it has not told yet.",
-    },
-    Key {
-        name: name::NODE_DURABILITY,
-        flag: "node-durability",
-        env: "TATAMI_NODE_DURABILITY",
-        range: Range::OneOf(&["process", "sync"]),
-        unit: "",
-        default: ["process", "process"],
-        doc: "What an acknowledged change of names survives. process: the death of the daemon, \
-              and after an fsync of a file also a power cut, as with ext4. sync: always a power \
-              cut, for one fsync of the disk for all requests that arrive together.",
     },
     Key {
         name: name::CLIENT_PATIENCE,

@@ -31,6 +31,10 @@ struct Report {
     version: &'static str,
     protocol: u32,
     healthy: bool,
+    /// `log` or `sync`.
+    durability: &'static str,
+    /// What that promises.
+    promise: &'static str,
     /// What is wrong, a sentence each.
     trouble: Vec<String>,
     inodes: u64,
@@ -114,6 +118,8 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
         version: env!("CARGO_PKG_VERSION"),
         protocol: tatami_wire::PROTOCOL_VERSION,
         healthy: true,
+        durability: volume.durability.name(),
+        promise: volume.durability.promise(),
         trouble: Vec::new(),
         inodes: 0,
         space: SpaceReport::default(),
@@ -124,6 +130,14 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
     for (entry, status) in volume.nodes.iter().zip(ask_all(place, volume)) {
         if let Ok(status) = &status {
             report.inodes += status.inodes;
+            if status.durability != volume.durability {
+                report.trouble.push(format!(
+                    "{}: it still runs with durability {}: restart it: tatami node stop {0}, then tatami up{}",
+                    entry.name,
+                    status.durability.name(),
+                    place.dir_flag()
+                ));
+            }
             if disks.insert(status.space.disk) {
                 report.space.total += status.space.total;
                 report.space.free += status.space.free;
@@ -247,6 +261,7 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
         term::size(report.space.available),
         term::size(report.space.total),
     )?;
+    writeln!(out, "Durability {}: {}", report.durability, report.promise)?;
     writeln!(out)?;
     let plain = Style::new();
     let mut table = Table::new(&[

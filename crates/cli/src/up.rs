@@ -159,6 +159,8 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let volume = VolumeFile {
         volume: VolumeId(id),
         name: place.config.text(name::VOLUME_NAME),
+        // The configuration takes nothing else.
+        durability: place.config.text(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
         epoch: 1,
         shards,
         nodes: (0..count).zip(ports).map(node).collect(),

@@ -353,3 +353,36 @@ fn an_ordinary_user_can_have_a_volume() {
     run(&["down", "--force"]).works();
     done.expect("all of it works");
 }
+
+#[test]
+fn durability_is_chosen_with_the_volume_and_told() {
+    for (durability, promise) in
+        [("log", "survives the death of a daemon"), ("sync", "survives a power cut")]
+    {
+        let volume = Volume::new();
+        volume.run("up", ["--no-mount", "--volume-durability", durability]).works();
+        let said = volume.run("status", NOTHING);
+        let said = &said.works().out;
+        assert!(
+            said.contains(&format!("Durability {durability}: ")) && said.contains(promise),
+            "{said}"
+        );
+        assert_eq!(volume.run("status", ["--json"]).works().json()["durability"], durability);
+        // It is the volume's from then on, whatever the next command says.
+        volume.run("down", NOTHING).works();
+        volume.run("up", ["--no-mount", "--volume-durability", "log"]).works();
+        assert_eq!(volume.run("status", ["--json"]).works().json()["durability"], durability);
+        // Who edits the file is told which daemons do not know yet.
+        let (file, other) =
+            (volume.path("volume.toml"), if durability == "log" { "sync" } else { "log" });
+        let text = std::fs::read_to_string(&file).expect("the volume's file");
+        let line = |name: &str| format!("durability = \"{name}\"");
+        std::fs::write(&file, text.replace(&line(durability), &line(other))).expect("written");
+        let hint = format!("still runs with durability {durability}");
+        volume.run("status", NOTHING).fails(3, &[]);
+        assert!(volume.run("status", NOTHING).out.contains(&hint));
+        volume.run("down", NOTHING).works();
+    }
+    let volume = Volume::new();
+    volume.run("up", ["--no-mount", "--volume-durability", "never"]).fails(2, &["log", "sync"]);
+}

@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use tatami_wire::admin::{ClusterMap, NodeInfo};
+use tatami_wire::admin::{ClusterMap, Durability, NodeInfo};
 use tatami_wire::{NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
-pub const VOLUME_FORMAT: u32 = 2;
+pub const VOLUME_FORMAT: u32 = 3;
 /// Most nodes of a volume.
 pub const NODES_MAX: usize = 4096;
 /// Longest name of a volume or node, in bytes.
@@ -83,6 +83,8 @@ pub struct VolumeFile {
     pub volume: VolumeId,
     /// Its name.
     pub name: String,
+    /// What acknowledged changes of names survive.
+    pub durability: Durability,
     /// Goes up with every change of the map.
     pub epoch: u64,
     /// For each shard, by number, the node that serves it.
@@ -97,6 +99,9 @@ struct Text {
     format: u32,
     volume: String,
     name: String,
+    /// Before format 3 each node's configuration told it.
+    #[serde(default)]
+    durability: Durability,
     epoch: u64,
     shards: Shards,
     #[serde(rename = "node")]
@@ -212,6 +217,7 @@ impl VolumeFile {
             format: VOLUME_FORMAT,
             volume: self.volume.to_string(),
             name: self.name.clone(),
+            durability: self.durability,
             epoch: self.epoch,
             shards: Shards::of(&self.shards),
             nodes: self.nodes.clone(),
@@ -294,6 +300,7 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
     let file = VolumeFile {
         volume,
         name: text.name,
+        durability: text.durability,
         epoch: text.epoch,
         shards: text.shards.nodes(),
         nodes: text.nodes,
@@ -320,6 +327,7 @@ mod tests {
         VolumeFile {
             volume: VolumeId([0xab; 16]),
             name: "scratch".into(),
+            durability: Durability::Sync,
             epoch: 3,
             shards: [vec![NodeId(0); 5], vec![NodeId(1); 3]].concat(),
             nodes: (0..4).map(node).collect(),
@@ -349,9 +357,12 @@ mod tests {
     #[test]
     fn the_first_format_is_read() {
         let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
-        let old = text.replacen("format = 2", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
+        let old = text
+            .replacen("format = 3", "format = 1", 1)
+            .replacen("durability = \"sync\"\n", "", 1)
+            .replacen(SHARDS, "shards = [0]", 1);
         let file = parse(&old).map_err(|_| "refused").expect("reads");
-        assert_eq!(file.shards, [NodeId(0)]);
+        assert_eq!((file.shards, file.durability), (vec![NodeId(0)], Durability::Log));
     }
 
     #[test]
@@ -376,7 +387,7 @@ mod tests {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
         };
-        assert_eq!(with("format = 2", "format = 3\nfuture = true"), "newer 3");
+        assert_eq!(with("format = 3", "format = 4\nfuture = true"), "newer 4");
         assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
         assert!(with(SHARDS, "shards = [[1, 9]]").contains("node 9, which is not listed"));
         assert!(with(SHARDS, "shards = [9]").contains("node 9, which is not listed"));

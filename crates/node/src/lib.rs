@@ -42,5 +42,5 @@ mod stop;
 mod stream;
 
 pub use node::{Node, RunError, StopHandle};
-pub use options::{Durability, NodeOptions, StartError};
+pub use options::{NodeOptions, StartError};
 pub use tatami_object::backing_path;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tatami_cluster::DataDirError;
 use tatami_object::OpenError;
-use tatami_wire::admin::ClusterMap;
+use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
 
 /// What a node is started with.
@@ -25,17 +25,6 @@ pub struct NodeOptions {
     pub durability: Durability,
     /// Version of the program, as `status` shows it.
     pub version: String,
-}
-
-/// What an acknowledged change of names survives.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Durability {
-    /// The death of the daemon; after an fsync of a file also a power cut. The
-    /// promise of ext4.
-    #[default]
-    Process,
-    /// A power cut, always: one fsync for all requests of a round, before their answers.
-    Sync,
 }
 
 impl NodeOptions {

@@ -2,7 +2,6 @@
 
 use crate::clients::Clients;
 use crate::counters::{Counters, Places};
-use crate::options::Durability;
 use crate::pages::Pool;
 use crate::stop::Stop;
 use crate::stream::Stream;
@@ -13,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tatami_object::ObjectStore;
-use tatami_wire::admin::{ClusterMap, MountInfo, NodeInfo, NodeStatus};
+use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::Identity;
 use tatami_wire::{NodeId, PROTOCOL_VERSION, ShardId, Timestamp};
 
@@ -85,6 +84,7 @@ impl Shared {
             trouble: self.trouble(),
             space: self.objects.space().unwrap_or_default(),
             shards: self.shards.len() as u32,
+            durability: self.durability,
             inodes: self.counters.inodes.get(),
             connections: places.iter().map(|p| p.taken()).sum(),
             meta_requests: self.counters.meta_requests.get(),

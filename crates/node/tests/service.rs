@@ -6,7 +6,7 @@ use common::*;
 use std::io::Read;
 use std::time::{Duration, Instant};
 use tatami_client::connection::Connection;
-use tatami_wire::admin::{AdminCall, AdminReply, MountInfo};
+use tatami_wire::admin::{AdminCall, AdminReply, Durability, MountInfo};
 use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{Class, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
@@ -304,7 +304,7 @@ fn an_ordered_end_answers_first_and_closes_when_all_is_done() {
 fn with_sync_durability_everything_works_as_without() {
     let volume = Volume::new(1);
     let mut options = volume.options(0);
-    options.durability = tatami_node::Durability::Sync;
+    options.durability = Durability::Sync;
     let _node = tatami_node::Node::start(options).expect("the node starts");
     let mut session = Session::new(volume.unix(0), 1);
     session.create("file", 0);

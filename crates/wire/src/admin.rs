@@ -117,6 +117,51 @@ pub struct MountInfo {
     pub why_not: Option<String>,
 }
 
+/// What an acknowledged change of names survives.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// The death of the daemon: it is in the log, in the hands of the kernel. After an fsync of a file also a
+    /// power cut. The promise of ext4.
+    #[default]
+    Log,
+    /// A power cut, always: one fsync for all requests of a round, before their answers (group commit).
+    Sync,
+}
+
+impl Durability {
+    /// Both, as they are written.
+    pub const NAMES: [&str; 2] = ["log", "sync"];
+
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        let [log, sync] = Self::NAMES;
+        match self {
+            Durability::Log => log,
+            Durability::Sync => sync,
+        }
+    }
+
+    /// What is promised, as a sentence without its end.
+    pub fn promise(self) -> &'static str {
+        match self {
+            Durability::Log => {
+                "an acknowledged change survives the death of a daemon, and after fsync a power cut"
+            }
+            Durability::Sync => "an acknowledged change survives a power cut",
+        }
+    }
+}
+
+impl std::str::FromStr for Durability {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Durability, ()> {
+        let known = [Durability::Log, Durability::Sync];
+        known.into_iter().find(|durability| durability.name() == text).ok_or(())
+    }
+}
+
 /// The condition of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
@@ -138,6 +183,8 @@ pub struct NodeStatus {
     pub space: Space,
     /// Number of shards it serves.
     pub shards: u32,
+    /// What its acknowledgements promise.
+    pub durability: Durability,
     /// Inodes on those shards.
     pub inodes: u64,
     /// Open connections.
