@@ -319,9 +319,9 @@ impl Step<'_> {
             .filter(|place| *place != home)
             .collect();
         let part = |to: &usize| (*to, self.protocol.part(number, *to, &run.held));
-        let mut others: BTreeMap<usize, Part> = others.iter().map(part).collect();
-        let changes = |part: &Part| !part.writes.is_empty() || !self.protocol.locks;
-        let released: Vec<_> = others.extract_if(.., |_, part| !changes(part)).collect();
+        let changes = |(_, part): &(usize, Part)| !part.writes.is_empty() || !self.protocol.locks;
+        let (others, released): (Vec<_>, Vec<_>) = others.iter().map(part).partition(changes);
+        let others: BTreeMap<usize, Part> = others.into_iter().collect();
         let executor = &mut self.state.executors[home];
         for (key, value) in writes.iter().filter(|(key, _)| is_home(*key)) {
             executor.records.insert(*key, *value);

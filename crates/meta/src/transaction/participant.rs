@@ -262,8 +262,9 @@ impl<S: Store> Meta<S> {
             for ino in buried {
                 self.bury(ino)?;
             }
-            self.released(txid)?;
         }
+        // Who waits may do so for locks of which the disk had no room.
+        self.released(txid)?;
         if happened {
             self.tx.acks.add(txid, self.tx.now);
         }

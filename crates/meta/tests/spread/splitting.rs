@@ -328,7 +328,9 @@ fn what_was_to_be_split_is_split_after_a_death() {
     let mut cluster = Cluster::new(3, 16, 5);
     cluster.split_above(8);
     let d = dir(&mut cluster, ROOT, Some(1));
-    (0..8).for_each(|n| drop(create(&mut cluster, d, &format!("file{n}"))));
+    for n in 0..8 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
     cluster.quiet();
     create(&mut cluster, d, "one more");
     cluster.kill(1, 10);
