@@ -26,6 +26,7 @@ pub(crate) mod tag {
     pub const WRITER: u8 = b'W';
     pub const XATTR: u8 = b'X';
     pub const YOUNG: u8 = b'Y';
+    pub const GROWN: u8 = b'Z';
 }
 
 pub(crate) type Key = Vec<u8>;
@@ -76,6 +77,11 @@ pub(crate) fn life() -> Key {
     vec![tag::LIFE]
 }
 
+/// A partition that is to be split.
+pub(crate) fn grown(part: Ino) -> Key {
+    key(tag::GROWN, &[&part.0.to_be_bytes()])
+}
+
 /// The shard that a record belongs to; `None` for those of the store itself.
 pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
     let first = |ino: &[u8]| ino.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)));
@@ -84,6 +90,7 @@ pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
         tag::YOUNG => return Some(first(rest)?.birth()),
         tag::ANCESTOR
         | tag::ENTRY
+        | tag::GROWN
         | tag::INODE
         | tag::PIECE
         | tag::TILED
@@ -182,6 +189,7 @@ pub(crate) enum Parsed<'a> {
     Reply { client: ClientId, slot: u32 },
     Young(Ino),
     Ancestor(Ino),
+    Grown(Ino),
     Locked(Txid),
     Committed(Txid),
     Life,
@@ -216,6 +224,7 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         (tag::REPLY, 20) => Parsed::Reply { client: client(rest)?, slot: number(rest.get(16..)?)? },
         (tag::YOUNG, 8) => Parsed::Young(ino(rest)?),
         (tag::ANCESTOR, 8) => Parsed::Ancestor(ino(rest)?),
+        (tag::GROWN, 8) => Parsed::Grown(ino(rest)?),
         (tag::LOCKED, 18) => Parsed::Locked(txid(rest)?),
         (tag::COMMITTED, 18) => Parsed::Committed(txid(rest)?),
         (tag::LIFE, 0) => Parsed::Life,
@@ -272,6 +281,7 @@ mod tests {
             (reply(client, 7), Parsed::Reply { client, slot: 7 }),
             (young(ino), Parsed::Young(ino)),
             (ancestor(ino), Parsed::Ancestor(ino)),
+            (grown(ino), Parsed::Grown(ino)),
             (locked(txid), Parsed::Locked(txid)),
             (committed(txid), Parsed::Committed(txid)),
             (life(), Parsed::Life),

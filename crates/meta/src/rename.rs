@@ -68,7 +68,7 @@ pub(crate) fn rename<S: Store>(
     keep: bool,
 ) -> Outcome<MetaReply> {
     let nothing = MetaReply::Removed { ino: None, last: false };
-    txn.foresee(to.dir, to.name)?;
+    txn.foresee(from.dir, from.name, to.dir, to.name)?;
     permission::name(from.name)?;
     let part = txn.inode(from.dir)?;
     txn.in_place(from.dir, &part, from.name)?;

@@ -237,6 +237,7 @@ impl<S: Store> Meta<S> {
             self.begin_splits();
             self.tick_jobs();
             self.ask_about_locks();
+            self.tx.tell_done();
             self.free();
             self.plan_splits();
             self.meet_nothing();
@@ -254,13 +255,14 @@ impl<S: Store> Meta<S> {
         let held = self.state.locks.held().values().map(|held| held.ask_at);
         let freed = self.tx.freed.first().map(|_| self.tx.now);
         let splits = self.tx.splits.due();
-        jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits).min()
+        let acks = self.tx.acks.due();
+        jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits).chain(acks).min()
     }
 
     /// What is to be sent to other nodes. It is there after a [`Meta::commit`] (and a [`Meta::sync`],
     /// where answers wait for one) only, and may leave at once but for [`Out::changed`](crate::Out).
     pub fn outbox(&mut self) -> Vec<Out> {
-        std::mem::take(&mut self.tx.ready_outs)
+        self.tx.take_outs()
     }
 
     /// Answers to operations that had to wait, likewise.

@@ -12,8 +12,8 @@ use tatami_wire::meta::{MetaReply, Partition};
 use tatami_wire::partition::Range;
 use tatami_wire::{Errno, Ino, Kind};
 
-/// Most bytes of entries that are moved at once: what others get of it must fit a frame.
-const BYTES_MAX: usize = 768 * 1024;
+/// Most bytes of entries that are moved at once: nobody writes the partition meanwhile.
+const BYTES_MAX: usize = 16 * 1024 * 1024;
 /// What an entry takes in a message besides its name, at most.
 const ENTRY_BYTES: usize = 48;
 

@@ -1,24 +1,32 @@
 //! Operations that touch records of several nodes.
 //!
 //! The rules of the namespace are run as ever, in a [`Txn`](crate::txn::Txn). Where one needs a record of another
-//! node that was not fetched yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is fetched, and the
-//! operation is run again from its start. What is complete and changes nothing is answered, if all
-//! that was seen was true at one moment: it came from one node and nothing here has changed meanwhile, or
-//! a second look shows the same (inodes have versions, so the same twice is the same all the time between).
+//! node that is not known yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is asked for, and the
+//! operation is run again from its start.
 //!
-//! What changes something is *prepared* at each other node whose records were seen or are to be written: they are compared with
-//! what was seen, and locked. Then the operation is run once more: that is how this node's own records are
-//! checked, which are not locked at all. If the outcome for the others is what they have prepared, this node's part, the
-//! answer and the decision are written in one batch. Before that, nothing has happened; after it, all of it has.
+//! What changes something *locks* what it asks for, at first contact, so that what it was told stays true: an
+//! operation that began early gets through, whatever others do meanwhile. When nothing is missing any more, this node's part, the
+//! answer, the decision and what the others are to write are written in one batch. Before that, nothing has happened; after
+//! it, all of it has. This node's own records are not locked at all, since the last run sees what they are. ([`locking`])
+//!
+//! What only looks locks nothing at first. It is answered if all that was seen was true at one moment: it came from one node and nothing
+//! here has changed meanwhile, or a second look shows the same (inodes have versions, so the same twice is the same all the
+//! time between). Where something changes all the time, it locks, too.
+//!
+//! A split is not in a hurry and writes many records. It looks as what only looks does, and has what it writes *prepared* by the
+//! others, who compare what it has seen with what is there. Then it is run once more, and decided if it comes to the same. ([`preparing`])
 //!
 //! Nobody waits for a client, and for a node only where everybody waits for that node's own shards:
-//! who meets a lock asks the coordinator, which gives the operation up for an older one. A coordinator
+//! who meets a lock asks the coordinator after a while, which gives the operation up for an older one. A coordinator
 //! that has forgotten a transaction has not committed it and never will. One that cannot reach a
 //! participant gives the locks back after a while, and tries again later.
 
+pub(crate) mod acks;
 pub(crate) mod coordinator;
+pub(crate) mod locking;
 pub(crate) mod locks;
 pub(crate) mod participant;
+pub(crate) mod preparing;
 pub(crate) mod record;
 pub(crate) mod splits;
 
@@ -144,6 +152,7 @@ pub(crate) struct Transactions {
     pub waiting: Vec<Waiting>,
     pub over: Over,
     pub splits: splits::Splits,
+    pub acks: acks::Acks,
     /// Transactions of this node that have locked records of this node, and do not any more.
     pub freed: Vec<Txid>,
     /// What may leave after the next commit.
@@ -169,6 +178,7 @@ impl Transactions {
             waiting: Vec::new(),
             over: Over::default(),
             splits: splits::Splits::default(),
+            acks: acks::Acks::default(),
             freed: Vec::new(),
             outs: Vec::new(),
             finished: Vec::new(),
@@ -177,6 +187,7 @@ impl Transactions {
         };
         all.reload(state)?;
         if state.is_spread() {
+            all.splits.resume(state, now)?;
             let life = match state.get(&keys::life())? {
                 Some(bytes) => record::decode::<u64>(&bytes)?,
                 None => 0,
@@ -196,13 +207,13 @@ impl Transactions {
         let now = self.now;
         state.scan(&[tag::LOCKED], &[tag::LOCKED], &mut |key, value| {
             if let Some(Parsed::Locked(txid)) = keys::parse(key) {
-                locks.add(txid, record::decode(value)?, now);
+                locks.add(txid, record::Prepared::decode(value)?, now);
             }
             Ok(ControlFlow::Continue(()))
         })?;
         state.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
             if let Some(Parsed::Committed(txid)) = keys::parse(key) {
-                let record::Committed { participants } = record::decode(value)?;
+                let record::Committed { participants } = record::Committed::decode(value)?;
                 // Whoever opens a store waits until nothing of what was delegated before counts.
                 let changed = Vec::new();
                 decided.insert(txid, Decided { left: participants, again_at: now, changed });
@@ -232,12 +243,13 @@ impl Transactions {
 
     /// Whether something waits for a commit to leave.
     pub fn is_staged(&self) -> bool {
-        !(self.outs.is_empty() && self.finished.is_empty())
+        !(self.outs.is_empty() && self.finished.is_empty() && self.acks.is_settled())
     }
 
     /// What was done until now lasts.
     pub fn committed(&mut self) {
         self.ready_outs.append(&mut self.outs);
+        self.acks.committed();
         self.ready_finished.append(&mut self.finished);
     }
 
@@ -248,6 +260,7 @@ impl Transactions {
         errno: tatami_wire::Errno,
     ) -> Outcome<()> {
         self.outs.clear();
+        self.acks.undone();
         for finished in &mut self.finished {
             finished.result = Err(errno);
             finished.changed.clear();

@@ -1,6 +1,6 @@
 //! One executor: what its store holds, what its memory holds.
 
-use crate::message::Transaction;
+use crate::message::{Part, Transaction};
 use crate::records::{Answer, Key, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,8 +9,19 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Lock {
     pub key: Key,
     pub by: Transaction,
+    pub hold: Hold,
+    /// The life in which the transaction got it.
+    pub life: u8,
+}
+
+/// What it is locked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Hold {
+    Read,
+    /// To be changed; to what comes with the outcome.
+    Intent,
     /// The provisional version.
-    pub value: Option<Value>,
+    Value(Value),
 }
 
 /// A transaction on its way, at its home.
@@ -21,6 +32,8 @@ pub(crate) struct Run {
     /// Executors whose word is missing, and the life in which each was asked; `None` while it
     /// still reads.
     pub waits: Option<BTreeMap<usize, u8>>,
+    /// Executors that have locked records, and in which life.
+    pub held: BTreeMap<usize, u8>,
 }
 
 /// See the module.
@@ -30,7 +43,7 @@ pub(crate) struct Executor {
     pub records: BTreeMap<Key, Value>,
     pub locks: BTreeSet<Lock>,
     /// Transactions that have committed here, with those who do not know it yet.
-    pub committed: BTreeMap<Transaction, BTreeSet<usize>>,
+    pub committed: BTreeMap<Transaction, BTreeMap<usize, Part>>,
     pub replies: BTreeMap<usize, Answer>,
     pub incarnation: u8,
     // In memory.
@@ -62,7 +75,7 @@ impl Executor {
     /// The transaction other than `but` that has a lock in the way of reading, or of writing, `key`.
     pub fn conflict(&self, key: Key, write: bool, but: Option<Transaction>) -> Option<Transaction> {
         let in_the_way = |lock: &&Lock| {
-            lock.key == key && Some(lock.by) != but && (write || lock.value.is_some())
+            lock.key == key && Some(lock.by) != but && (write || lock.hold != Hold::Read)
         };
         self.locks.iter().find(in_the_way).map(|lock| lock.by)
     }
@@ -71,14 +84,23 @@ impl Executor {
     pub fn end_earlier(&mut self, latest: Transaction) {
         let mine = |by: &Transaction| by.operation == latest.operation && *by < latest;
         let earlier: Vec<_> = self.locks.iter().map(|lock| lock.by).filter(mine).collect();
-        earlier.into_iter().for_each(|transaction| self.finish(transaction, false));
+        earlier.into_iter().for_each(|transaction| self.finish(transaction, None, false));
     }
 
-    /// Ends a transaction that has, or may get, locks here.
-    pub fn finish(&mut self, transaction: Transaction, committed: bool) {
-        for lock in self.locks.iter().filter(|lock| lock.by == transaction) {
-            if let (true, Some(value)) = (committed, lock.value) {
-                self.records.insert(lock.key, value);
+    /// Ends a transaction that has, or may get, locks here. What it changes was written before if the locks are of a later
+    /// life than it knows of, unless that does not matter in `any_life`.
+    pub fn finish(&mut self, transaction: Transaction, part: Option<&Part>, any_life: bool) {
+        let locks = self.locks.iter().filter(|lock| lock.by == transaction);
+        if let Some(part) = part {
+            for lock in locks.filter(|lock| any_life || lock.life == part.life) {
+                let told = part.writes.iter().find(|(key, _)| *key == lock.key);
+                match (lock.hold, told) {
+                    (Hold::Value(value), _) => drop(self.records.insert(lock.key, value)),
+                    (Hold::Intent, Some((_, value))) => {
+                        self.records.insert(lock.key, *value);
+                    }
+                    (Hold::Read | Hold::Intent, _) => {}
+                }
             }
         }
         self.locks.retain(|lock| lock.by != transaction);

@@ -10,16 +10,20 @@
 //!   transaction is left (*finished*). No run is endless, as no state comes twice: so everybody gets
 //!   through, whoever died.
 //!
-//! The protocol is optimistic two-phase commit with presumed abort (Mohan, Lindsay and Obermarck, 1986),
+//! Operations *lock* what they need of other executors as they come to it, and tell what is to be changed with the outcome. Splits
+//! of directories look first, and have what they change *prepared*, which a [`Protocol`] does that does not lock.
+//!
+//! The protocol is two-phase commit with presumed abort (Mohan, Lindsay and Obermarck, 1986),
 //! in which whoever meets a lock may ask its transaction's home how it stands, and have it aborted: as in
 //! Percolator (OSDI 2010), but decided by the home alone. `ARCHITECTURE.md` says how the code does it; a
 //! [`Defect`] leaves a part of it out, to show what that part is for.
 
 mod executor;
+mod locking;
 mod message;
 mod protocol;
 mod records;
 
-pub use message::{Message, Transaction, Word};
+pub use message::{Message, Part, Transaction, Word};
 pub use protocol::{Action, Defect, Protocol, State};
 pub use records::{Answer, Key, Operation, Records, Value};

@@ -23,14 +23,32 @@ pub enum Word {
         /// With what is to be there.
         writes: Vec<(Key, Value)>,
     },
+    /// Lock these records and say what they are.
+    Lock {
+        /// Those to be read only.
+        reads: Vec<Key>,
+        /// Those to be changed.
+        writes: Vec<Key>,
+        /// The transaction has locks elsewhere already.
+        holds: bool,
+    },
+    /// They are locked, and this.
+    Locked {
+        /// What they are.
+        values: Vec<(Key, Value)>,
+        /// The life in which they were locked.
+        life: u8,
+    },
     /// They are locked.
     Prepared,
     /// Changed, or locked by another.
     Refused,
     /// The outcome.
     Finish {
-        /// Whether it has happened.
+        /// Whether it has happened, and changes something there.
         committed: bool,
+        /// What it changes besides that which was prepared, if it was locked in that life.
+        part: Part,
     },
     /// The outcome is known, and the locks are gone.
     Finished,
@@ -48,7 +66,17 @@ pub enum Word {
     },
 }
 
-/// A message stays deliverable for as long as its receiver lives: it may come late, again, or never.
+/// What one executor does for a transaction that has happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Part {
+    /// The life in which it has locked what is to be changed.
+    pub life: u8,
+    /// What is to be there, where that was not prepared.
+    pub writes: Vec<(Key, Value)>,
+}
+
+/// A message stays deliverable for as long as its receiver lives: it may come late, again, or never. Those that ask
+/// for locks outlive him: they may wait for a connection to be made.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
     /// An executor.

@@ -1,7 +1,7 @@
 //! All that can happen, and what must hold.
 
-use crate::executor::{Executor, Lock, Run};
-use crate::message::{Message, Transaction, Word};
+use crate::executor::{Executor, Hold, Lock, Run};
+use crate::message::{Message, Part, Transaction, Word};
 use crate::records::{Answer, Key, Operation, Records, Value};
 use stateright::semantics::{ConsistencyTester, LinearizabilityTester};
 use stateright::{Model, Property};
@@ -28,6 +28,14 @@ pub enum Defect {
     TrustsLocks,
     /// Of two transactions that are in each other's way, both begin again.
     BothGiveWay,
+    /// Locks are gone when their executor dies.
+    LosesLocks,
+    /// The record of a transaction does not say what others change.
+    ForgetsWrites,
+    /// A record that is to be changed may be locked by several.
+    SharesLocks,
+    /// What has happened is written under whatever locks there are, of another life, too.
+    ForgetsLives,
 }
 
 /// What is checked. See the crate's page.
@@ -41,6 +49,8 @@ pub struct Protocol {
     pub deaths: u8,
     /// Most tries of an operation in one life of its home.
     pub attempts: u8,
+    /// Transactions lock what they come to. Otherwise they read first, and have it prepared.
+    pub locks: bool,
     /// What is left out.
     pub defect: Option<Defect>,
 }
@@ -48,7 +58,7 @@ pub struct Protocol {
 /// How everything stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
-    executors: Vec<Executor>,
+    pub(crate) executors: Vec<Executor>,
     /// All messages that were ever sent to an executor that is alive.
     network: BTreeSet<Message>,
     /// By client: operations begun, and whether the last has no answer yet.
@@ -99,24 +109,24 @@ impl Protocol {
         self.clients[..client].iter().map(Vec::len).sum::<usize>() + at
     }
 
-    fn operation(&self, number: usize) -> &Operation {
+    pub(crate) fn operation(&self, number: usize) -> &Operation {
         let (client, at) = self.client(number);
         &self.clients[client][at]
     }
 
-    fn place(&self, key: Key) -> usize {
+    pub(crate) fn place(&self, key: Key) -> usize {
         self.places[usize::from(key)]
     }
 
     /// The executor that is asked for an operation.
-    fn home(&self, operation: usize) -> usize {
+    pub(crate) fn home(&self, operation: usize) -> usize {
         match self.operation(operation) {
             Operation::Transaction { home, .. } => *home,
             Operation::Put(key, _) | Operation::Get(key) => self.place(*key),
         }
     }
 
-    fn has(&self, defect: Defect) -> bool {
+    pub(crate) fn has(&self, defect: Defect) -> bool {
         self.defect == Some(defect)
     }
 
@@ -128,13 +138,13 @@ impl Protocol {
 }
 
 /// A state on its way to the next.
-struct Step<'a> {
-    protocol: &'a Protocol,
-    state: State,
+pub(crate) struct Step<'a> {
+    pub protocol: &'a Protocol,
+    pub state: State,
 }
 
 impl Step<'_> {
-    fn send(&mut self, from: usize, to: usize, about: Transaction, word: Word) {
+    pub fn send(&mut self, from: usize, to: usize, about: Transaction, word: Word) {
         let incarnation = self.state.executors[to].incarnation;
         self.state.network.insert(Message { from, to, incarnation, about, word });
     }
@@ -147,7 +157,7 @@ impl Step<'_> {
     }
 
     /// Has a transaction aborted whose lock is in the way of an operation that changes something.
-    fn wound(&mut self, at: usize, lock: Transaction, by: usize) {
+    pub fn wound(&mut self, at: usize, lock: Transaction, by: usize) {
         if !self.protocol.has(Defect::TrustsLocks) {
             let home = self.protocol.home(lock.operation);
             self.send(at, home, lock, Word::Status { abort: Some(by), reader: None });
@@ -156,7 +166,7 @@ impl Step<'_> {
 
     /// An older transaction has met the lock of a younger one: it waits, and the other one gives way. If
     /// it gave way, too, the two could do so for ever.
-    fn meet(&mut self, at: usize, lock: Transaction, older: usize) {
+    pub fn meet(&mut self, at: usize, lock: Transaction, older: usize) {
         self.wound(at, lock, older);
         if self.protocol.has(Defect::BothGiveWay) {
             // Where the older one is at home, it aborts itself; elsewhere it is told to.
@@ -217,9 +227,15 @@ impl Step<'_> {
         let incarnation = if forgets { 0 } else { executor.incarnation };
         let transaction = Transaction { operation: number, incarnation, attempt: *attempts };
         let local = reads.iter().filter(|key| self.protocol.place(**key) == home);
+        // Who locks what is elsewhere sees last what is here.
+        let local = local.filter(|_| !self.protocol.locks);
         let read = local.map(|key| (*key, executor.records[key])).collect();
-        executor.running.insert(number, Run { transaction, read, waits: None });
-        self.prepare(number);
+        let run = Run { transaction, read, waits: None, held: BTreeMap::new() };
+        executor.running.insert(number, run);
+        match self.protocol.locks {
+            true => self.lock_more(number),
+            false => self.prepare(number),
+        }
     }
 
     fn fetch(&mut self, number: usize, key: Key) {
@@ -268,7 +284,9 @@ impl Step<'_> {
         let Some(waits) = run.waits.as_mut().filter(|_| run.transaction == transaction) else {
             return;
         };
-        waits.remove(&from);
+        if let Some(life) = waits.remove(&from) {
+            run.held.insert(from, life);
+        }
         if early {
             waits.clear();
         }
@@ -293,25 +311,35 @@ impl Step<'_> {
         if run.read.iter().any(|(key, value)| is_home(*key) && executor.records[key] != *value) {
             return self.abort(home, number);
         }
-        let answer = reads.iter().map(|key| run.read[key]).collect();
+        let value = |key: &Key| run.read.get(key).copied().unwrap_or_else(|| executor.records[key]);
+        let answer = reads.iter().map(value).collect();
         let others: BTreeSet<usize> = keys(reads, writes)
             .into_keys()
             .map(|key| self.protocol.place(key))
             .filter(|place| *place != home)
             .collect();
+        let part = |to: &usize| (*to, self.protocol.part(number, *to, &run.held));
+        let changes = |(_, part): &(usize, Part)| !part.writes.is_empty() || !self.protocol.locks;
+        let (others, released): (Vec<_>, Vec<_>) = others.iter().map(part).partition(changes);
+        let others: BTreeMap<usize, Part> = others.into_iter().collect();
         let executor = &mut self.state.executors[home];
         for (key, value) in writes.iter().filter(|(key, _)| is_home(*key)) {
             executor.records.insert(*key, *value);
         }
         executor.running.remove(&number);
         executor.replies.insert(number, answer);
-        executor.committed.insert(transaction, others.clone());
-        for to in others {
-            self.send(home, to, transaction, Word::Finish { committed: true });
+        if !others.is_empty() {
+            executor.committed.insert(transaction, others.clone());
+        }
+        for (to, part) in others {
+            self.send(home, to, transaction, Word::Finish { committed: true, part });
+        }
+        for (to, part) in released {
+            self.send(home, to, transaction, Word::Finish { committed: false, part });
         }
     }
 
-    fn abort(&mut self, home: usize, number: usize) {
+    pub fn abort(&mut self, home: usize, number: usize) {
         let Some(run) = self.state.executors[home].running.remove(&number) else { return };
         let Operation::Transaction { reads, writes, .. } = self.protocol.operation(number) else {
             return;
@@ -319,7 +347,8 @@ impl Step<'_> {
         for (key, _) in keys(reads, writes) {
             let to = self.protocol.place(key);
             if to != home && run.waits.is_some() {
-                self.send(home, to, run.transaction, Word::Finish { committed: false });
+                let part = Part::default();
+                self.send(home, to, run.transaction, Word::Finish { committed: false, part });
             }
         }
     }
@@ -329,14 +358,19 @@ impl Step<'_> {
         match word {
             Word::Prepare { reads, writes } => self.lock(from, to, about, &reads, &writes),
             Word::Prepared => self.prepared(to, about, from),
+            Word::Lock { reads, writes, holds } => {
+                self.lock_for(from, to, about, &reads, &writes, holds);
+            }
+            Word::Locked { values, life } => self.locked(to, about, from, &values, life),
             Word::Refused => {
                 let run = self.state.executors[to].running.get(&about.operation);
                 if run.is_some_and(|run| run.transaction == about) {
                     self.abort(to, about.operation);
                 }
             }
-            Word::Finish { committed } => {
-                self.state.executors[to].finish(about, committed);
+            Word::Finish { committed, part } => {
+                let any_life = self.protocol.has(Defect::ForgetsLives);
+                self.state.executors[to].finish(about, committed.then_some(&part), any_life);
                 if committed {
                     self.send(to, from, about, Word::Finished);
                 }
@@ -383,13 +417,14 @@ impl Step<'_> {
         if executor.locks.iter().any(|lock| lock.by == transaction) {
             return self.send(at, home, transaction, Word::Prepared);
         }
-        let mut locks: BTreeMap<Key, Option<Value>> = BTreeMap::new();
+        let mut locks: BTreeMap<Key, Hold> = BTreeMap::new();
         if !self.protocol.has(Defect::LeavesReadsOpen) {
-            locks.extend(reads.iter().map(|(key, _)| (*key, None)));
+            locks.extend(reads.iter().map(|(key, _)| (*key, Hold::Read)));
         }
-        locks.extend(writes.iter().map(|(key, value)| (*key, Some(*value))));
-        for (key, value) in &locks {
-            if let Some(lock) = executor.conflict(*key, value.is_some(), Some(transaction)) {
+        locks.extend(writes.iter().map(|(key, value)| (*key, Hold::Value(*value))));
+        for (key, hold) in &locks {
+            let write = *hold != Hold::Read;
+            if let Some(lock) = executor.conflict(*key, write, Some(transaction)) {
                 if transaction.operation < lock.operation {
                     return self.meet(at, lock, transaction.operation);
                 }
@@ -400,13 +435,15 @@ impl Step<'_> {
         if !is_same && !self.protocol.has(Defect::LocksUnseen) {
             return self.refuse(at, home, transaction);
         }
-        let locks = locks.into_iter().map(|(key, value)| Lock { key, by: transaction, value });
+        let life = executor.incarnation;
+        let lock = |(key, hold)| Lock { key, by: transaction, hold, life };
+        let locks = locks.into_iter().map(lock);
         self.state.executors[at].locks.extend(locks);
         self.send(at, home, transaction, Word::Prepared);
     }
 
     /// For good: a lock that is got later would come in the way of the next attempt.
-    fn refuse(&mut self, at: usize, home: usize, transaction: Transaction) {
+    pub fn refuse(&mut self, at: usize, home: usize, transaction: Transaction) {
         self.state.executors[at].over.insert(transaction);
         self.send(at, home, transaction, Word::Refused);
     }
@@ -420,8 +457,10 @@ impl Step<'_> {
         reader: Option<usize>,
     ) {
         let executor = &self.state.executors[home];
-        if executor.committed.contains_key(&about) {
-            return self.send(home, to, about, Word::Finish { committed: true });
+        if let Some(others) = executor.committed.get(&about) {
+            let part = others.get(&to).cloned();
+            let (committed, part) = (part.is_some(), part.unwrap_or_default());
+            return self.send(home, to, about, Word::Finish { committed, part });
         }
         let run = executor.running.get(&about.operation);
         let runs = run.is_some_and(|run| run.transaction == about);
@@ -433,14 +472,17 @@ impl Step<'_> {
             (true, Some(reader)) => self.send(home, to, about, Word::Running { reader }),
             (true, None) => {}
             // It never will: what runs later has another name.
-            (false, _) => self.send(home, to, about, Word::Finish { committed: false }),
+            (false, _) => {
+                let part = Part::default();
+                self.send(home, to, about, Word::Finish { committed: false, part });
+            }
         }
     }
 
     fn repeat(&mut self, home: usize) {
         for (transaction, others) in self.state.executors[home].committed.clone() {
-            for to in others {
-                self.send(home, to, transaction, Word::Finish { committed: true });
+            for (to, part) in others {
+                self.send(home, to, transaction, Word::Finish { committed: true, part });
             }
         }
     }
@@ -458,14 +500,25 @@ impl Step<'_> {
 
     fn die(&mut self, at: usize) {
         self.state.deaths += 1;
-        self.state.executors[at].restart();
-        let incarnation = self.state.executors[at].incarnation;
-        self.state.network.retain(|message| message.to != at || message.incarnation == incarnation);
+        let executor = &mut self.state.executors[at];
+        executor.restart();
+        if self.protocol.has(Defect::LosesLocks) {
+            executor.locks.clear();
+        }
+        if self.protocol.has(Defect::ForgetsWrites) {
+            let parts = executor.committed.values_mut().flat_map(BTreeMap::values_mut);
+            parts.for_each(|part| part.writes.clear());
+        }
+        let incarnation = executor.incarnation;
+        self.state.network.retain(|message| {
+            let waits = matches!(message.word, Word::Lock { .. });
+            message.to != at || message.incarnation == incarnation || waits
+        });
     }
 }
 
 /// The records of a transaction, each with whether it is changed.
-fn keys(reads: &[Key], writes: &[(Key, Value)]) -> BTreeMap<Key, bool> {
+pub(crate) fn keys(reads: &[Key], writes: &[(Key, Value)]) -> BTreeMap<Key, bool> {
     let mut keys: BTreeMap<Key, bool> = reads.iter().map(|key| (*key, false)).collect();
     keys.extend(writes.iter().map(|(key, _)| (*key, true)));
     keys
@@ -510,15 +563,18 @@ impl State {
         let waiting: BTreeSet<usize> = (0..protocol.number(protocol.clients.len(), 0))
             .filter(|n| self.waits(protocol, *n))
             .collect();
+        let may_die = self.deaths < protocol.deaths;
         self.network.retain(|message| {
             let (to, about) = (&executors[message.to], message.about);
             match &message.word {
                 Word::Prepare { .. } => !is_over(message),
-                Word::Prepared | Word::Refused => {
+                // Who dies forgets that it is over.
+                Word::Lock { .. } => may_die || !is_over(message),
+                Word::Prepared | Word::Refused | Word::Locked { .. } => {
                     let run = to.running.get(&about.operation);
                     run.is_some_and(|run| run.transaction == about)
                 }
-                Word::Finish { committed } => {
+                Word::Finish { committed, .. } => {
                     let home = &executors[message.from];
                     let is_known = !committed
                         || !home.committed.contains_key(&about)
@@ -585,6 +641,7 @@ impl Model for Protocol {
                         continue;
                     };
                     let missing = reads.iter().filter(|key| !run.read.contains_key(key));
+                    let missing = missing.filter(|_| !self.locks);
                     actions.extend(missing.map(|key| Action::Fetch(number, *key)));
                     let mut waits = run.waits.iter().flatten();
                     if run.waits.as_ref().is_some_and(BTreeMap::is_empty) {

@@ -10,7 +10,12 @@ fn transaction(home: usize, reads: &[u8], writes: &[(u8, u8)]) -> Operation {
 }
 
 fn protocol(places: &[usize], clients: Vec<Vec<Operation>>, deaths: u8) -> Protocol {
-    Protocol { places: places.to_vec(), clients, deaths, attempts: 6, defect: None }
+    Protocol { places: places.to_vec(), clients, deaths, attempts: 6, locks: false, defect: None }
+}
+
+/// The same by locks at first contact.
+fn locking(protocol: Protocol) -> Protocol {
+    Protocol { locks: true, ..protocol }
 }
 
 /// Two that exchange the same records from both ends, and one who reads one after the other.
@@ -65,6 +70,25 @@ fn states(name: &str, protocol: Protocol) {
     println!("{name}: {} states", checker.unique_state_count());
 }
 
+/// Two that come to the same executors, in different orders.
+fn turned(deaths: u8) -> Protocol {
+    let clients = vec![
+        vec![transaction(0, &[1, 2], &[(1, 1), (2, 1)])],
+        vec![transaction(0, &[2, 1], &[(1, 2), (2, 2)])],
+    ];
+    protocol(&[0, 1, 2], clients, deaths)
+}
+
+#[test]
+fn all_orders_of_locks_are_right() {
+    states("opposite", locking(opposite(0)));
+    states("crossed, one dies", locking(crossed(1)));
+    states("there and back, one dies", locking(there_and_back(1)));
+    states("overwritten, one dies", locking(overwritten(1)));
+    states("three, one dies", locking(three(1)));
+    states("turned", locking(turned(0)));
+}
+
 #[test]
 fn all_orders_of_everything_are_right() {
     states("opposite", opposite(0));
@@ -81,6 +105,10 @@ fn all_orders_of_more_are_right() {
     if scale.is_some_and(|scale| scale > 1) {
         states("opposite, one dies", opposite(1));
         states("crossed, two die", crossed(2));
+        states("opposite by locks, one dies", locking(opposite(1)));
+        states("crossed by locks, two die", locking(crossed(2)));
+        states("there and back by locks, two die", locking(there_and_back(2)));
+        states("turned, one dies", locking(turned(1)));
     }
 }
 
@@ -103,4 +131,20 @@ fn every_part_is_needed() {
     assert!(is_seen(Defect::DropsRecord, three(0), wrong));
     assert!(is_seen(Defect::TrustsLocks, crossed(1), "finished"));
     assert!(is_seen(Defect::BothGiveWay, crossed(0), "finished"));
+}
+
+#[test]
+fn every_part_of_locking_is_needed() {
+    let wrong = "linearizable";
+    assert!(is_seen(Defect::SharesLocks, locking(turned(0)), wrong));
+    assert!(is_seen(Defect::LeavesReadsOpen, locking(crossed(0)), wrong));
+    assert!(is_seen(Defect::ReadsBelowLocks, locking(three(0)), wrong));
+    assert!(is_seen(Defect::ForgetsIncarnation, locking(there_and_back(1)), wrong));
+    assert!(is_seen(Defect::ForgetsTheOver, locking(there_and_back(0)), wrong));
+    assert!(is_seen(Defect::DropsRecord, locking(three(0)), wrong));
+    assert!(is_seen(Defect::LosesLocks, locking(overwritten(1)), wrong));
+    assert!(is_seen(Defect::ForgetsWrites, locking(overwritten(1)), wrong));
+    assert!(is_seen(Defect::ForgetsLives, locking(there_and_back(1)), wrong));
+    assert!(is_seen(Defect::TrustsLocks, locking(crossed(1)), "finished"));
+    assert!(is_seen(Defect::BothGiveWay, locking(crossed(0)), "finished"));
 }

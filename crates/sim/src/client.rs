@@ -13,7 +13,7 @@ use tatami_wire::{
 pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
 
 /// Names in a directory: few, so that clients meet.
-const NAMES: Name = 4;
+pub(crate) const NAMES: Name = 4;
 
 /// What a client sends.
 #[derive(Clone, Debug)]
@@ -198,6 +198,8 @@ pub(crate) struct Known {
     first: Ino,
     /// Whether directories are made.
     grows: bool,
+    /// Names in a directory.
+    names: Name,
 }
 
 /// Whether the inode lies on this node, has lain there, or may.
@@ -206,15 +208,15 @@ pub(crate) fn concerns(map: &ShardMap, node: NodeId, ino: Ino) -> bool {
 }
 
 impl Known {
-    pub fn new() -> Known {
-        Known { dirs: vec![Ino::ROOT], files: Vec::new(), first: Ino::ROOT, grows: true }
+    pub fn new(names: Name) -> Known {
+        Known { dirs: vec![Ino::ROOT], files: Vec::new(), first: Ino::ROOT, grows: true, names }
     }
 
     /// A part of the tree for some clients only. They make no directories, because these could lie
-    /// on any node.
+    /// on any node, and no more files than a directory has that does not split.
     pub fn island(dirs: Vec<Ino>) -> Known {
         let first = dirs.first().copied().unwrap_or(Ino::ROOT);
-        Known { dirs, files: Vec::new(), first, grows: false }
+        Known { dirs, files: Vec::new(), first, grows: false, names: NAMES }
     }
 
     /// Notes what an answer tells.
@@ -239,14 +241,14 @@ impl Known {
 
     /// Something to do.
     pub fn call(&self, rng: &mut Rng) -> Call {
-        let (dir, name) = (self.dir(rng), rng.u8(..NAMES));
+        let (dir, name) = (self.dir(rng), rng.u8(..self.names));
         match rng.u32(..100) {
             0..14 => Call::Create { dir, name, is_dir: false },
             14..34 => Call::Create { dir, name, is_dir: self.grows },
             34..40 => Call::Unlink { dir, name },
             40..46 => Call::Rmdir { dir, name },
             46..72 => {
-                let to = (self.dir(rng), rng.u8(..NAMES));
+                let to = (self.dir(rng), rng.u8(..self.names));
                 let modes = [RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange];
                 Call::Rename { from: (dir, name), to, mode: modes[rng.usize(..modes.len())] }
             }

@@ -33,10 +33,12 @@ pub enum Defect {
     HearsTheDead,
     /// Messages to other daemons leave before the round is committed.
     MessagesEarly,
-    /// A participant locks what it is to write, whatever has changed since it was seen.
-    SkipsValidation,
+    /// A participant gives locks back as soon as it has told what they are of.
+    ForgetsLocks,
     /// A coordinator takes a refusal for a promise.
     TakesNoForYes,
+    /// A participant lets others lock, too, what one is about to write.
+    SharesLocks,
 }
 
 /// Where in a round a daemon dies.
@@ -105,6 +107,8 @@ pub(crate) struct Daemon {
     durability: Durability,
     defect: Option<Defect>,
     split_above: Option<u64>,
+    /// Whether its disk takes no more records.
+    full: bool,
     /// Slots that no client has, for [`Defect::ForgetsAnswers`].
     strange: u32,
 }
@@ -131,6 +135,7 @@ impl Daemon {
             durability,
             defect,
             split_above,
+            full: false,
             strange: 1 << 20,
         };
         daemon.up(Timestamp::from_sec(0))?;
@@ -143,6 +148,23 @@ impl Daemon {
             self.inbox.push(input);
         }
         self.inbox.len() == 1
+    }
+
+    /// Its disk is full from now on, or is not any more.
+    pub fn set_full(&mut self, full: bool) {
+        self.full = full;
+        match &mut self.life {
+            Some(Life::Up(meta)) => meta.store_mut().set_full(full),
+            Some(Life::Down(store)) => store.set_full(full),
+            None => {}
+        }
+    }
+
+    /// The disk has no room for what is committed next.
+    pub fn fail_for_want_of_room(&mut self) {
+        if let Some(Life::Up(meta)) = &mut self.life {
+            meta.store_mut().fail_commit(0, Fault::Full);
+        }
     }
 
     /// When it has something to do, if nothing arrives before.
@@ -195,7 +217,12 @@ impl Daemon {
                 meta.commit().is_ok() && (!syncs || meta.sync().is_ok())
             }
         };
-        if stays {
+        let lives = stays || death.is_none() && !meta.is_poisoned();
+        if !stays && self.defect != Some(Defect::AnswersEarly) {
+            // What was not written has not happened.
+            replies.clear();
+        }
+        if lives {
             for Finished { ticket, result, .. } in meta.finished() {
                 let asked = self.waiting.remove(&ticket).unwrap_or_default();
                 replies.extend(asked.iter().map(|request| request.answered(result.clone())));
@@ -211,13 +238,13 @@ impl Daemon {
         let some = rng.usize(..=outputs.len());
         let leaving = match death {
             _ if self.defect == Some(Defect::AnswersEarly) => outputs.len(),
-            None if stays => outputs.len(),
+            None if lives => outputs.len(),
             Some(Death::Answering) if stays => some,
             _ => 0,
         };
         outputs.truncate(leaving);
         self.life = Some(Life::Up(meta));
-        if death.is_some() || !stays {
+        if !lives || death.is_some() {
             self.die();
         }
         outputs
@@ -233,7 +260,14 @@ impl Daemon {
         let request = match input {
             Input::Request(request) => request,
             Input::Message(from, message) => {
+                let locked = match message {
+                    PeerMessage::Lock { txid, .. } => Some(txid),
+                    _ => None,
+                };
                 meta.receive(now, from, self.misheard(message));
+                if let (Some(Defect::ForgetsLocks), Some(txid)) = (self.defect, locked) {
+                    meta.receive(now, from, PeerMessage::Release { txid });
+                }
                 return None;
             }
         };
@@ -256,12 +290,15 @@ impl Daemon {
     /// The message as a daemon with the built-in mistake takes it.
     fn misheard(&self, message: PeerMessage) -> PeerMessage {
         match (self.defect, message) {
-            (
-                Some(Defect::SkipsValidation),
-                PeerMessage::Prepare { txid, age, life, writes, .. },
-            ) => PeerMessage::Prepare { txid, age, life, reads: Vec::new(), writes },
             (Some(Defect::TakesNoForYes), PeerMessage::Refused { txid, .. }) => {
                 PeerMessage::Prepared { txid }
+            }
+            (
+                Some(Defect::SharesLocks),
+                PeerMessage::Lock { txid, age, life, question, waits, reads, writes },
+            ) => {
+                let (reads, writes) = ([reads, writes].concat(), Vec::new());
+                PeerMessage::Lock { txid, age, life, question, waits, reads, writes }
             }
             (_, message) => message,
         }

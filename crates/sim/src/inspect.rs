@@ -142,8 +142,8 @@ fn range(inode: &[u8]) -> Option<Range> {
     is_parted.then_some(Range { from, bits: *bits.first()? })
 }
 
-/// Directories that have nothing to do with the node `absent`, made in a new directory of the root, and
-/// all that was made on the way.
+/// Directories that have nothing to do with the node `absent`, made in the root, which need not be
+/// looked at to work in them.
 ///
 /// # Errors
 /// There is no answer, or they cannot be made.
@@ -157,8 +157,7 @@ pub(crate) fn make_island(
     const DIRS: usize = 4;
     let mut island: Vec<Ino> = Vec::new();
     for name in FIRST.. {
-        let dir = island.first().copied().unwrap_or(Ino::ROOT);
-        match ask(Call::Create { dir, name, is_dir: true })? {
+        match ask(Call::Create { dir: Ino::ROOT, name, is_dir: true })? {
             Answer::Node { ino, .. } if !crate::client::concerns(map, absent, ino) => {
                 island.push(ino);
             }

@@ -1,6 +1,6 @@
 //! A run: who does what when, and what is checked in the end.
 
-use crate::client::{Known, Reply, Request, Slot, answer, is_corrected, operation, seed};
+use crate::client::{Known, NAMES, Reply, Request, Slot, answer, is_corrected, operation, seed};
 use crate::cluster::Cluster;
 use crate::daemon::{Death, Defect, Durability, Input, Output};
 use crate::history::History;
@@ -23,6 +23,8 @@ const GRACE_SPREAD: Time = 60_000_000;
 /// How long one daemon stays away when there are no other faults any more, and everything that does not
 /// concern it must have come to its end.
 const ABSENCE: Time = 8_000_000;
+/// Of so many rounds, one finds the disk full when it commits.
+const FULL: u32 = 100;
 /// Clients that die in the middle of an operation. Each doubles the work of the checker.
 const DEATHS_MAX: usize = 2;
 
@@ -88,8 +90,9 @@ impl Options {
         let (clients, operations) = if absence { (4, 8) } else { (5, 10) };
         let usual = Options::new(seed);
         let belated = seed.is_multiple_of(7);
-        // There are four names in a directory. One that is split concerns all daemons.
-        let split_above = (!absence && !seed.is_multiple_of(3)).then_some(1 + seed / 12 % 2);
+        // One that is split concerns all daemons: those of the clients that need not wait for the absent one do not.
+        let small = if absence { u64::from(NAMES) } else { 1 + seed / 12 % 2 };
+        let split_above = (!seed.is_multiple_of(3)).then_some(small);
         Options {
             split_above,
             nodes,
@@ -117,6 +120,8 @@ pub struct Report {
     pub messages: u32,
     /// Requests that were put to a partition that had not got the name.
     pub corrected: u32,
+    /// Operations that met a full disk, and were asked for anew.
+    pub refused: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
     /// A hash of all events: equal for equal runs.
@@ -161,6 +166,8 @@ enum Event {
     /// Messages of one do not reach the other any more.
     Cut(usize, usize),
     Mend(usize, usize),
+    /// The disk of one is full, or is not any more.
+    Full(usize, bool),
     /// A clock is set forward by so many microseconds, or back.
     Clock(usize, i64),
     Calm,
@@ -203,6 +210,8 @@ pub fn run(options: Options) -> Result<Report, String> {
 impl World {
     fn new(options: &Options) -> Result<World, String> {
         let Options { nodes, shards, durability, split_above, defect, .. } = *options;
+        // More than a directory has that is not split.
+        let names = split_above.map_or(NAMES, |small| NAMES.max(2 * small as u8));
         let mut world = World {
             defect,
             belated: options.belated,
@@ -211,8 +220,8 @@ impl World {
             agenda: Agenda::new(),
             cluster: Cluster::start(nodes, shards, durability, split_above, defect)?,
             slots: Vec::new(),
-            known: Known::new(),
-            island: Known::new(),
+            known: Known::new(names),
+            island: Known::new(NAMES),
             absent: None,
             history: History::default(),
             processes: 0,
@@ -276,6 +285,11 @@ impl World {
             if self.rng.bool() {
                 self.cut(to, from, at, long);
             }
+        }
+        for _ in 0..self.rng.u32(..2) {
+            let (at, node) = (self.rng.u64(..calm), self.rng.usize(..nodes));
+            self.agenda.after(at, Event::Full(node, true));
+            self.agenda.after(at + self.rng.u64(..calm / 4), Event::Full(node, false));
         }
         for node in 0..nodes {
             let ahead = self.rng.i64(-5_000_000..=5_000_000);
@@ -391,6 +405,7 @@ impl World {
             Event::ClientDies(slot) => self.client_dies(slot),
             Event::Cut(from, to) => self.cluster.cut(from, to),
             Event::Mend(from, to) => self.cluster.mend(from, to),
+            Event::Full(node, full) => self.cluster.daemons[node].set_full(full),
             Event::Clock(node, step) => self.cluster.set_clock(node, step),
             Event::Calm => self.calm_down(),
             Event::Return(node) => {
@@ -407,6 +422,7 @@ impl World {
     fn calm_down(&mut self) {
         self.calm = true;
         self.cluster.mend_all();
+        self.cluster.daemons.iter_mut().for_each(|daemon| daemon.set_full(false));
         if let Some(absent) = self.absent {
             self.cluster.daemons[absent].die();
         }
@@ -470,6 +486,9 @@ impl World {
         let now = self.clock(node);
         let dies = !self.calm && self.rng.u32(..self.ways.deaths) == 0;
         let death = dies.then(|| Death::ALL[self.rng.usize(..Death::ALL.len())]);
+        if !self.cluster.is_alone() && !self.calm && self.rng.u32(..FULL) == 0 {
+            self.cluster.daemons[node].fail_for_want_of_room();
+        }
         let outputs = self.cluster.daemons[node].round(&mut self.rng, now, death);
         let manners = self.manners();
         for output in outputs {
@@ -493,7 +512,8 @@ impl World {
         if belated && matches!(message, PeerMessage::Finished { .. }) && self.rng.u32(..10) < 8 {
             return;
         }
-        let again = if matches!(message, PeerMessage::Prepare { .. }) { 4 } else { 0 };
+        let asks = matches!(message, PeerMessage::Prepare { .. } | PeerMessage::Lock { .. });
+        let again = if asks { 4 } else { 0 };
         let message = Event::Message(from, to, message);
         for _ in 0..if belated { again } else { 0 } {
             let late = self.rng.u64(..LATE / 2);
@@ -529,6 +549,13 @@ impl World {
         // Nothing has happened.
         if reply.result == Err(Errno::EAGAIN) {
             self.report.repeated += 1;
+            self.send(number);
+            return Ok(());
+        }
+        if reply.result == Err(Errno::ENOSPC) {
+            slot.sent = None;
+            slot.seq += 1;
+            self.report.refused += 1;
             self.send(number);
             return Ok(());
         }
@@ -673,6 +700,8 @@ mod tests {
             let alone = options(0).nodes == 1;
             assert!(if alone { messages == 0 } else { messages > 2000 });
             assert!(if alone { corrected == 0 } else { corrected > 50 }, "{corrected} corrected");
+            let refused = sum(|r| r.refused);
+            assert!(if alone { refused == 0 } else { refused > 10 }, "{refused} refused");
         }
     }
 
@@ -687,9 +716,11 @@ mod tests {
 
     #[test]
     fn a_mistake_between_daemons_is_found() {
-        for defect in [Defect::SkipsValidation, Defect::TakesNoForYes] {
+        for defect in [Defect::SharesLocks, Defect::ForgetsLocks] {
             assert!(is_caught(defect, (0..200).map(Options::spread)));
         }
+        // Splits alone can be refused what has others in it: one in some hundred runs.
+        assert!(is_caught(Defect::TakesNoForYes, (0..1000).map(Options::spread)));
         // It takes a death between the promise and the commit, and a coordinator that is quicker than
         // the daemon's new life: one in a hundred runs.
         assert!(is_caught(Defect::MessagesEarly, (0..1000).map(Options::spread)));

@@ -1,8 +1,9 @@
 //! What nodes that serve shards tell each other: operations that touch records of several nodes.
 //!
-//! One node, the *coordinator*, runs the operation and fetches what it needs to see from the others. What it
-//! wants to change there it has prepared: the *participants* lock the records and keep the new values beside them. The
-//! coordinator decides, in one write with its own part; then all participants do as was decided.
+//! One node, the *coordinator*, runs the operation. What it needs of the others it asks for with the intent to change it: the
+//! *participants* lock the records and tell what they are. When nothing is missing any more, the coordinator decides, in one write with
+//! its own part and with what the participants are to write; then they write it. A split, which writes many records and reads hardly any,
+//! has the new values prepared beside the locks instead.
 //!
 //! Messages may be lost, repeated and reordered. A frame carries [`PeerMessage`]s one way, with no answer at
 //! this level.
@@ -54,17 +55,6 @@ pub enum Refusal {
     Full,
 }
 
-/// How far a transaction is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Fate {
-    /// Not decided yet.
-    Open,
-    /// It takes effect.
-    Committed,
-    /// It never will.
-    Aborted,
-}
-
 /// From one node that serves shards to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each message says what its fields mean
@@ -73,6 +63,22 @@ pub enum PeerMessage {
     Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
     /// They are this, in the order of the question, told in this life of the node.
     Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
+    /// Lock these records for the transaction and say what they are: nobody else may write what is to be read, or see what is to
+    /// be written. `life` is that in which the node has locked others for it, if it has: in another, nobody remembers what became
+    /// of the transaction. Who has locked nothing anywhere `waits` for whoever has the locks, be he older or not.
+    /// → `Locked` or `Refused`
+    Lock {
+        txid: Txid,
+        age: Age,
+        life: Option<u64>,
+        question: u32,
+        waits: bool,
+        reads: Vec<Bytes>,
+        writes: Vec<Bytes>,
+    },
+    /// They are locked, which lasts, and are this: first those to be read, then those to be written. The first were locked in
+    /// this life. Without `room` the disk takes no further records.
+    Locked { txid: Txid, life: u64, question: u32, room: bool, values: Vec<Option<Bytes>> },
     /// Check that these records are what was seen, and lock them and those that are to be
     /// written. `life` is that of the participant in which it was asked what they are: in another, nobody
     /// remembers what became of the transaction. → `Prepared` or `Refused`
@@ -81,12 +87,13 @@ pub enum PeerMessage {
     Prepared { txid: Txid },
     /// It is not done, and nothing of it is kept.
     Refused { txid: Txid, why: Refusal },
-    /// It was decided: write the new values, or forget them. → `Finished`, if they are written
-    Finish { txid: Txid, committed: bool },
-    /// It is done, and lasts.
-    Finished { txid: Txid },
-    /// How far is it? The coordinator gives it up for whoever is older. → `Fate`
+    /// It was decided: write what was prepared, and this, if you have locked for it in this life, and give the locks back.
+    /// Else it was done before. → `Finished`
+    Finish { txid: Txid, life: u64, writes: Vec<Item<Bytes>> },
+    /// It writes nothing there, or nothing more: give the locks back.
+    Release { txid: Txid },
+    /// They are done, and that lasts.
+    Finished { txids: Vec<Txid> },
+    /// How far is it? The coordinator gives it up for whoever is older. → `Finish` or `Release`; nothing while it is not decided
     Status { txid: Txid, abort: Option<Age> },
-    /// So far.
-    Fate { txid: Txid, fate: Fate },
 }

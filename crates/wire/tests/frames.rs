@@ -10,7 +10,7 @@ use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::lock::{Conflict, Lock, LockKind, LockOp, LockSort, LockTold, Span};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
-use tatami_wire::transaction::{Age, Digest, Fate, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::*;
 
 fn names() -> impl Strategy<Value = meta::Bytes> {
@@ -152,19 +152,25 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
     });
     let ages = (txids.clone(), any::<i64>())
         .prop_map(|(first, sec)| Age { since: Timestamp::from_sec(sec), first });
-    let values = prop::collection::vec(prop::option::of(names()), 0..5);
+    let values = || prop::collection::vec(prop::option::of(names()), 0..5);
     let reads = prop::collection::vec((names(), prop::option::of(any::<[u8; 16]>())), 0..5)
         .prop_map(|all| {
             all.into_iter().map(|(key, v)| Item { key, value: v.map(Digest) }).collect()
         });
-    let writes = prop::collection::vec((names(), prop::option::of(names())), 0..5)
-        .prop_map(|all| all.into_iter().map(|(key, value)| Item { key, value }).collect());
+    let writes = || {
+        prop::collection::vec((names(), prop::option::of(names())), 0..5)
+            .prop_map(|all| all.into_iter().map(|(key, value)| Item { key, value }).collect())
+    };
+    let keys = || prop::collection::vec(names(), 0..5);
     prop_oneof![
-        (txids.clone(), ages.clone(), prop::collection::vec(names(), 0..5))
-            .prop_map(|(request, age, keys)| PeerMessage::Fetch { request, age, keys }),
-        (txids.clone(), any::<u64>(), values)
+        (txids.clone(), ages.clone(), keys()).prop_map(|(request, age, keys)| PeerMessage::Fetch {
+            request,
+            age,
+            keys
+        }),
+        (txids.clone(), any::<u64>(), values())
             .prop_map(|(request, life, values)| PeerMessage::Fetched { request, life, values }),
-        (txids.clone(), ages.clone(), any::<u64>(), reads, writes).prop_map(
+        (txids.clone(), ages.clone(), any::<u64>(), reads, writes()).prop_map(
             |(txid, age, life, reads, writes)| PeerMessage::Prepare {
                 txid,
                 age,
@@ -175,12 +181,32 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
         ),
         txids.clone().prop_map(|txid| PeerMessage::Prepared { txid }),
         txids.clone().prop_map(|txid| PeerMessage::Refused { txid, why: Refusal::Again }),
-        (txids.clone(), any::<bool>())
-            .prop_map(|(txid, committed)| PeerMessage::Finish { txid, committed }),
-        txids.clone().prop_map(|txid| PeerMessage::Finished { txid }),
-        (txids.clone(), prop::option::of(ages))
+        (txids.clone(), any::<u64>(), writes())
+            .prop_map(|(txid, life, writes)| { PeerMessage::Finish { txid, life, writes } }),
+        txids.clone().prop_map(|txid| PeerMessage::Release { txid }),
+        prop::collection::vec(txids.clone(), 0..5)
+            .prop_map(|txids| PeerMessage::Finished { txids }),
+        (txids.clone(), prop::option::of(ages.clone()))
             .prop_map(|(txid, abort)| PeerMessage::Status { txid, abort }),
-        txids.prop_map(|txid| PeerMessage::Fate { txid, fate: Fate::Committed }),
+        (txids.clone(), ages, prop::option::of(any::<u64>()), any::<u32>(), keys(), keys())
+            .prop_map(|(txid, age, life, question, reads, writes)| PeerMessage::Lock {
+                txid,
+                age,
+                life,
+                question,
+                waits: life.is_some(),
+                reads,
+                writes,
+            }),
+        (txids, any::<u64>(), any::<u32>(), any::<bool>(), values()).prop_map(
+            |(txid, life, question, room, values)| PeerMessage::Locked {
+                txid,
+                life,
+                question,
+                room,
+                values,
+            }
+        ),
     ]
 }
 

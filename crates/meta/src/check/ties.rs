@@ -5,11 +5,13 @@ use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
 use crate::record::{Entry, kind_byte};
 use crate::store::Store;
+use crate::transaction::record::Committed;
 use crate::txn::Txn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use tatami_wire::Ino;
-use tatami_wire::meta::{MetaReply, Naming, TIES_MAX, Tied};
+use tatami_wire::meta::{Bytes, MetaReply, Naming, TIES_MAX, Tied};
+use tatami_wire::transaction::Item;
 
 /// Inodes of this node above `after`, and entries of this node that lead to such inodes.
 pub(crate) fn ties<S: Store>(
@@ -122,13 +124,31 @@ struct Changes {
 
 fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<Changes> {
     let mut changes = Changes::default();
-    let held = txn.state.locks.held().values();
-    for item in held.flat_map(|held| &held.prepared.writes) {
-        let Some(Parsed::Entry { parent, .. }) = keys::parse(&item.key) else { continue };
-        changes.keys.insert(item.key.to_vec());
-        if let Some(value) = &item.value {
-            changes.coming.push((txn.state.map().directory_of(parent), Entry::decode(value)?));
+    let mut comes = |item: &Item<Bytes>| -> Outcome<()> {
+        if let (Some(Parsed::Entry { parent, .. }), Some(value)) =
+            (keys::parse(&item.key), &item.value)
+        {
+            let dir = txn.state.map().directory_of(parent);
+            changes.coming.push((dir, Entry::decode(value)?));
         }
+        Ok(())
+    };
+    for held in txn.state.locks.held().values() {
+        held.prepared.writes.iter().try_for_each(&mut comes)?;
+    }
+    // Of what was decided here, others have the keys only until they are told.
+    let mut decided = Vec::new();
+    txn.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |_, value| {
+        decided.push(Committed::decode(value)?);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    for part in decided.iter().flat_map(|committed| committed.participants.values()) {
+        part.writes.iter().try_for_each(&mut comes)?;
+    }
+    for held in txn.state.locks.held().values() {
+        let written = held.prepared.writes.iter().map(|item| &item.key);
+        let keys = written.chain(&held.prepared.intents);
+        changes.keys.extend(keys.map(|key| key.to_vec()));
     }
     Ok(changes)
 }

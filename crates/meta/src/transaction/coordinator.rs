@@ -1,45 +1,48 @@
 //! What a node does for operations of its own clients that need other nodes.
 
-use super::participant::ASK_AGAIN;
-use super::record::{self, Committed};
+use super::locking::Grip;
+use super::participant::{ASK_AGAIN, ASK_SOON};
+use super::preparing::Attempt;
+use super::record::{Committed, Part};
 use super::splits::{self, NOBODY};
-use super::{Applied, Finished, Out, Ticket, digest, later};
+use super::{Applied, Finished, Out, Ticket, later};
 use crate::error::{Failure, Outcome};
 use crate::keys::{self, Key};
-use crate::record::encode_reply;
+use crate::record::{Damaged, encode_reply};
 use crate::shard::{Context, Meta, execute};
 use crate::store::Store;
 use crate::txn::{Again, Done, Share, Txn};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
-use tatami_wire::transaction::{Age, Fate, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{Age, PeerMessage, Refusal, Txid};
 use tatami_wire::{Cred, Errno, Ino, NodeId, Timestamp};
 
 /// A message without an answer is sent again after so many ms.
-const AGAIN: u64 = 50;
+pub(super) const AGAIN: u64 = 50;
 /// So long (in ms) an attempt holds locks while a participant does not answer.
-const ATTEMPT: u64 = 500;
+pub(super) const ATTEMPT: u64 = 500;
 /// After so many ms without success an operation fails with `EAGAIN`.
 const PATIENCE: u64 = 10_000;
-/// What only looks is answered after so many looks, though something changes all the time: what it
-/// tells was true, each part at some moment of the operation.
-const LOOKS: u32 = 40;
+/// What only looks locks what it sees after so many looks between which something has changed.
+const LOOKS: u32 = 6;
 /// Shortest and longest rest (in ms) between two attempts.
 const REST: u64 = 2;
 const REST_MAX: u64 = 100;
 
 /// An operation that needs other nodes.
 pub(crate) struct Job {
-    ticket: Ticket,
+    pub(super) ticket: Ticket,
     ctx: Context,
     cred: Cred,
-    op: MetaOp,
-    age: Age,
+    pub(super) op: MetaOp,
+    pub(super) age: Age,
     gives_up: Timestamp,
     /// Attempts that were in vain.
     tries: u32,
-    again: Again,
+    /// Locks what it asks for.
+    locks: bool,
+    pub(super) again: Again,
     /// Questions, and nodes that they went to, since the last fresh start.
     asked: BTreeSet<NodeId>,
     rounds: u32,
@@ -49,10 +52,12 @@ pub(crate) struct Job {
     confirm: Option<u128>,
     /// The inodes of this node that the last run has looked at.
     seen: Vec<Ino>,
-    phase: Phase,
+    pub(super) phase: Phase,
 }
 
-enum Phase {
+pub(super) enum Phase {
+    /// Others lock what it asks for.
+    Locking(Grip),
     Fetching {
         request: Txid,
         left: BTreeMap<NodeId, Vec<Key>>,
@@ -63,35 +68,26 @@ enum Phase {
         on: Vec<Txid>,
         ask_at: Timestamp,
     },
+    /// Others prepare what a split has come to.
     Preparing(Attempt),
     Resting {
         until: Timestamp,
     },
 }
 
-struct Attempt {
-    txid: Txid,
-    parts: BTreeMap<NodeId, Share>,
-    ready: BTreeSet<NodeId>,
-    again_at: Timestamp,
-    ends: Timestamp,
-    /// All are ready, but records of this node are locked.
-    on: Vec<Txid>,
-}
-
 /// A transaction that has happened, and not everybody has said that he has done his part.
 pub(crate) struct Decided {
-    pub left: BTreeSet<NodeId>,
+    pub left: BTreeMap<NodeId, Part>,
     pub again_at: Timestamp,
     /// The inodes of this node that it has changed.
     pub changed: Vec<Ino>,
 }
 
 /// What a run of an operation came to.
-struct Run {
-    result: Outcome<MetaReply>,
-    done: Done,
-    used: BTreeSet<Key>,
+pub(super) struct Run {
+    pub result: Outcome<MetaReply>,
+    pub done: Done,
+    pub used: BTreeSet<Key>,
     trace: u128,
 }
 
@@ -108,6 +104,7 @@ impl<S: Store> Meta<S> {
             age: Age { since: ctx.now, first: name },
             gives_up: later(self.tx.now, PATIENCE),
             tries: 0,
+            locks: op.is_mutation() && !matches!(op, MetaOp::Split { .. }),
             again: Again::default(),
             asked: BTreeSet::new(),
             rounds: 0,
@@ -139,7 +136,7 @@ impl<S: Store> Meta<S> {
         None
     }
 
-    fn run(&mut self, job: &mut Job) -> Run {
+    pub(super) fn run(&mut self, job: &mut Job) -> Run {
         self.state.meet_nothing();
         let mut txn = Txn::again(&mut self.state, &job.ctx, &job.cred, &mut job.again);
         let result = execute(&mut txn, &self.key, &job.op);
@@ -158,18 +155,18 @@ impl<S: Store> Meta<S> {
     }
 
     /// Runs the operation, and does what follows from it.
-    fn step(&mut self, mut job: Job) {
-        let Run { result, done, used, trace } = self.run(&mut job);
+    pub(super) fn step(&mut self, mut job: Job) {
+        let run = self.run(&mut job);
+        if job.locks {
+            return self.go_further(job, run);
+        }
+        let Run { result, done, used, trace } = run;
         match result {
             Err(Failure::Missing(missing)) => {
                 job.trace = trace;
                 self.fetch(job, missing);
             }
-            Err(Failure::Locked(on)) => {
-                self.ask_all(&on, Some(job.age));
-                job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_AGAIN) };
-                self.tx.jobs.insert(job.ticket, job);
-            }
+            Err(Failure::Locked(on)) => self.block(job, on),
             // That is true of a record of this node.
             Err(Failure::Parted(part, range)) => {
                 self.answer(job, Ok(MetaReply::Parted { part, range }), Vec::new());
@@ -179,9 +176,17 @@ impl<S: Store> Meta<S> {
                 self.settle(job, result, used, trace);
             }
             Ok(reply) if done.is_nothing() => self.settle(job, Ok(reply), used, trace),
-            Ok(reply) if done.parts.is_empty() => self.take_effect(job, reply, done, None),
+            Ok(reply) if done.parts.is_empty() => {
+                self.take_effect(job, reply, done, Vec::new());
+            }
             Ok(_) => self.attempt(job, done),
         }
+    }
+
+    /// Waits until records of this node are not locked any more. It has no locks itself.
+    pub(super) fn block(&mut self, mut job: Job, on: Vec<Txid>) {
+        job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_SOON) };
+        self.tx.jobs.insert(job.ticket, job);
     }
 
     /// Asks the others for records.
@@ -193,7 +198,7 @@ impl<S: Store> Meta<S> {
         self.question(job, left);
     }
 
-    fn question(&mut self, mut job: Job, left: BTreeMap<NodeId, Vec<Key>>) {
+    pub(super) fn question(&mut self, mut job: Job, left: BTreeMap<NodeId, Vec<Key>>) {
         let request = self.tx.name();
         job.rounds += 1;
         job.asked.extend(left.keys());
@@ -243,11 +248,13 @@ impl<S: Store> Meta<S> {
     fn settle(&mut self, mut job: Job, result: MetaResult, used: BTreeSet<Key>, trace: u128) {
         let at_once = job.rounds <= 1 && job.asked.len() <= 1 && job.trace == trace;
         let seen = job.again.digest(&used, trace);
-        let looks =
-            matches!(job.op, MetaOp::GetAttr { .. } | MetaOp::Lookup { .. } | MetaOp::Find { .. });
-        let enough = looks && job.rounds > LOOKS;
-        if used.is_empty() || at_once || enough || job.confirm == Some(seen) {
+        if used.is_empty() || at_once || job.confirm == Some(seen) {
             return self.answer(job, result, Vec::new());
+        }
+        if job.rounds > LOOKS && job.split().is_none() {
+            job.locks = true;
+            job.again.fetched.clear();
+            return self.step(job);
         }
         job.confirm = Some(seen);
         let keys = used.into_iter().filter_map(|key| Some((self.state.elsewhere(&key)?, key)));
@@ -256,81 +263,26 @@ impl<S: Store> Meta<S> {
         self.fetch(job, keys);
     }
 
-    /// Has everybody check and lock what the operation has seen and writes.
-    fn attempt(&mut self, mut job: Job, done: Done) {
-        let strangers = done.parts.keys().filter(|node| !job.again.lives.contains_key(node));
-        let strangers: BTreeMap<_, _> = strangers.map(|node| (*node, Vec::new())).collect();
-        if !strangers.is_empty() {
-            return self.question(job, strangers);
-        }
-        let txid = self.tx.name();
-        let now = self.tx.now;
-        let attempt = Attempt {
-            txid,
-            parts: done.parts,
-            ready: BTreeSet::new(),
-            again_at: later(now, AGAIN),
-            ends: later(now, if job.split().is_some() { splits::ATTEMPT } else { ATTEMPT }),
-            on: Vec::new(),
-        };
-        if let Some(part) = job.split() {
-            self.tx.splits.lock(&mut self.state.locks, part, txid, job.age);
-        }
-        self.send_prepares(&attempt, &job);
-        self.tx.by_txid.insert(txid, job.ticket);
-        job.phase = Phase::Preparing(attempt);
-        self.tx.jobs.insert(job.ticket, job);
-    }
-
-    fn send_prepares(&mut self, attempt: &Attempt, job: &Job) {
-        let (txid, age) = (attempt.txid, job.age);
-        let changed: Vec<_> = job.split().into_iter().collect();
-        for (node, part) in attempt.parts.iter().filter(|(node, _)| !attempt.ready.contains(node)) {
-            let item =
-                |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
-            let reads = part.reads.iter().map(item);
-            let reads =
-                reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
-            let writes = part.writes.iter().map(item);
-            let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
-            let life = job.again.lives.get(node).copied().unwrap_or_default();
-            let message = PeerMessage::Prepare { txid, age, life, reads, writes };
-            let (changed, seen) = (changed.clone(), Vec::new());
-            self.tx.outs.push(Out { to: *node, message, changed, seen });
-        }
-    }
-
     /// The job that makes this attempt.
-    fn preparing(&mut self, txid: Txid) -> Option<&mut Job> {
+    pub(super) fn attempting(&mut self, txid: Txid) -> Option<&mut Job> {
         let job = self.tx.jobs.get_mut(self.tx.by_txid.get(&txid)?)?;
-        let ours = matches!(&job.phase, Phase::Preparing(attempt) if attempt.txid == txid);
+        let ours = match &job.phase {
+            Phase::Locking(grip) => grip.txid == txid,
+            Phase::Preparing(attempt) => attempt.is_of(txid),
+            Phase::Fetching { .. } | Phase::Blocked { .. } | Phase::Resting { .. } => false,
+        };
         ours.then_some(job)
     }
 
-    pub(super) fn prepared(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
-        let Some(job) = self.preparing(txid) else { return Ok(()) };
-        let (ticket, Phase::Preparing(attempt)) = (job.ticket, &mut job.phase) else {
-            return Ok(());
-        };
-        if attempt.parts.contains_key(&from) {
-            attempt.ready.insert(from);
-        }
-        if attempt.ready.len() == attempt.parts.len()
-            && attempt.on.is_empty()
-            && let Some(job) = self.tx.jobs.remove(&ticket)
-        {
-            self.decide(job);
-        }
-        Ok(())
-    }
-
     pub(super) fn refused(&mut self, from: NodeId, txid: Txid, why: Refusal) -> Outcome<()> {
-        let Some(job) = self.preparing(txid) else { return Ok(()) };
-        let (ticket, Phase::Preparing(attempt)) = (job.ticket, &job.phase) else { return Ok(()) };
-        if !attempt.parts.contains_key(&from) || attempt.ready.contains(&from) {
-            return Ok(());
-        }
-        if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+        let Some(job) = self.attempting(txid) else { return Ok(()) };
+        let asked = match &job.phase {
+            Phase::Locking(grip) => grip.left.contains_key(&from),
+            Phase::Preparing(attempt) => attempt.waits_for(from, txid),
+            _ => false,
+        };
+        let ticket = job.ticket;
+        if asked && let Some(mut job) = self.tx.jobs.remove(&ticket) {
             self.abandon(&mut job);
             match why {
                 Refusal::Again => self.rest(job),
@@ -340,91 +292,54 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// All are ready: the operation is run for the last time. What it does to this node
-    /// and what the others have prepared becomes true at once.
-    fn decide(&mut self, mut job: Job) {
-        self.unlock(&job);
-        let Run { result, done, used, .. } = self.run(&mut job);
-        let waits = job.split().is_none();
-        let Phase::Preparing(attempt) = &mut job.phase else { return self.step(job) };
-        let locks = |key| attempt.parts.values().any(|part| part.reads.contains_key(key));
-        let all_locked = used.iter().all(locks);
-        match result {
-            Ok(reply) if done.parts == attempt.parts => {
-                let txid = attempt.txid;
-                self.take_effect(job, reply, done, Some(txid));
-            }
-            Err(Failure::Locked(on)) if waits => {
-                let age = job.age;
-                let older =
-                    |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
-                if on.iter().any(older) {
-                    self.ask_all(&on, None);
-                    self.abandon(&mut job);
-                    return self.rest(job);
-                }
-                attempt.on.clone_from(&on);
-                self.ask_all(&on, Some(age));
-                self.tx.jobs.insert(job.ticket, job);
-            }
-            // What it depends on elsewhere is locked, so this is true now. (Changes here may have made
-            // it look at records that were fetched long ago and that nobody has locked.)
-            Err(failure @ (Failure::Errno(_) | Failure::Store(_) | Failure::Damaged(_)))
-                if all_locked =>
-            {
-                let result = Err(self.note(&failure));
-                self.abandon(&mut job);
-                self.answer(job, result, Vec::new());
-            }
-            Ok(_) | Err(_) => {
-                self.abandon(&mut job);
-                self.rest(job);
-            }
-        }
-    }
-
-    /// Writes what the operation does here, with the answer and, for a transaction, the decision.
-    fn take_effect(&mut self, job: Job, reply: MetaReply, done: Done, txid: Option<Txid>) {
-        let Job { ctx, .. } = job;
-        let answer = match encode_reply(ctx.seq, &reply) {
-            Ok(answer) => answer,
-            Err(damaged) => {
-                let mut job = job;
+    /// Writes what the operation does here, with the answer and, for a transaction, the decision. Returns the inodes that
+    /// change.
+    pub(super) fn take_effect(
+        &mut self,
+        mut job: Job,
+        reply: MetaReply,
+        done: Done,
+        decided: Vec<(Txid, Committed)>,
+    ) -> Vec<Ino> {
+        let ctx = job.ctx;
+        let record = |(txid, committed): &(Txid, Committed)| Ok((*txid, committed.encode()?));
+        let records = decided.iter().map(record).collect::<Result<Vec<_>, Damaged>>();
+        let (answer, records) = match (encode_reply(ctx.seq, &reply), records) {
+            (Ok(answer), Ok(records)) => (answer, records),
+            (Err(damaged), _) | (_, Err(damaged)) => {
                 let result = Err(self.note(&Failure::Damaged(damaged)));
                 self.abandon(&mut job);
-                return self.answer(job, result, Vec::new());
+                self.answer(job, result, Vec::new());
+                return Vec::new();
             }
         };
-        let participants: BTreeSet<_> = done.parts.keys().copied().collect();
-        if let Some(txid) = txid {
-            let committed = Committed { participants: participants.clone() };
-            // A set of numbers always encodes.
-            let record = record::encode(&committed).unwrap_or_default();
-            self.state.put(keys::committed(txid), Some(record));
+        for (txid, record) in records {
             self.tx.by_txid.remove(&txid);
+            self.state.put(keys::committed(txid), Some(record));
         }
         self.state.meet_nothing();
         self.garbage.extend(done.apply(&mut self.state));
         let changed = std::mem::take(&mut self.state.changed);
-        if let Some(txid) = txid {
+        for (txid, Committed { participants: left }) in decided {
             // Where the others show their part, nobody may believe what was here before.
-            for node in &participants {
-                let (to, message) = (*node, PeerMessage::Finish { txid, committed: true });
+            for (node, Part { life, writes }) in &left {
+                let (to, life, writes) = (*node, *life, writes.clone());
+                let message = PeerMessage::Finish { txid, life, writes };
                 let changed = changed.clone();
                 self.tx.outs.push(Out { to, message, changed, seen: Vec::new() });
             }
             let again_at = later(self.tx.now, AGAIN);
-            let decided = Decided { left: participants, again_at, changed: changed.clone() };
-            self.tx.decided.insert(txid, decided);
+            self.tx.decided.insert(txid, Decided { left, again_at, changed: changed.clone() });
         }
         if ctx.client != NOBODY {
             self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
             self.sessions.done(&ctx, true);
         }
-        self.answer(job, Ok(reply), changed);
+        self.answer(job, Ok(reply), changed.clone());
+        changed
     }
 
-    fn answer(&mut self, job: Job, result: MetaResult, changed: Vec<Ino>) {
+    pub(super) fn answer(&mut self, job: Job, result: MetaResult, changed: Vec<Ino>) {
         if let Some(part) = job.split() {
             self.split_is_over(part, result.as_ref().err().copied());
         }
@@ -443,36 +358,30 @@ impl<S: Store> Meta<S> {
     }
 
     /// Gives up what is under way with others: it has not happened and never will.
-    fn abandon(&mut self, job: &mut Job) {
+    pub(super) fn abandon(&mut self, job: &mut Job) {
         self.unlock(job);
-        match &job.phase {
-            Phase::Preparing(Attempt { txid, parts, .. }) => {
-                let txid = *txid;
-                for node in parts.keys() {
-                    self.tx.send(*node, PeerMessage::Finish { txid, committed: false });
-                }
-                self.tx.by_txid.remove(&txid);
+        match std::mem::replace(&mut job.phase, Phase::Resting { until: self.tx.now }) {
+            Phase::Preparing(attempt) => {
+                attempt.txids().for_each(|(node, txid)| self.release(txid, [node].iter()));
             }
-            Phase::Fetching { request, .. } => drop(self.tx.by_txid.remove(request)),
+            Phase::Locking(grip) => self.release(grip.txid, grip.nodes()),
+            Phase::Fetching { request, .. } => drop(self.tx.by_txid.remove(&request)),
             Phase::Blocked { .. } | Phase::Resting { .. } => {}
         }
-        job.phase = Phase::Resting { until: self.tx.now };
     }
 
-    /// The partition that is split may be written again.
-    fn unlock(&mut self, job: &Job) {
-        if let (Some(part), Phase::Preparing(attempt)) = (job.split(), &job.phase) {
-            self.tx.splits.unlock(&mut self.state.locks, part, attempt.txid);
-            self.tx.freed.push(attempt.txid);
-        }
+    /// The locks are not needed any more; those who have none of them forget that they were asked.
+    pub(super) fn release<'a>(&mut self, txid: Txid, nodes: impl Iterator<Item = &'a NodeId>) {
+        self.tx.by_txid.remove(&txid);
+        nodes.for_each(|node| self.tx.send(*node, PeerMessage::Release { txid }));
     }
 
-    fn ask_all(&mut self, on: &[Txid], abort: Option<Age>) {
+    pub(super) fn ask_all(&mut self, on: &[Txid], abort: Option<Age>) {
         on.iter().for_each(|txid| self.ask(*txid, abort));
     }
 
     /// The operation starts afresh in a while.
-    fn rest(&mut self, mut job: Job) {
+    pub(super) fn rest(&mut self, mut job: Job) {
         job.again.fetched.clear();
         job.again.lives.clear();
         (job.asked, job.rounds, job.confirm) = (BTreeSet::new(), 0, None);
@@ -489,21 +398,18 @@ impl<S: Store> Meta<S> {
     pub(super) fn unblock(&mut self, txid: Txid) {
         let waits = |job: &Job| match &job.phase {
             Phase::Blocked { on, .. } => on.contains(&txid),
-            Phase::Preparing(attempt) => attempt.on.contains(&txid),
-            Phase::Fetching { .. } | Phase::Resting { .. } => false,
+            Phase::Locking(grip) => grip.on.contains(&txid),
+            Phase::Preparing(_) | Phase::Fetching { .. } | Phase::Resting { .. } => false,
         };
         let free = self.tx.jobs.values().filter(|job| waits(job));
         let mut free: Vec<_> = free.map(|job| (job.age, job.ticket)).collect();
         free.sort_unstable();
         for (_, ticket) in free {
             let Some(mut job) = self.tx.jobs.remove(&ticket) else { continue };
-            match &mut job.phase {
-                Phase::Preparing(attempt) => {
-                    attempt.on.clear();
-                    self.decide(job);
-                }
-                _ => self.step(job),
+            if let Phase::Locking(grip) = &mut job.phase {
+                grip.on.clear();
             }
+            self.step(job);
         }
     }
 
@@ -524,23 +430,26 @@ impl<S: Store> Meta<S> {
             return Ok(());
         }
         if let Some(decided) = self.tx.decided.get(&txid) {
-            let (seen, fate) = (decided.changed.clone(), Fate::Committed);
-            self.tx.tell(to, PeerMessage::Fate { txid, fate }, seen);
+            let (part, seen) = (decided.left.get(&to).cloned(), decided.changed.clone());
+            match part {
+                Some(Part { life, writes }) => {
+                    self.tx.tell(to, PeerMessage::Finish { txid, life, writes }, seen);
+                }
+                None => self.tx.send(to, PeerMessage::Release { txid }),
+            }
             return Ok(());
         }
-        let fate = match self.preparing(txid) {
+        match self.attempting(txid) {
             Some(job) if abort.is_some_and(|age| age < job.age) => {
                 let ticket = job.ticket;
                 if let Some(mut job) = self.tx.jobs.remove(&ticket) {
                     self.abandon(&mut job);
                     self.rest(job);
                 }
-                Fate::Aborted
             }
-            Some(_) => Fate::Open,
-            None => Fate::Aborted,
-        };
-        self.tx.send(to, PeerMessage::Fate { txid, fate });
+            Some(_) => {}
+            None => self.tx.send(to, PeerMessage::Release { txid }),
+        }
         Ok(())
     }
 
@@ -562,10 +471,14 @@ impl<S: Store> Meta<S> {
         let mut sent = Vec::new();
         for (txid, decided) in late {
             decided.again_at = later(now, AGAIN);
-            sent.extend(decided.left.iter().map(|node| (*node, *txid, decided.changed.clone())));
+            for (node, Part { life, writes }) in &decided.left {
+                let (life, writes) = (*life, writes.clone());
+                let message = PeerMessage::Finish { txid: *txid, life, writes };
+                sent.push((*node, message, decided.changed.clone()));
+            }
         }
-        for (node, txid, changed) in sent {
-            self.tx.tell(node, PeerMessage::Finish { txid, committed: true }, changed);
+        for (node, message, changed) in sent {
+            self.tx.tell(node, message, changed);
         }
     }
 
@@ -583,19 +496,13 @@ impl<S: Store> Meta<S> {
                 let on = on.clone();
                 self.ask_all(&on, Some(age));
             }
-            Phase::Preparing(attempt) if attempt.ends <= now => {
+            Phase::Preparing(attempt) if !attempt.is_over(now) => self.prepare_again(&mut job),
+            Phase::Locking(grip) if grip.ends > now => self.lock_again(&mut job),
+            Phase::Preparing(_) | Phase::Locking(_) => {
                 self.abandon(&mut job);
                 // Others get their turn first.
                 job.tries = job.tries.max(6);
                 return self.rest(job);
-            }
-            Phase::Preparing(attempt) => {
-                attempt.again_at = later(now, AGAIN);
-                let on = attempt.on.clone();
-                self.ask_all(&on, Some(age));
-                if let Phase::Preparing(attempt) = &job.phase {
-                    self.send_prepares(attempt, &job);
-                }
             }
         }
         self.tx.jobs.insert(job.ticket, job);
@@ -616,7 +523,8 @@ impl Job {
         let due = match &self.phase {
             Phase::Fetching { again_at, .. } => *again_at,
             Phase::Blocked { ask_at, .. } => *ask_at,
-            Phase::Preparing(attempt) => attempt.again_at.min(attempt.ends),
+            Phase::Preparing(attempt) => attempt.due(),
+            Phase::Locking(grip) => grip.due(),
             Phase::Resting { until } => *until,
         };
         due.min(self.gives_up)

@@ -87,8 +87,8 @@ impl Locks {
 
     /// Adds a transaction whose keys nobody keeps from it.
     pub fn add(&mut self, txid: Txid, prepared: Prepared, ask_at: Timestamp) {
-        for item in &prepared.writes {
-            self.by_key.insert(item.key.to_vec(), Lock::Write(txid));
+        for key in prepared.writes.iter().map(|item| &item.key).chain(&prepared.intents) {
+            self.by_key.insert(key.to_vec(), Lock::Write(txid));
         }
         for key in &prepared.reads {
             let lock = self.by_key.entry(key.to_vec()).or_insert(Lock::Read(BTreeSet::new()));
@@ -102,8 +102,8 @@ impl Locks {
     /// Takes a transaction out.
     pub fn remove(&mut self, txid: &Txid) -> Option<Prepared> {
         let held = self.held.remove(txid)?;
-        for item in &held.prepared.writes {
-            self.by_key.remove(&item.key[..]);
+        for key in held.prepared.writes.iter().map(|item| &item.key).chain(&held.prepared.intents) {
+            self.by_key.remove(&key[..]);
         }
         for key in &held.prepared.reads {
             if let Some(Lock::Read(txids)) = self.by_key.get_mut(&key[..]) {

@@ -1,7 +1,8 @@
 //! What a node does for operations that others coordinate.
 
+use super::locking::Told;
 use super::locks::inode_of;
-use super::record::{self, Prepared};
+use super::record::{Part, Prepared};
 use super::{Waiting, digest, later, value_of};
 use crate::error::{Failure, Outcome};
 use crate::inode::Inode;
@@ -9,13 +10,17 @@ use crate::keys::{self, Key, Parsed};
 use crate::shard::{Context, Meta};
 use crate::store::Store;
 use crate::txn::Txn;
+use std::collections::BTreeSet;
 use tatami_wire::meta::Bytes;
-use tatami_wire::transaction::{Age, Digest, Fate, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::{ClientId, Cred, Ino, NodeId};
 
 /// A lock that is held for so long (in ms) has its coordinator asked.
 const ASK: u64 = 500;
-/// Who waits for a lock asks its coordinator again after so many ms.
+/// Who waits for a lock asks its coordinator after so many ms: nearly all are gone before. Where nobody has died and no message is lost,
+/// they all go by themselves, as who has locks waits for younger ones only.
+pub(super) const ASK_SOON: u64 = 3;
+/// And again after so many ms.
 pub(super) const ASK_AGAIN: u64 = 20;
 /// Most requests of others that wait for locks; more are dropped, and come again.
 const WAITING_MAX: usize = 4096;
@@ -27,6 +32,17 @@ enum Write {
     Inode { ino: Ino, inode: Option<Inode>, more: i64 },
     Young { key: Key, value: Option<Vec<u8>>, before: bool },
     Other { key: Key, value: Option<Vec<u8>> },
+}
+
+/// [`PeerMessage::Lock`]
+pub(super) struct Wanted {
+    pub txid: Txid,
+    pub age: Age,
+    pub life: Option<u64>,
+    pub question: u32,
+    pub waits: bool,
+    pub reads: Vec<Bytes>,
+    pub writes: Vec<Bytes>,
 }
 
 impl<S: Store> Meta<S> {
@@ -54,6 +70,95 @@ impl<S: Store> Meta<S> {
         let life = self.tx.life;
         self.tx.tell(from, PeerMessage::Fetched { request, life, values }, seen);
         Ok(())
+    }
+
+    /// Locks records for an operation of another node, and tells what they are.
+    pub(super) fn lock(&mut self, from: NodeId, wanted: Wanted) -> Outcome<()> {
+        let Wanted { txid, age, life, question, waits, reads, writes } = wanted;
+        let held = self.state.locks.held().get(&txid).map(|held| held.prepared.life);
+        let known = |key: &Bytes| self.state.has(key);
+        if txid.node != from
+            || self.tx.over.has(&txid)
+            || life.is_some_and(|life| held != Some(life))
+            || reads.len() + writes.len() > KEYS_MAX
+            || !reads.iter().chain(&writes).all(known)
+        {
+            self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
+            return Ok(());
+        }
+        let readers = reads.iter().filter_map(|key| self.state.locks.against_reading(key));
+        let writers = writes.iter().flat_map(|key| self.state.locks.against_writing(key));
+        let on: BTreeSet<Txid> = readers.chain(writers).filter(|holder| *holder != txid).collect();
+        if !on.is_empty() {
+            let on: Vec<_> = on.into_iter().collect();
+            let message = PeerMessage::Lock { txid, age, life, question, waits, reads, writes };
+            match waits {
+                true => self.wait(from, message, age, on),
+                false => self.wait_or_refuse(from, txid, message, age, on),
+            }
+            return Ok(());
+        }
+        let mut values = Vec::with_capacity(reads.len() + writes.len());
+        for key in reads.iter().chain(&writes) {
+            values.push(value_of(&mut self.state, &key.to_vec())?.map(Bytes::from));
+        }
+        let inodes = |keys: &[Bytes]| each_once(keys.iter().filter_map(|k| inode_of(k)).collect());
+        let (changed, seen) = (inodes(&writes), inodes(&reads));
+        let life = self.hold(txid, age, reads, writes)?;
+        let room = self.state.has_room();
+        let message = PeerMessage::Locked { txid, life, question, room, values };
+        self.tx.outs.push(super::Out { to: from, message, changed, seen });
+        Ok(())
+    }
+
+    /// Adds these locks to those that the transaction has. Returns the life in which it got the first.
+    fn hold(
+        &mut self,
+        txid: Txid,
+        age: Age,
+        reads: Vec<Bytes>,
+        writes: Vec<Bytes>,
+    ) -> Outcome<u64> {
+        let before = self.state.locks.held().get(&txid).map(|held| &held.prepared);
+        let mut prepared = before.cloned().unwrap_or(Prepared {
+            age,
+            life: self.tx.life,
+            reads: Vec::new(),
+            intents: Vec::new(),
+            writes: Vec::new(),
+        });
+        let intents: BTreeSet<Bytes> = prepared.intents.drain(..).chain(writes).collect();
+        let seen: BTreeSet<Bytes> = prepared.reads.drain(..).chain(reads).collect();
+        prepared.reads = seen.into_iter().filter(|key| !intents.contains(key)).collect();
+        prepared.intents = intents.into_iter().collect();
+        let life = prepared.life;
+        // A message that comes again changes nothing.
+        if before != Some(&prepared) {
+            self.state.put(keys::locked(txid), Some(prepared.encode()?));
+            self.state.locks.remove(&txid);
+            let ask_at = later(self.tx.now, ASK);
+            self.state.locks.add(txid, prepared, ask_at);
+        }
+        Ok(life)
+    }
+
+    /// Puts a request aside that has locks elsewhere, unless somebody older is in its way.
+    fn wait_or_refuse(
+        &mut self,
+        from: NodeId,
+        txid: Txid,
+        message: PeerMessage,
+        age: Age,
+        on: Vec<Txid>,
+    ) {
+        let older = |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
+        if !on.iter().any(older) {
+            return self.wait(from, message, age, on);
+        }
+        // Its coordinator may have died: then it must not stay in the way.
+        on.iter().for_each(|holder| self.ask(*holder, None));
+        self.tx.over.add(txid);
+        self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
     }
 
     pub(super) fn prepare(
@@ -91,15 +196,8 @@ impl<S: Store> Meta<S> {
         if !on.is_empty() {
             on.sort_unstable();
             on.dedup();
-            let older = |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
-            if on.iter().any(older) {
-                // Its coordinator may have died: then it must not stay in the way.
-                on.iter().for_each(|holder| self.ask(*holder, None));
-                self.tx.over.add(txid);
-                self.tx.send(from, refused(Refusal::Again));
-            } else {
-                self.wait(from, PeerMessage::Prepare { txid, age, life, reads, writes }, age, on);
-            }
+            let message = PeerMessage::Prepare { txid, age, life, reads, writes };
+            self.wait_or_refuse(from, txid, message, age, on);
             return Ok(());
         }
         for item in &reads {
@@ -119,8 +217,8 @@ impl<S: Store> Meta<S> {
         let (changed, seen) = (written(&writes), of_reads(&reads));
         let only_read = |item: &Item<Digest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
-        let prepared = Prepared { age, reads, writes };
-        self.state.put(keys::locked(txid), Some(record::encode(&prepared)?));
+        let prepared = Prepared { age, life, reads, intents: Vec::new(), writes };
+        self.state.put(keys::locked(txid), Some(prepared.encode()?));
         let ask_at = later(self.tx.now, ASK);
         self.state.locks.add(txid, prepared, ask_at);
         let message = PeerMessage::Prepared { txid };
@@ -138,17 +236,25 @@ impl<S: Store> Meta<S> {
         Ok(false)
     }
 
-    /// It was decided: the new values come into force, or go.
-    pub(super) fn finish(&mut self, txid: Txid, committed: bool) -> Outcome<()> {
-        self.tx.waiting.retain(|waiting| {
-            !matches!(waiting.message, PeerMessage::Prepare { txid: waits, .. } if waits == txid)
+    /// It was decided: the new values come into force; without a `part`, there are none. They do not if it was done in an earlier
+    /// life, and the locks are those of a message that came late.
+    pub(super) fn finish(&mut self, txid: Txid, part: Option<Part>) -> Outcome<()> {
+        self.tx.waiting.retain(|waiting| match waiting.message {
+            PeerMessage::Prepare { txid: waits, .. } | PeerMessage::Lock { txid: waits, .. } => {
+                waits != txid
+            }
+            _ => true,
         });
         self.tx.over.add(txid);
-        if self.state.locks.held().contains_key(&txid) {
+        let happened = part.is_some();
+        if let Some(held) = self.state.locks.held().get(&txid) {
             // All that may fail comes first.
-            let writes = match committed {
-                true => self.writes(&txid)?,
-                false => Vec::new(),
+            let writes = match part {
+                Some(part) if part.life == held.prepared.life => {
+                    let prepared = held.prepared.writes.clone();
+                    self.writes(prepared.into_iter().chain(part.writes))?
+                }
+                _ => Vec::new(),
             };
             self.state.locks.remove(&txid);
             self.state.put(keys::locked(txid), None);
@@ -156,19 +262,18 @@ impl<S: Store> Meta<S> {
             for ino in buried {
                 self.bury(ino)?;
             }
-            self.released(txid)?;
         }
-        if committed {
-            self.tx.send(txid.node, PeerMessage::Finished { txid });
+        // Who waits may do so for locks of which the disk had no room.
+        self.released(txid)?;
+        if happened {
+            self.tx.acks.add(txid, self.tx.now);
         }
         Ok(())
     }
 
     /// What the transaction writes here.
-    fn writes(&mut self, txid: &Txid) -> Outcome<Vec<Write>> {
-        let held = self.state.locks.held().get(txid);
-        let items = held.map(|held| held.prepared.writes.clone()).unwrap_or_default();
-        let mut writes = Vec::with_capacity(items.len());
+    fn writes(&mut self, items: impl Iterator<Item = Item<Bytes>>) -> Outcome<Vec<Write>> {
+        let mut writes = Vec::new();
         for Item { key, value } in items {
             let (key, value) = (key.into_vec(), value.map(Bytes::into_vec));
             let before = self.state.get(&key)?;
@@ -233,8 +338,7 @@ impl<S: Store> Meta<S> {
         if again || self.tx.waiting.len() >= WAITING_MAX {
             return;
         }
-        on.iter().for_each(|holder| self.ask(*holder, Some(age)));
-        let ask_at = later(self.tx.now, ASK_AGAIN);
+        let ask_at = later(self.tx.now, ASK_SOON);
         self.tx.waiting.push(Waiting { from, message, age, on, ask_at });
     }
 
@@ -289,25 +393,25 @@ impl<S: Store> Meta<S> {
             PeerMessage::Prepare { txid, age, life, reads, writes } => {
                 self.prepare(from, txid, age, life, reads, writes)
             }
-            PeerMessage::Finish { txid, committed } if txid.node == from => {
-                self.finish(txid, committed)
+            PeerMessage::Lock { txid, age, life, question, waits, reads, writes } => {
+                self.lock(from, Wanted { txid, age, life, question, waits, reads, writes })
             }
-            PeerMessage::Fate { txid, fate } if txid.node == from => match fate {
-                Fate::Open => Ok(()),
-                // Who has no lock of it has finished it, and said so.
-                Fate::Committed | Fate::Aborted if !self.state.locks.held().contains_key(&txid) => {
-                    Ok(())
-                }
-                Fate::Committed => self.finish(txid, true),
-                Fate::Aborted => self.finish(txid, false),
-            },
-            PeerMessage::Finish { .. } | PeerMessage::Fate { .. } => Ok(()),
+            PeerMessage::Finish { txid, life, writes } if txid.node == from => {
+                self.finish(txid, Some(Part { life, writes }))
+            }
+            PeerMessage::Release { txid } if txid.node == from => self.finish(txid, None),
+            PeerMessage::Finish { .. } | PeerMessage::Release { .. } => Ok(()),
             PeerMessage::Fetched { request, life, values } => {
                 self.fetched(from, request, life, values)
             }
+            PeerMessage::Locked { txid, life, question, room, values } => {
+                self.locked(from, txid, question, Told { life, room, values })
+            }
             PeerMessage::Prepared { txid } => self.prepared(from, txid),
             PeerMessage::Refused { txid, why } => self.refused(from, txid, why),
-            PeerMessage::Finished { txid } => self.participant_finished(from, txid),
+            PeerMessage::Finished { txids } => {
+                txids.into_iter().try_for_each(|txid| self.participant_finished(from, txid))
+            }
             PeerMessage::Status { txid, abort } => self.tell_fate(from, txid, abort),
         }
     }

@@ -4,35 +4,113 @@
 use crate::record::Damaged;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::NodeId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Age, Item};
 
+/// Of the number of lives.
 const VERSION: u8 = 1;
+/// Of the others. Version 1 had no lives, and no locks whose new values come with the decision.
+const TRANSACTION_VERSION: u8 = 2;
 
 /// What a participant has locked for a transaction, and is to write.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     pub age: Age,
+    /// The life of this node in which it locked the first of them; 0 if that was not noted.
+    pub life: u64,
     /// Keys that are seen only.
     pub reads: Vec<Bytes>,
+    /// Keys that the coordinator may have written: it tells what with its decision.
+    pub intents: Vec<Bytes>,
     pub writes: Vec<Item<Bytes>>,
 }
 
-/// What a coordinator has decided: who has not written it yet.
+/// What one participant does for a transaction that has happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Part {
+    /// The life in which it has locked what it is to write.
+    pub life: u64,
+    /// What it writes besides that which it has prepared.
+    pub writes: Vec<Item<Bytes>>,
+}
+
+/// What a coordinator has decided: who has not written it yet, and what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Committed {
-    pub participants: BTreeSet<NodeId>,
+    pub participants: BTreeMap<NodeId, Part>,
+}
+
+impl Prepared {
+    pub fn encode(&self) -> Result<Vec<u8>, Damaged> {
+        encode_as(TRANSACTION_VERSION, self)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Prepared, Damaged> {
+        if bytes.first() != Some(&VERSION) {
+            return decode_as(TRANSACTION_VERSION, bytes);
+        }
+        let (age, reads, writes) = decode(bytes)?;
+        Ok(Prepared { age, life: 0, reads, intents: Vec::new(), writes })
+    }
+}
+
+impl Committed {
+    pub fn encode(&self) -> Result<Vec<u8>, Damaged> {
+        encode_as(TRANSACTION_VERSION, self)
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<Committed, Damaged> {
+        if bytes.first() != Some(&VERSION) {
+            return decode_as(TRANSACTION_VERSION, bytes);
+        }
+        let participants: BTreeSet<NodeId> = decode(bytes)?;
+        let participants = participants.into_iter().map(|node| (node, Part::default())).collect();
+        Ok(Committed { participants })
+    }
 }
 
 pub(crate) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>, Damaged> {
-    postcard::to_extend(value, vec![VERSION]).map_err(|_| Damaged("transaction"))
+    encode_as(VERSION, value)
 }
 
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Damaged> {
+    decode_as(VERSION, bytes)
+}
+
+fn encode_as<T: Serialize>(version: u8, value: &T) -> Result<Vec<u8>, Damaged> {
+    postcard::to_extend(value, vec![version]).map_err(|_| Damaged("transaction"))
+}
+
+fn decode_as<T: DeserializeOwned>(expected: u8, bytes: &[u8]) -> Result<T, Damaged> {
     let bad = Damaged("transaction");
     let (&version, rest) = bytes.split_first().ok_or(bad.clone())?;
     let (value, rest) = postcard::take_from_bytes(rest).map_err(|_| bad.clone())?;
-    if version == VERSION && rest.is_empty() { Ok(value) } else { Err(bad) }
+    if version == expected && rest.is_empty() { Ok(value) } else { Err(bad) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::Timestamp;
+    use tatami_wire::transaction::Txid;
+
+    #[test]
+    fn records_of_version_1_are_read() {
+        let first = Txid { node: NodeId(3), life: 2, number: 9 };
+        let age = Age { since: Timestamp::from_sec(7), first };
+        let reads = vec![Bytes::from(vec![1])];
+        let writes = vec![Item { key: Bytes::from(vec![2]), value: None }];
+        let old = encode(&(age, reads.clone(), writes.clone())).expect("encodes");
+        let prepared = Prepared { age, life: 0, reads, intents: Vec::new(), writes };
+        assert_eq!(Prepared::decode(&old), Ok(prepared.clone()));
+        let new = prepared.encode().expect("encodes");
+        assert_eq!(Prepared::decode(&new), Ok(prepared));
+        let old = encode(&BTreeSet::from([NodeId(1)])).expect("encodes");
+        let committed = Committed { participants: [(NodeId(1), Part::default())].into() };
+        assert_eq!(Committed::decode(&old), Ok(committed.clone()));
+        assert_eq!(Committed::decode(&committed.encode().expect("encodes")), Ok(committed));
+        assert!(Committed::decode(&[9, 0]).is_err());
+    }
 }

@@ -9,11 +9,14 @@ use super::coordinator::Job;
 use super::later;
 use super::locks::Locks;
 use super::record::Prepared;
-use crate::keys;
+use crate::error::Outcome;
+use crate::keys::{self, Parsed, tag};
 use crate::shard::{Context, Meta};
+use crate::state::State;
 use crate::store::Store;
 use crate::txn::Done;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use tatami_wire::meta::{Bytes, MetaOp};
 use tatami_wire::transaction::{Age, Txid};
 use tatami_wire::{ClientId, Cred, Errno, Ino, NodeId, Timestamp};
@@ -42,6 +45,16 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
+    /// What was to be split when the node died.
+    pub fn resume<S: Store>(&mut self, state: &State<S>, now: Timestamp) -> Outcome<()> {
+        state.scan(&[tag::GROWN], &[tag::GROWN], &mut |key, _| {
+            if let Some(Parsed::Grown(part)) = keys::parse(key) {
+                self.planned.insert(part, later(now, SOON));
+            }
+            Ok(ControlFlow::Continue(()))
+        })
+    }
+
     /// When the next one begins.
     pub fn due(&self) -> Option<Timestamp> {
         self.planned.values().min().copied()
@@ -70,7 +83,8 @@ impl Splits {
         self.locked.insert(part);
         let reads = vec![Bytes::from(keys::inode(part))];
         let never = Timestamp { sec: i64::MAX, nsec: 0 };
-        locks.add(txid, Prepared { age, reads, writes: Vec::new() }, never);
+        let (intents, writes) = (Vec::new(), Vec::new());
+        locks.add(txid, Prepared { age, life: 0, reads, intents, writes }, never);
     }
 
     /// Undoes [`Splits::lock`].
@@ -89,9 +103,10 @@ impl<S: Store> Meta<S> {
     /// Plans the splits of what has grown.
     pub(crate) fn plan_splits(&mut self) {
         for part in std::mem::take(&mut self.state.grown) {
-            if !self.tx.splits.running.contains(&part) {
-                let soon = later(self.tx.now, SOON);
-                self.tx.splits.planned.entry(part).or_insert(soon);
+            let splits = &mut self.tx.splits;
+            if !splits.running.contains(&part) && !splits.planned.contains_key(&part) {
+                splits.planned.insert(part, later(self.tx.now, SOON));
+                self.state.put(keys::grown(part), Some(vec![1]));
             }
         }
     }
@@ -133,7 +148,10 @@ impl<S: Store> Meta<S> {
 
     /// What becomes of a split that has come to its end.
     pub(super) fn split_is_over(&mut self, part: Ino, errno: Option<Errno>) {
-        let now = self.tx.now;
-        self.tx.splits.over(part, now, errno == Some(Errno::EAGAIN));
+        let (now, in_vain) = (self.tx.now, errno == Some(Errno::EAGAIN));
+        self.tx.splits.over(part, now, in_vain);
+        if !in_vain {
+            self.state.put(keys::grown(part), None);
+        }
     }
 }

@@ -8,7 +8,7 @@ use crate::record::Entry;
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tatami_wire::{Errno, Ino, NodeId, ShardId};
+use tatami_wire::{Errno, Ino, Kind, NodeId, ShardId};
 use xxhash_rust::xxh3::xxh3_128;
 
 impl<S: Store> Txn<'_, S> {
@@ -123,15 +123,15 @@ impl<S: Store> Txn<'_, S> {
         if young_here && let Some(inode) = self.find_young(ino, &young)? {
             return Ok(Some(inode));
         }
-        // Both are looked at at once: that nothing moved between is checked before the answer.
-        self.need(&[&young, &home][usize::from(!may_be_young)..])?;
-        if may_be_young
+        // What is at its home is nowhere else.
+        let record = self.fetched(node, &home)?;
+        if record.is_none()
+            && may_be_young
             && !young_here
             && let Some(inode) = self.find_young(ino, &young)?
         {
             return Ok(Some(inode));
         }
-        let record = self.fetched(node, &home)?;
         Ok(record.map(|record| Inode::decode(&record)).transpose()?.map(Arc::new))
     }
 
@@ -195,28 +195,47 @@ impl<S: Store> Txn<'_, S> {
         if young_here && let Some(inode) = self.find_young(dir, &young)? {
             return Ok(Some(inode.parent));
         }
-        self.need(&[&young, &ancestor][usize::from(!may_be_young)..])?;
-        if may_be_young
+        let parent = self.fetched(node, &ancestor)?;
+        if parent.is_none()
+            && may_be_young
             && !young_here
             && let Some(inode) = self.find_young(dir, &young)?
         {
             return Ok(Some(inode.parent));
         }
-        let parent = self.fetched(node, &ancestor)?;
         Ok(parent.and_then(|parent| Some(Ino(u64::from_be_bytes(*parent.first_chunk()?)))))
     }
 
-    /// Asks for all that is needed of a place in one go, where it is another node's.
-    pub fn foresee(&mut self, dir: Ino, name: &[u8]) -> Outcome<()> {
+    /// Asks for all that is surely needed to move the entry `name` of `dir` to another place in one go.
+    pub fn foresee(&mut self, dir: Ino, name: &[u8], to: Ino, new_name: &[u8]) -> Outcome<()> {
         if self.spread.is_none() {
             return Ok(());
         }
-        let (home, entry) = (keys::inode(dir), self.entry_key(dir, name));
-        if self.state.elsewhere(&home).is_none() {
-            return Ok(());
+        let mut wanted = Vec::new();
+        let home = keys::inode(to);
+        if self.state.elsewhere(&home).is_some() {
+            wanted.extend([home, self.entry_key(to, new_name)]);
         }
-        let young = keys::young(dir);
-        self.need(&[&young, &home, &entry][usize::from(!self.may_be_young(dir))..])
+        let key = self.entry_key(dir, name);
+        if self.state.elsewhere(&key).is_none()
+            && let Some(Entry { ino, kind }) = self.entry_spread(&key, false)?
+            && self.find_young_here(ino)?.is_none()
+        {
+            wanted.push(keys::inode(ino));
+            if kind == Kind::Dir && dir != to {
+                wanted.push(keys::ancestor(ino));
+            }
+        }
+        self.need(&wanted.iter().collect::<Vec<_>>())
+    }
+
+    /// A directory whose record lies with its entry, on this node.
+    fn find_young_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
+        let young = keys::young(ino);
+        if !self.may_be_young(ino) || self.state.elsewhere(&young).is_some() {
+            return Ok(None);
+        }
+        self.find_young(ino, &young)
     }
 
     /// Fails where a transaction keeps others from seeing entries of `dir` from one key to another.

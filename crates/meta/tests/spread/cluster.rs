@@ -1,8 +1,9 @@
 //! Several nodes with a network between them that delays, loses, repeats and reorders, and
 //! that die at any moment: from one number, in one thread.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, Ticket};
+use tatami_wire::frame::{self, Class};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::partition::{Directories, name_seed};
 use tatami_wire::transaction::PeerMessage;
@@ -106,6 +107,10 @@ pub struct Cluster {
     pub corrected: u32,
     /// Messages between nodes.
     pub messages: u32,
+    /// Bytes of the longest of them.
+    pub largest: usize,
+    /// Times that a node had messages for another: those of one moment go together.
+    pub parcels: u32,
 }
 
 const COMES_BACK: u64 = 120;
@@ -128,6 +133,8 @@ impl Cluster {
             split_above: None,
             corrected: 0,
             messages: 0,
+            largest: 0,
+            parcels: 0,
         };
         (0..usize::from(nodes)).for_each(|node| cluster.up(node));
         cluster
@@ -308,8 +315,12 @@ impl Cluster {
     fn collect(&mut self, node: usize) {
         let Some(meta) = self.meta(node) else { return };
         let (outs, finished) = (meta.outbox(), meta.finished());
+        self.parcels += outs.iter().map(|out| out.to).collect::<BTreeSet<_>>().len() as u32;
         for out in outs {
             self.messages += 1;
+            let mut frame = Vec::new();
+            assert!(frame::encode_if_fits(&mut frame, Class::Peer, 0, &out.message, 0));
+            self.largest = self.largest.max(frame.len());
             let copies = 1 + u64::from(self.rng.percent(self.faults.twice));
             for _ in 0..copies {
                 if self.rng.percent(self.faults.lost) {

@@ -8,14 +8,14 @@ use std::collections::BTreeSet;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, Partition, RenameMode, XattrMode};
 use tatami_wire::{Attr, Cred, Errno, Ino, Kind, SetAttr, SetTime, Timestamp};
 
-fn attr(cluster: &mut Cluster, ino: Ino) -> Attr {
+pub fn attr(cluster: &mut Cluster, ino: Ino) -> Attr {
     match cluster.call(1, &Cred::ROOT, MetaOp::GetAttr { ino }) {
         Ok(MetaReply::Attr(attr)) => attr,
         other => panic!("no attributes: {other:?}"),
     }
 }
 
-fn partitions(cluster: &mut Cluster, dir: Ino) -> Vec<Partition> {
+pub fn partitions(cluster: &mut Cluster, dir: Ino) -> Vec<Partition> {
     match cluster.call(1, &Cred::ROOT, MetaOp::Partitions { dir }) {
         Ok(MetaReply::Partitions(all)) => all,
         other => panic!("no partitions: {other:?}"),
@@ -33,14 +33,14 @@ fn names(cluster: &mut Cluster, client: u8, dir: Ino, limit: u32) -> Vec<Bytes> 
     }
 }
 
-fn done(cluster: &mut Cluster, op: MetaOp) {
+pub fn done(cluster: &mut Cluster, op: MetaOp) {
     if let Err(errno) = cluster.call(1, &Cred::ROOT, op.clone()) {
         panic!("{op:?}: {errno}");
     }
 }
 
 /// A directory with so many files and directories, which has split.
-fn spread(shards: usize, files: u32) -> (Cluster, Ino) {
+pub fn spread(shards: usize, files: u32) -> (Cluster, Ino) {
     let mut cluster = Cluster::new(3, shards, 7);
     cluster.split_above(8);
     let d = dir(&mut cluster, ROOT, Some(1));
@@ -286,16 +286,58 @@ fn listings(seed: u64, faults: Faults) {
     }
     cluster.quiet();
     (1..6).for_each(|client| drop(cluster.answer(client)));
-    // A node that died has forgotten what it was about to split, until something is made there again.
-    for n in 0..100 {
-        create(&mut cluster, d, &format!("late{n}"));
-    }
-    cluster.quiet();
     assert_sound(&mut cluster);
     let found = names(&mut cluster, 9, d, 1000).len() as u64;
     let parts = partitions(&mut cluster, d);
     assert_eq!(parts.iter().map(|part| part.entries).sum::<u64>(), found);
     assert!(parts.len() > 4, "it has split");
+}
+
+/// Bulk creation, or a directory of an older volume, makes partitions of which the entries do not fit a message.
+#[test]
+fn a_very_large_partition_splits_with_several_messages() {
+    const FILES: u32 = 30_000;
+    let mut cluster = Cluster::new(3, 64, 5);
+    cluster.split_above(u64::MAX);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..FILES {
+        create(
+            &mut cluster,
+            d,
+            &format!("a rather long name of a file, as programs make them: {n}"),
+        );
+    }
+    cluster.quiet();
+    assert_eq!(partitions(&mut cluster, d).len(), 1);
+    cluster.split_above(1024);
+    // One of the messages may be lost.
+    cluster.faults = Faults { lost: 5, twice: 5, deaths: 0 };
+    create(&mut cluster, d, "last");
+    cluster.quiet();
+    let parts = partitions(&mut cluster, d);
+    assert!(parts.len() >= 16, "{} partitions", parts.len());
+    let entries = parts.iter().map(|part| part.entries);
+    assert_eq!(entries.clone().sum::<u64>(), u64::from(FILES) + 1);
+    assert!(entries.max() < Some(u64::from(FILES) / 8));
+    assert_eq!(names(&mut cluster, 2, d, 1000).len() as u32, FILES + 1);
+    assert!(cluster.largest < tatami_wire::frame::BODY_MAX / 2, "{} bytes", cluster.largest);
+}
+
+#[test]
+fn what_was_to_be_split_is_split_after_a_death() {
+    let mut cluster = Cluster::new(3, 16, 5);
+    cluster.split_above(8);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..8 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
+    cluster.quiet();
+    create(&mut cluster, d, "one more");
+    cluster.kill(1, 10);
+    assert!(cluster.meta(1).is_none());
+    cluster.quiet();
+    assert!(partitions(&mut cluster, d).len() > 1);
+    assert_sound(&mut cluster);
 }
 
 proptest! {

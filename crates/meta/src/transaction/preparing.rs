@@ -1,0 +1,215 @@
+//! Splits have what others write prepared by them, before they are decided. All of it may be more than fits a message: then it
+//! goes as several transactions, which are decided together.
+
+use super::coordinator::{AGAIN, Job, Phase, Run};
+use super::record::{Committed, Part};
+use super::{Out, digest, later, splits};
+use crate::error::Outcome;
+use crate::keys::Key;
+use crate::shard::Meta;
+use crate::store::Store;
+use crate::txn::{Done, Share};
+use std::collections::BTreeMap;
+use tatami_wire::meta::Bytes;
+use tatami_wire::transaction::{Item, PeerMessage, Txid};
+use tatami_wire::{NodeId, Timestamp};
+
+/// About so many bytes of records are prepared with one message.
+const BYTES_MAX: usize = 256 * 1024;
+/// What a record takes in a message besides its bytes, at most.
+const RECORD_BYTES: usize = 24;
+/// So many messages are answered in the time that is given to one.
+const MESSAGES_AT_ONCE: u64 = 2;
+
+/// See the module.
+pub(super) struct Attempt {
+    parts: BTreeMap<NodeId, Share>,
+    pieces: Vec<Piece>,
+    again_at: Timestamp,
+    ends: Timestamp,
+}
+
+/// What is prepared with one message.
+struct Piece {
+    node: NodeId,
+    txid: Txid,
+    share: Share,
+    is_ready: bool,
+}
+
+impl Attempt {
+    pub fn is_of(&self, txid: Txid) -> bool {
+        self.pieces.iter().any(|piece| piece.txid == txid)
+    }
+
+    pub fn waits_for(&self, node: NodeId, txid: Txid) -> bool {
+        self.pieces.iter().any(|piece| piece.node == node && piece.txid == txid && !piece.is_ready)
+    }
+
+    pub fn txids(&self) -> impl Iterator<Item = (NodeId, Txid)> {
+        self.pieces.iter().map(|piece| (piece.node, piece.txid))
+    }
+
+    pub fn is_over(&self, now: Timestamp) -> bool {
+        self.ends <= now
+    }
+
+    /// When something is to be done for it.
+    pub fn due(&self) -> Timestamp {
+        self.again_at.min(self.ends)
+    }
+
+    /// Stands for all of it.
+    fn first(&self) -> Option<Txid> {
+        self.pieces.first().map(|piece| piece.txid)
+    }
+
+    /// A time that grows with the number of messages.
+    fn long(&self, ms: u64) -> u64 {
+        ms * (1 + self.pieces.len() as u64 / MESSAGES_AT_ONCE)
+    }
+}
+
+impl<S: Store> Meta<S> {
+    /// Has everybody check and lock what the operation has seen and writes.
+    pub(super) fn attempt(&mut self, mut job: Job, done: Done) {
+        let strangers = done.parts.keys().filter(|node| !job.again.lives.contains_key(node));
+        let strangers: BTreeMap<_, _> = strangers.map(|node| (*node, Vec::new())).collect();
+        if !strangers.is_empty() {
+            return self.question(job, strangers);
+        }
+        let now = self.tx.now;
+        let mut pieces = Vec::new();
+        for (node, share) in &done.parts {
+            for share in in_pieces(share) {
+                let piece = Piece { node: *node, txid: self.tx.name(), share, is_ready: false };
+                self.tx.by_txid.insert(piece.txid, job.ticket);
+                pieces.push(piece);
+            }
+        }
+        let mut attempt = Attempt { parts: done.parts, pieces, again_at: now, ends: now };
+        attempt.again_at = later(now, attempt.long(AGAIN));
+        attempt.ends = later(now, attempt.long(splits::ATTEMPT));
+        if let (Some(part), Some(txid)) = (job.split(), attempt.first()) {
+            self.tx.splits.lock(&mut self.state.locks, part, txid, job.age);
+        }
+        self.send_prepares(&attempt, &job);
+        job.phase = Phase::Preparing(attempt);
+        self.tx.jobs.insert(job.ticket, job);
+    }
+
+    fn send_prepares(&mut self, attempt: &Attempt, job: &Job) {
+        let changed: Vec<_> = job.split().into_iter().collect();
+        for Piece { node, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
+            let item =
+                |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
+            let reads = share.reads.iter().map(item);
+            let reads =
+                reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
+            let writes = share.writes.iter().map(item);
+            let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
+            let life = job.again.lives.get(node).copied().unwrap_or_default();
+            let message = PeerMessage::Prepare { txid: *txid, age: job.age, life, reads, writes };
+            let (changed, seen) = (changed.clone(), Vec::new());
+            self.tx.outs.push(Out { to: *node, message, changed, seen });
+        }
+    }
+
+    pub(super) fn prepare_again(&mut self, job: &mut Job) {
+        if let Phase::Preparing(attempt) = &mut job.phase {
+            attempt.again_at = later(self.tx.now, attempt.long(AGAIN));
+        }
+        if let Phase::Preparing(attempt) = &job.phase {
+            self.send_prepares(attempt, job);
+        }
+    }
+
+    pub(super) fn prepared(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
+        let Some(job) = self.attempting(txid) else { return Ok(()) };
+        let (ticket, Phase::Preparing(attempt)) = (job.ticket, &mut job.phase) else {
+            return Ok(());
+        };
+        let ours = |piece: &&mut Piece| piece.node == from && piece.txid == txid;
+        attempt.pieces.iter_mut().filter(ours).for_each(|piece| piece.is_ready = true);
+        if attempt.pieces.iter().all(|piece| piece.is_ready)
+            && let Some(job) = self.tx.jobs.remove(&ticket)
+        {
+            self.decide(job);
+        }
+        Ok(())
+    }
+
+    /// All are ready: the split is run for the last time. What it does to this node
+    /// and what the others have prepared becomes true at once.
+    fn decide(&mut self, mut job: Job) {
+        self.unlock(&job);
+        let Run { result, done, .. } = self.run(&mut job);
+        let Phase::Preparing(attempt) = &job.phase else { return self.step(job) };
+        match result {
+            Ok(reply) if done.parts == attempt.parts => {
+                let part = |(node, txid): (NodeId, Txid)| {
+                    let life = job.again.lives.get(&node).copied().unwrap_or_default();
+                    let part = Part { life, writes: Vec::new() };
+                    (txid, Committed { participants: [(node, part)].into() })
+                };
+                let decided = attempt.txids().map(part).collect();
+                self.take_effect(job, reply, done, decided);
+            }
+            Ok(_) | Err(_) => {
+                self.abandon(&mut job);
+                self.rest(job);
+            }
+        }
+    }
+
+    /// The partition that is split may be written again.
+    pub(super) fn unlock(&mut self, job: &Job) {
+        if let (Some(part), Phase::Preparing(attempt)) = (job.split(), &job.phase)
+            && let Some(txid) = attempt.first()
+        {
+            self.tx.splits.unlock(&mut self.state.locks, part, txid);
+            self.tx.freed.push(txid);
+        }
+    }
+}
+
+/// A node's share, as much as fits a message each.
+fn in_pieces(share: &Share) -> Vec<Share> {
+    let mut pieces = vec![Share { reads: share.reads.clone(), writes: BTreeMap::new() }];
+    let mut bytes = 0;
+    for (key, value) in &share.writes {
+        let more = key.len() + value.as_ref().map_or(0, Vec::len) + RECORD_BYTES;
+        if bytes + more > BYTES_MAX {
+            pieces.push(Share::default());
+            bytes = 0;
+        }
+        bytes += more;
+        if let Some(piece) = pieces.last_mut() {
+            piece.writes.insert(key.clone(), value.clone());
+        }
+    }
+    pieces
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_bounded_and_together_all_of_it() {
+        let value = |n: u32| Some(vec![n as u8; 100]);
+        let writes = (0..10_000u32).map(|n| (n.to_be_bytes().to_vec(), value(n))).collect();
+        let share = Share { reads: [(vec![1], None)].into(), writes };
+        let pieces = in_pieces(&share);
+        assert!((4..8).contains(&pieces.len()), "{}", pieces.len());
+        let mut all = Share::default();
+        for piece in pieces {
+            let bytes: usize = piece.writes.keys().map(|key| key.len() + 100).sum();
+            assert!(bytes <= BYTES_MAX);
+            all.reads.extend(piece.reads);
+            all.writes.extend(piece.writes);
+        }
+        assert_eq!(all, share);
+        assert_eq!(in_pieces(&Share::default()).len(), 1);
+    }
+}
