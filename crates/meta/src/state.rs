@@ -490,9 +490,9 @@ mod tests {
         assert!(matches!(open(VOLUME, NodeId(1), store.clone()), Err(OpenError::Node { .. })));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 7;
+        record[8] = 8;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 7, known: 6 })));
+        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 8, known: 7 })));
         let mut older = store.clone();
         record[8] = 1;
         older.change(&(b"S".to_vec(), Some(record)));
