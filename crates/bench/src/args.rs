@@ -7,6 +7,7 @@ use crate::mpi::MpiArgs;
 use crate::suite::SuiteArgs;
 use crate::wire::WireArgs;
 use std::path::PathBuf;
+use tatami_wire::act::ACTS_MAX;
 
 /// Measure this or any other file system.
 #[derive(Clone, Debug, clap::Args)]
@@ -49,5 +50,16 @@ pub(crate) fn procs(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=PROCS_MAX).contains(&n) => Ok(n),
         _ => Err(format!("a workload has 1 to {PROCS_MAX} processes")),
+    }
+}
+
+/// Number of operations in one request on the command line.
+///
+/// # Errors
+/// A sentence with the bounds.
+pub(crate) fn bulk(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if (1..=ACTS_MAX).contains(&n) => Ok(n),
+        _ => Err(format!("a request has 1 to {ACTS_MAX} operations")),
     }
 }

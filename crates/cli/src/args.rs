@@ -1,8 +1,8 @@
 //! The command line as a whole. Arguments of a command stand beside its code.
 
 use crate::{
-    bench_cmd, config_cmd, copy, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd, node_cmd,
-    recover_cmd, relayout_cmd, status, up, where_cmd,
+    bench_cmd, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd,
+    node_cmd, recover_cmd, relayout_cmd, status, up, usage_cmd, where_cmd,
 };
 
 /// A parallel file system from the local disks of a job's nodes
@@ -92,6 +92,15 @@ Examples:
 Of a file that many processes wrote, or that lies in stripes, each line is a pattern:
 so many blocks, so far apart, on that node.")]
     Where(where_cmd::WhereArgs),
+    /// Tell in which partitions, and on which nodes, the entries of a directory are
+    #[command(after_help = "\
+Examples:
+  tatami dir :/run-17
+  tatami dir --json /mnt/tatami/run-17 | jq '.directories[].partitions | length'
+
+A directory with more than 1,024 entries is split into partitions by the hashes of its
+names, as long as that brings them to more nodes.")]
+    Dir(dir_cmd::DirArgs),
     /// Tell what a job that died has left of a file, and settle it
     #[command(after_help = "\
 Examples:
@@ -143,7 +152,13 @@ with a colon is written ./:name.")]
     #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]
     Cat(files::CatArgs),
     /// Remove files of the volume, without a mount
-    #[command(after_help = "Examples:\n  tatami rm :/run-17/log\n  tatami rm -r :/run-17")]
+    #[command(after_help = "\
+Examples:
+  tatami rm :/run-17/log
+  tatami rm -r :/run-17
+
+With -r the servers do it, all at the same time: names do not come here, but with -v.
+What cannot be removed is told, the rest is removed.")]
     Rm(files::RmArgs),
     /// Make directories in the volume, without a mount
     #[command(after_help = "Examples:\n  tatami mkdir :/run-18\n  tatami mkdir -p :/a/b/c")]
@@ -151,6 +166,19 @@ with a colon is written ./:name.")]
     /// Show attributes of files of the volume, without a mount
     #[command(after_help = "Examples:\n  tatami stat :/run-17/log\n  tatami stat --json :/run-17")]
     Stat(files::StatArgs),
+    /// Add up what is below directories of the volume
+    #[command(
+        disable_help_flag = true,
+        after_help = "\
+Examples:
+  tatami du :/run-17                 each directory, in units of 1,024 bytes
+  tatami du -sh :/run-17 :/run-18
+  tatami du -s --json /mnt/tatami/run-17
+
+The servers add up, all at the same time. A file with several names counts once. Of a
+file that is being written, it is what its writer has told at close or fsync."
+    )]
+    Du(usage_cmd::DuArgs),
     /// Show the space of the volume and of each node
     #[command(after_help = "Examples:\n  tatami df\n  tatami df --json")]
     Df(files::DfArgs),

@@ -2,6 +2,7 @@
 
 use crate::error::{Failure, Outcome};
 use crate::files::{CHUNK, open};
+use crate::import::{self, Item};
 use crate::place::At;
 use crate::term;
 use crate::volume_path::{AnyPath, last, umask};
@@ -10,7 +11,7 @@ use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use tatami_client::tree::{FileHandle, Tree, join};
-use tatami_wire::{Errno, Kind, SetAttr, SetTime, Timestamp};
+use tatami_wire::{Errno, Ino, Kind, Timestamp};
 
 /// `tatami cp`
 #[derive(Debug, clap::Args)]
@@ -33,13 +34,18 @@ pub struct CpArgs {
 
 /// What is needed of a file to copy it.
 #[derive(Clone, Copy)]
-struct Facts {
-    kind: Kind,
-    mode: u16,
-    size: u64,
-    mtime: Timestamp,
+pub struct Facts {
+    pub kind: Kind,
+    pub mode: u16,
+    pub size: u64,
+    pub mtime: Timestamp,
     /// Tells two paths of one file.
-    identity: (u64, u64),
+    pub identity: (u64, u64),
+}
+
+/// Of an inode of the volume, as [`Facts::identity`].
+fn in_volume(ino: Ino) -> (u64, u64) {
+    (u64::MAX, ino.0)
 }
 
 /// A file being written, on either side.
@@ -49,17 +55,17 @@ enum Sink {
 }
 
 /// Both sides with one set of verbs.
-struct Sides<'a> {
-    tree: &'a Tree,
-    umask: u16,
+pub struct Sides<'a> {
+    pub tree: &'a Tree,
+    pub umask: u16,
 }
 
 impl Sides<'_> {
-    fn facts(&self, path: &AnyPath, follow: bool) -> Result<Facts, Errno> {
+    pub fn facts(&self, path: &AnyPath, follow: bool) -> Result<Facts, Errno> {
         match path {
             AnyPath::Volume(path) => {
                 let a = self.tree.stat(path, follow)?;
-                let identity = (u64::MAX, a.ino.0);
+                let identity = in_volume(a.ino);
                 Ok(Facts { kind: a.kind, mode: a.mode, size: a.size, mtime: a.mtime, identity })
             }
             AnyPath::Local(path) => {
@@ -92,7 +98,7 @@ impl Sides<'_> {
         }
     }
 
-    fn read(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
+    pub fn read(&self, path: &AnyPath) -> Result<Box<dyn Read>, Errno> {
         Ok(match path {
             AnyPath::Volume(path) => Box::new(self.tree.open(path)?),
             AnyPath::Local(path) => Box::new(std::fs::File::open(path)?),
@@ -149,14 +155,7 @@ impl Sides<'_> {
 
     fn keep(&self, path: &AnyPath, facts: &Facts) -> Result<(), Errno> {
         match path {
-            AnyPath::Volume(path) => {
-                let set = SetAttr {
-                    mode: Some(facts.mode),
-                    mtime: Some(SetTime::At(facts.mtime)),
-                    ..SetAttr::default()
-                };
-                self.tree.set(path, set).map(drop)
-            }
+            AnyPath::Volume(path) => self.tree.set(path, facts.to_keep()).map(drop),
             AnyPath::Local(path) => {
                 let mode = std::fs::Permissions::from_mode(u32::from(facts.mode));
                 std::fs::set_permissions(path, mode)?;
@@ -175,7 +174,7 @@ impl Sides<'_> {
 }
 
 /// `name` below a path of either side.
-fn below(path: &AnyPath, name: &[u8]) -> AnyPath {
+pub fn below(path: &AnyPath, name: &[u8]) -> AnyPath {
     match path {
         AnyPath::Volume(path) => AnyPath::Volume(join(path, name)),
         AnyPath::Local(path) => AnyPath::Local(path.join(std::ffi::OsStr::from_bytes(name))),
@@ -238,36 +237,39 @@ fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcom
         return Err(failure.try_this(format!("tatami cp -r {from} {to}")));
     }
     let bar = term::byte_bar(facts.size);
-    let mut todo = vec![(from.clone(), to, facts)];
+    let mut todo = vec![Item { from: from.clone(), to, facts, made: None }];
     let mut dirs: Vec<(AnyPath, Facts)> = Vec::new();
     // What we make below the target is not copied into itself for ever.
     let mut made = None;
-    while let Some((from, to, facts)) = todo.pop() {
-        if args.verbose {
-            bar.suspend(|| term::note(&format!("{from} -> {to}")));
-        }
+    while let Some(Item { from, to, facts, made: known }) = todo.pop() {
+        let tell = |from: &AnyPath, to: &AnyPath| {
+            if args.verbose {
+                bar.suspend(|| term::note(&format!("{from} -> {to}")));
+            }
+        };
+        tell(&from, &to);
         let failed = |e| from.failed("cannot copy", e);
         match facts.kind {
             Kind::Dir => {
                 let names = sides.names(&from).map_err(failed)?;
-                sides.mkdir(&to, facts.mode).map_err(|e| to.failed("cannot make", e))?;
-                let own = sides.facts(&to, true).map_err(failed)?.identity;
+                let own = match known {
+                    Some(ino) => in_volume(ino),
+                    None => {
+                        sides.mkdir(&to, facts.mode).map_err(|e| to.failed("cannot make", e))?;
+                        sides.facts(&to, true).map_err(failed)?.identity
+                    }
+                };
                 let top = *made.get_or_insert(own);
-                for name in names.iter().rev() {
-                    let from = below(&from, name);
-                    let facts = match sides.facts(&from, false) {
-                        Ok(facts) => facts,
-                        Err(Errno::ENOENT) => continue, // removed meanwhile
-                        Err(e) => return Err(from.failed("cannot copy", e)),
-                    };
-                    if facts.identity == top {
-                        continue;
-                    }
-                    if facts.kind == Kind::File {
-                        bar.inc_length(facts.size);
-                    }
-                    todo.push((from, below(&to, name), facts));
+                let mut items = import::items(sides, &from, &to, &names)?;
+                items.retain(|item| item.facts.identity != top);
+                let files = items.iter().filter(|item| item.facts.kind == Kind::File);
+                bar.inc_length(files.map(|item| item.facts.size).sum());
+                if let (AnyPath::Local(_), AnyPath::Volume(_)) = (&from, &to) {
+                    let files = items.iter().filter(|item| item.facts.kind != Kind::Dir);
+                    files.for_each(|item| tell(&item.from, &item.to));
+                    items = import::import(sides, Ino(own.1), items, args.preserve, &bar)?;
                 }
+                todo.extend(items.into_iter().rev());
                 dirs.push((to, facts));
             }
             Kind::Symlink => sides.link(&from, &to).map_err(|e| to.failed("cannot make", e))?,
@@ -298,28 +300,42 @@ fn copy_file(
     facts: &Facts,
     bar: &ProgressBar,
 ) -> Outcome {
-    bar.set_message(term::safe(&last_name(from)));
     let mut source = sides.read(from).map_err(|e| from.failed("cannot read", e))?;
     let mut sink = sides.write(to, facts.mode).map_err(|e| to.failed("cannot write", e))?;
-    let mut buffer = vec![0; CHUNK.min(facts.size.max(64 << 10) as usize)];
-    loop {
-        let n = match source.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => n,
-            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
-            Err(e) => return Err(from.failed("cannot read", Errno::from(e))),
-        };
-        let written = match &mut sink {
-            Sink::Local(file) => file.write_all(&buffer[..n]),
-            Sink::Volume(file) => file.write_all(&buffer[..n]),
-        };
-        written.map_err(|e| to.failed("cannot write", Errno::from(e)))?;
-        bar.inc(n as u64);
+    let paths = (from, to);
+    match &mut sink {
+        Sink::Local(file) => fill(paths, facts.size, &mut *source, file, bar)?,
+        Sink::Volume(file) => fill(paths, facts.size, &mut *source, file.as_mut(), bar)?,
     }
     if let Sink::Volume(file) = sink {
         file.close().map_err(|e| to.failed("cannot write", e))?;
     }
     Ok(())
+}
+
+/// Copies the bytes of a file, from where to where, of about so many bytes.
+///
+/// # Errors
+/// What cannot be read or written.
+pub fn fill(
+    (from, to): (&AnyPath, &AnyPath),
+    size: u64,
+    source: &mut dyn Read,
+    sink: &mut dyn Write,
+    bar: &ProgressBar,
+) -> Outcome {
+    bar.set_message(term::safe(&last_name(from)));
+    let mut buffer = vec![0; CHUNK.min(size.max(64 << 10) as usize)];
+    loop {
+        let n = match source.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(from.failed("cannot read", Errno::from(e))),
+        };
+        sink.write_all(&buffer[..n]).map_err(|e| to.failed("cannot write", Errno::from(e)))?;
+        bar.inc(n as u64);
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,9 @@ use crate::place::{At, Place};
 use crate::term::{self, DIM, Out, Table};
 use crate::volume_path::{AnyPath, failed, last, tree, umask};
 use anstyle::Style;
+use indicatif::ProgressBar;
 use std::io::{Read, Write};
+use tatami_client::Removing;
 use tatami_client::tree::{Tree, join};
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::{Errno, Kind};
@@ -185,12 +187,7 @@ pub fn rm(args: &RmArgs) -> Outcome {
                 keep_first(&mut result, e.try_this(format!("tatami rm -r {any}")));
                 continue;
             }
-            Ok(_) => tree.remove_all(path, &mut |path| {
-                if args.verbose {
-                    // A closed output shows at the flush below.
-                    let _ = writeln!(out, "removed :{}", term::safe(path));
-                }
-            }),
+            Ok(_) => remove(&tree, path, args.verbose, &mut out, &mut result),
             Err(e) => Err(e),
         };
         match removed {
@@ -201,6 +198,36 @@ pub fn rm(args: &RmArgs) -> Outcome {
     }
     out.flush()?;
     result
+}
+
+/// Removes a path with all that is below it. What cannot be removed is told; an error is none of these.
+fn remove(
+    tree: &Tree,
+    path: &[u8],
+    verbose: bool,
+    out: &mut Out,
+    result: &mut Outcome,
+) -> Result<(), Errno> {
+    let bar = if verbose { ProgressBar::hidden() } else { term::spinner("removing") };
+    let (mut removed, mut is_told) = (0, false);
+    let done = tree.remove_all(path, verbose, &mut |step| match step {
+        Removing::Path(path) if verbose => {
+            // A closed output shows at the flush at the end.
+            let _ = writeln!(out, "removed :{}", term::safe(path));
+        }
+        Removing::Path(_) => removed += 1,
+        Removing::Many(more) => {
+            removed += more;
+            bar.set_message(format!("{removed} removed"));
+        }
+        Removing::Failed(path, errno) => {
+            is_told = true;
+            let what = format!("cannot remove :{}", term::safe(path));
+            bar.suspend(|| keep_first(result, failed(&what, errno)));
+        }
+    });
+    bar.finish_and_clear();
+    done.or_else(|errno| if is_told { Ok(()) } else { Err(errno) })
 }
 
 /// `tatami mkdir`

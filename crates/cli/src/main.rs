@@ -9,11 +9,13 @@ mod config_cmd;
 mod container_cmd;
 mod copy;
 mod daemon;
+mod dir_cmd;
 mod down;
 mod error;
 mod exec;
 mod files;
 mod fsck_cmd;
+mod import;
 mod keys;
 mod listing;
 mod log;
@@ -31,6 +33,7 @@ mod session;
 mod status;
 mod term;
 mod up;
+mod usage_cmd;
 mod users;
 mod volume_path;
 mod where_cmd;
@@ -77,6 +80,8 @@ fn run(command: &Command) -> Outcome {
         Command::Mount(args) => mount_cmd::mount(args),
         Command::Umount(args) => mount_cmd::umount(args),
         Command::Where(args) => where_cmd::run(args),
+        Command::Dir(args) => dir_cmd::run(args),
+        Command::Du(args) => usage_cmd::run(args),
         Command::Recover(args) => recover_cmd::run(args),
         Command::Relayout(args) => relayout_cmd::run(args),
         Command::Ls(args) => files::ls(args),

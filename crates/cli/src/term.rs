@@ -185,6 +185,12 @@ pub fn safe(name: &[u8]) -> String {
     text
 }
 
+/// A share as a bar of up to 20 blocks.
+pub fn bar(share: f64) -> String {
+    let blocks = (share * 20.0).round().clamp(0.0, 20.0) as usize;
+    format!("{:3.0}% {}", share * 100.0, "█".repeat(blocks))
+}
+
 /// A spinner on a terminal, nothing elsewhere.
 pub fn spinner(text: &str) -> ProgressBar {
     if !colours(io::stderr().is_terminal()) {

@@ -230,7 +230,7 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
                 (node.name.clone(), plain),
                 (node.files.to_string(), plain),
                 (term::size(node.bytes), plain),
-                (bar(share(node, told)), DIM),
+                (term::bar(share(node, told)), DIM),
             ]);
         }
         if !told.nodes.is_empty() {
@@ -248,7 +248,11 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
         let mut table = Table::new(&["NODE", ">BYTES", "SHARE"]);
         for node in &told.nodes {
             let bytes = term::size(node.bytes);
-            table.row([(node.name.clone(), HEAD), (bytes, plain), (bar(share(node, told)), DIM)]);
+            table.row([
+                (node.name.clone(), HEAD),
+                (bytes, plain),
+                (term::bar(share(node, told)), DIM),
+            ]);
         }
         out.table(&table)?;
         writeln!(out)?;
@@ -294,13 +298,4 @@ fn blocks(extent: &ExtentTold) -> String {
 
 fn share(node: &NodeTold, told: &Told) -> f64 {
     node.bytes as f64 / told.size.max(1) as f64
-}
-
-/// A share as a bar of up to 20 blocks.
-fn bar(share: f64) -> String {
-    format!(
-        "{:3.0}% {}",
-        share * 100.0,
-        "█".repeat((share * 20.0).round().clamp(0.0, 20.0) as usize)
-    )
 }

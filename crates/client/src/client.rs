@@ -1,10 +1,10 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
-use crate::delegations::Delegations;
+use crate::delegations::{Asked, Delegations};
 use crate::locks::Locks;
 use crate::partitions::Partitions;
-use crate::peer::{Peer, Retry};
+use crate::peer::{Begun, Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
 use parking_lot::RwLock;
@@ -152,7 +152,7 @@ impl Client {
         self.map.read().clone()
     }
 
-    fn owner(&self, shard: ShardId) -> Option<NodeId> {
+    pub(crate) fn owner(&self, shard: ShardId) -> Option<NodeId> {
         self.map.read().owner(shard)
     }
 
@@ -223,6 +223,44 @@ impl Client {
         let told = result.as_ref().map_err(|e| *e);
         peer.delegations.learn(&call.op, asked, told, granted.as_ref());
         result
+    }
+
+    /// Requests to nodes, all at the same time, in the order of the nodes; the answers in the same order.
+    pub(crate) fn ask_several(&self, calls: &[(NodeId, MetaCall)]) -> Vec<MetaResult> {
+        let begin = |(node, call): &(NodeId, MetaCall)| {
+            let peer = self.peer(*node)?;
+            let asked = peer.delegations.ask(&call.op);
+            Ok((peer, asked, peer.begin(call)))
+        };
+        // All must be ended, whatever comes of the first.
+        let begun: Vec<Result<_, Errno>> = calls.iter().map(begin).collect();
+        let mut away = Vec::new();
+        let end =
+            |(begun, (node, call)): (Result<(&Arc<Peer>, Asked, Begun), _>, &(_, MetaCall))| {
+                let (peer, asked, begun) = begun?;
+                // Who has not answered another for so long is not waited for once more.
+                let patience = if away.contains(node) { Duration::ZERO } else { self.patience };
+                let (result, granted) = match peer.end_within(patience, begun, call) {
+                    Ok((result, granted)) => (result, granted),
+                    Err(e) => (Err(e), None),
+                };
+                if result == Err(Errno::EHOSTDOWN) {
+                    away.push(*node);
+                }
+                peer.delegations.learn(
+                    &call.op,
+                    asked,
+                    result.as_ref().map_err(|e| *e),
+                    granted.as_ref(),
+                );
+                result
+            };
+        begun.into_iter().zip(calls).map(end).collect()
+    }
+
+    /// Whether anything may be delegated to us.
+    pub(crate) fn is_delegated_anything(&self) -> bool {
+        self.peers.iter().any(|peer| peer.delegations.are_on())
     }
 
     /// What the nodes that may have an inode have delegated to us.

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
+use tatami_wire::act::Act;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Errno, Ino, Kind, hash};
@@ -242,15 +243,23 @@ impl Delegations {
     pub(crate) fn ask(&self, op: &MetaOp) -> Asked {
         let counts = op.is_mutation() && self.are_on();
         if counts {
-            for (dir, name) in entries(op).into_iter().flatten() {
+            for (dir, name) in entries(op) {
                 *self.shard(dir).lock().busy.entry(dir).or_default() += 1;
                 self.name_changes(dir, name, Moment(u64::MAX));
             }
             for ino in foreseen(op) {
                 self.attr_changes(ino, Moment(u64::MAX));
             }
+            self.recall_cleared(op);
         }
         Asked { at: Moment(self.tick()), counts }
+    }
+
+    /// Which names a directory loses that is cleared, nobody knows before.
+    fn recall_cleared(&self, op: &MetaOp) {
+        if let MetaOp::Clear { dir, .. } = op {
+            self.recall(&[*dir]);
+        }
     }
 
     /// A change in a directory is not under way any more.
@@ -306,7 +315,8 @@ impl Delegations {
         granted: Option<&Granted>,
     ) {
         if asked.counts {
-            entries(op).into_iter().flatten().for_each(|(dir, _)| self.is_over(dir));
+            entries(op).for_each(|(dir, _)| self.is_over(dir));
+            self.recall_cleared(op);
         }
         self.take_in(op, asked.at, result, granted);
         if let Some((dir, _)) = op.entry().filter(|_| self.are_on()) {
@@ -354,7 +364,7 @@ impl Delegations {
                 && told.is_some_and(|told| told.ino == attr.ino);
             self.note_attr(attr, asked, own, fresh);
         }
-        for (dir, name) in entries(op).into_iter().flatten().filter(|_| op.is_mutation()) {
+        for (dir, name) in entries(op).filter(|_| op.is_mutation()) {
             if self.name_changes(dir, name, asked)
                 && delegated(dir)
                 && let Some(leads_to) = leads_to(op, result)
@@ -437,12 +447,21 @@ impl Known {
 }
 
 /// The entries that an operation concerns.
-fn entries(op: &MetaOp) -> [Option<(Ino, &Bytes)>; 2] {
-    match op {
+fn entries(op: &MetaOp) -> impl Iterator<Item = (Ino, &Bytes)> {
+    let few = match op {
         MetaOp::Rename { parent, name, new_parent, new_name, .. } => {
             [Some((*parent, name)), Some((*new_parent, new_name))]
         }
         other => [other.entry(), None],
+    };
+    few.into_iter().flatten().chain(acts(op).iter().filter_map(Act::entry))
+}
+
+/// The acts of which an operation consists.
+fn acts(op: &MetaOp) -> &[Act] {
+    match op {
+        MetaOp::Acts { acts } => acts,
+        _ => &[],
     }
 }
 
@@ -455,7 +474,7 @@ fn foreseen(op: &MetaOp) -> impl Iterator<Item = Ino> {
         MetaOp::Link { ino, .. } => [Some(op.target()), Some(*ino)],
         _ => [Some(op.target()), None],
     };
-    inos.into_iter().flatten()
+    inos.into_iter().flatten().chain(acts(op).iter().skip(1).map(Act::target))
 }
 
 /// What the answer says of the entry.

@@ -11,6 +11,7 @@
 //!   the disk, elsewhere over TCP with write-behind.
 //! - [`tree`] offers paths and file handles to tools that work without a mount.
 
+mod act;
 mod client;
 pub mod connection;
 mod data;
@@ -25,11 +26,15 @@ mod pieces;
 mod recalls;
 pub mod relayout;
 mod remote;
+mod remove;
 mod tiled;
 mod tiles;
 pub mod tree;
+mod usage;
+mod walk;
 mod whereabouts;
 
+pub use act::New;
 pub use client::{Client, Error, Options};
 pub use connection::{Endpoint, Sink};
 pub use data::{DataFile, stat_file};
@@ -37,6 +42,8 @@ pub use loan::{Loan, Spare};
 pub use locks::{ASK_AGAIN, LockNews, LockedBytes, Taken, Unbuffered};
 pub use names::{Created, Listing, Removed, VolumeSpace};
 pub use pieces::{PieceTold, pieces_told};
+pub use remove::Removing;
 pub use tatami_lend::Moment;
 pub use tiles::{PlacedPiece, Tiles};
+pub use usage::{Usage, Used};
 pub use whereabouts::{PATTERNS_MAX, Whereabouts, whereabouts};

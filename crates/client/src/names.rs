@@ -22,6 +22,13 @@ pub struct Created {
     pub created: bool,
 }
 
+impl Created {
+    /// Whether it is open, if it was to be.
+    pub(crate) fn is_whole(&self, open: Option<Access>) -> bool {
+        open.is_none() || self.cap.is_some() || self.created || self.attr.kind != Kind::File
+    }
+}
+
 /// What a removal did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
@@ -121,10 +128,7 @@ impl Client {
             let op = MetaOp::Create { parent, name, node, mode, umask, exclusive, open };
             let made = expect!(self.meta(cred, op),
                 MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
-            let Some(access) = open else { return Ok(made) };
-            if made.cap.is_some() || made.created || made.attr.kind != Kind::File {
-                return Ok(made);
-            }
+            let Some(access) = open.filter(|_| !made.is_whole(open)) else { return Ok(made) };
             // The inode is on another node than the name.
             match self.open(cred, made.attr.ino, access) {
                 Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),

@@ -8,6 +8,7 @@ use crate::Client;
 use crate::delegations;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use tatami_wire::act::Act;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::partition::{Directories, Range, name_seed};
 use tatami_wire::{Cred, Errno, Ino, ShardMap, VolumeId};
@@ -39,7 +40,7 @@ impl Partitions {
     }
 
     /// The request with partitions in the place of directories; nothing where it is the same.
-    fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
+    pub(crate) fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
         let told = self.told.lock();
         if told.directories.is_empty() {
             return None;
@@ -50,7 +51,14 @@ impl Partitions {
         (located.op != call.op).then_some(located)
     }
 
-    fn learn(&self, part: Ino, range: Range) {
+    /// The act with a partition in the place of its directory.
+    pub(crate) fn locate_act(&self, act: &Act) -> Act {
+        let (mut act, told) = (act.clone(), self.told.lock());
+        told.directories.locate_act(&self.ring, self.seed, &mut act);
+        act
+    }
+
+    pub(crate) fn learn(&self, part: Ino, range: Range) {
         self.told.lock().directories.learn(&self.ring, part, range);
     }
 

@@ -169,8 +169,21 @@ impl Peer {
         begun: Begun,
         call: &MetaCall,
     ) -> Result<(MetaResult, Option<Granted>), Errno> {
+        self.end_within(self.patience, begun, call)
+    }
+
+    /// As [`Peer::end`], with another patience.
+    ///
+    /// # Errors
+    /// As [`Peer::meta`].
+    pub(crate) fn end_within(
+        &self,
+        patience: Duration,
+        begun: Begun,
+        call: &MetaCall,
+    ) -> Result<(MetaResult, Option<Granted>), Errno> {
         let Begun { mut slot, seq, mut sent } = begun;
-        let mut retry = Retry::new(self.patience);
+        let mut retry = Retry::new(patience);
         let result = loop {
             match slot.connection(|number| self.connect(Role::Meta, number)) {
                 Ok(connection) => match ask(connection, seq, call, std::mem::take(&mut sent)) {

@@ -3,9 +3,10 @@
 //! Paths are absolute within the volume; a leading `/` may be left out.
 //! Symbolic links are followed as a kernel does, within the volume.
 
-use crate::{Client, DataFile, Whereabouts, whereabouts};
+use crate::{Client, Created, DataFile, Whereabouts, whereabouts};
 use std::io;
 use std::sync::Arc;
+use tatami_wire::act::Act;
 use tatami_wire::meta::{DataState, DirEntry, NewNode, RenameMode};
 use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NAME_MAX, PATH_MAX, READDIR_MAX, SetAttr};
 
@@ -43,6 +44,11 @@ impl Tree {
         &self.client
     }
 
+    /// Who sees it.
+    pub fn cred(&self) -> &Cred {
+        &self.cred
+    }
+
     /// The attributes of a path; of a final link's target with `follow`.
     pub fn stat(&self, path: &[u8], follow: bool) -> Result<Attr, Errno> {
         self.resolve(path, follow)
@@ -74,8 +80,12 @@ impl Tree {
         if self.client.map().leads().len() < 2 {
             return Ok(());
         }
-        for entry in entries.iter_mut().filter(|entry| entry.attr.is_none()) {
-            entry.attr = match self.client.lookup(&self.cred, dir, &entry.name) {
+        let rest = entries.iter_mut().filter(|entry| entry.attr.is_none());
+        let (names, places): (Vec<_>, Vec<_>) =
+            rest.map(|entry| (entry.name.as_slice(), &mut entry.attr)).unzip();
+        for (place, found) in places.into_iter().zip(self.client.stat_many(&self.cred, dir, &names))
+        {
+            *place = match found {
                 Ok(attr) => Some(attr),
                 Err(Errno::ENOENT) => None,
                 // The names may be seen, and no more.
@@ -120,26 +130,6 @@ impl Tree {
         self.client.rmdir(&self.cred, parent, name, false).map(drop)
     }
 
-    /// Removes a path and everything below it. Tells `each` before every removal.
-    pub fn remove_all(&self, path: &[u8], each: &mut dyn FnMut(&[u8])) -> Result<(), Errno> {
-        // A stack of our own: trees may be deeper than the thread's.
-        let mut todo = vec![(path.to_vec(), false)];
-        while let Some((path, emptied)) = todo.pop() {
-            if emptied {
-                each(&path);
-                self.remove_dir(&path)?;
-            } else if self.resolve(&path, false)?.kind == Kind::Dir {
-                let below = self.read_dir(&path, false)?;
-                todo.push((path.clone(), true));
-                todo.extend(below.iter().map(|e| (join(&path, &e.name), false)));
-            } else {
-                each(&path);
-                self.remove_file(&path)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Moves a path, replacing what is there.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
         let (old, name) = self.parent(from)?;
@@ -180,6 +170,12 @@ impl Tree {
             Err(e) => return Err(e),
         };
         let (attr, cap, created) = made;
+        self.opened(Created { attr, cap, created })
+    }
+
+    /// A file that was made, or found, open for writing: one that was there is cut to nothing.
+    pub fn opened(&self, made: Created) -> Result<FileHandle, Errno> {
+        let Created { attr, cap, created } = made;
         let data = self.client.data(&attr, cap.ok_or(Errno::EPROTO)?)?;
         let mut handle = self.handle(data, attr, true);
         if !created {
@@ -213,7 +209,7 @@ impl Tree {
     }
 
     /// The directory and the name that a path ends in.
-    fn parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
+    pub(crate) fn parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
         let end = path.iter().rposition(|b| *b != b'/').ok_or(Errno::EBUSY)? + 1;
         let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
         let dir = self.resolve(&path[..start], true)?;
@@ -323,6 +319,22 @@ impl FileHandle {
     /// Ends the use of the file. What was written is then seen by everybody who opens it.
     pub fn close(mut self) -> Result<Attr, Errno> {
         self.finish()
+    }
+
+    /// As [`FileHandle::close`], but for the request that tells how the file is now: that is to be asked for, may be
+    /// with those of other files.
+    pub fn close_later(mut self) -> (Result<(), Errno>, Act) {
+        self.writable = false;
+        let mut flushed = self.data.flush();
+        let state = match self.wrote.then(|| self.data.stat()) {
+            Some(Ok(now)) => Some(DataState::from(now)),
+            Some(Err(e)) => {
+                flushed = flushed.and(Err(e));
+                None
+            }
+            None => None,
+        };
+        (flushed, Act::Commit { ino: self.attr.ino, state, close: true })
     }
 
     fn finish(&mut self) -> Result<Attr, Errno> {

@@ -23,6 +23,7 @@
 //! `transaction`. Then the answer comes later.
 
 mod acl;
+mod act;
 mod attr;
 mod cache;
 mod check;

@@ -3,19 +3,19 @@
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys;
-use crate::record::encode_reply;
 use crate::session::{Admission, Sessions};
 use crate::state::State;
 use crate::store::{Chore, Store, StoreError};
 use crate::transaction::{Applied, Finished, Out, Transactions};
 use crate::txn::Txn;
-use crate::{attr, check, entry, orphan, rename, split, tiled, xattr};
+use crate::{act, attr, check, entry, orphan, rename, split, tiled, xattr};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
+    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, ShardMap, Timestamp, VolumeId,
+    VolumeKey,
 };
 
 /// What the namespace of a node must know of itself.
@@ -146,6 +146,9 @@ impl<S: Store> Meta<S> {
         if let Some(elsewhere) = self.is_elsewhere(op)? {
             return Ok(Ok(elsewhere));
         }
+        if let MetaOp::Acts { acts } = op {
+            return self.act_all(ctx, cred, acts).map(|(reply, _)| Ok(reply));
+        }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
         let result = execute(&mut txn, &self.key, op);
         debug_assert!(!txn.wrote(), "a reading operation wrote");
@@ -164,9 +167,15 @@ impl<S: Store> Meta<S> {
                 return Err(Errno::ESTALE.into());
             }
             MetaOp::InFlux { inos, .. } if !ours(inos) => return Err(Errno::ESTALE.into()),
+            // Each by itself.
+            MetaOp::Acts { .. } => return Ok(None),
             _ => {}
         }
-        let shard = op.target().shard();
+        self.shard_elsewhere(op.target().shard())
+    }
+
+    /// The answer to what another node must do, since the shard is its.
+    pub(crate) fn shard_elsewhere(&self, shard: ShardId) -> Outcome<Option<MetaReply>> {
         if !self.state.is_shard(shard) {
             return Err(Errno::ESTALE.into());
         }
@@ -184,13 +193,7 @@ impl<S: Store> Meta<S> {
         if let Some(elsewhere) = self.is_elsewhere(op)? {
             return Ok(Ok(elsewhere));
         }
-        let mut txn = Txn::new(&mut self.state, ctx, cred);
-        let reply = execute(&mut txn, &self.key, op)?;
-        let wrote = txn.wrote();
-        if wrote {
-            txn.put(keys::reply(ctx.client, ctx.slot), encode_reply(ctx.seq, &reply)?);
-        }
-        self.garbage.extend(txn.finish()?);
+        let (reply, wrote) = self.change(ctx, cred, op)?;
         if let MetaOp::ExpireClient { client } = op {
             self.sessions.forget(*client);
         }
@@ -493,7 +496,9 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
         MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
         MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),
-        // They are the node's own matter, and do not come here.
-        MetaOp::Locks { .. } => Err(Errno::EINVAL.into()),
+        MetaOp::Clear { dir, after, limit, .. } => act::clear_nothing(txn, *dir, *after, *limit),
+        MetaOp::Sum { dir, after, limit } => act::sum(txn, *dir, *after, *limit),
+        // Of acts, each is run. Locks are the node's own matter, and do not come here.
+        MetaOp::Acts { .. } | MetaOp::Locks { .. } => Err(Errno::EINVAL.into()),
     }
 }

@@ -28,11 +28,12 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tatami_meta::{Applied, Context, FjallStore, Out, Ticket};
+use tatami_wire::act::Act;
 use tatami_wire::admin::Durability;
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, ShardId};
+use tatami_wire::{Access, ClientId, Cred, Errno, Ino, Layout, NodeId, ShardId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -701,24 +702,25 @@ fn may(shared: &Shared, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
     if call.op.is_housekeeping() && !trusted {
         return Err(Errno::EPERM);
     }
+    let known = |node: NodeId| shared.map.nodes.iter().any(|n| n.id == node);
+    let is_known = |layout: &Layout| layout.pieces().all(|(node, _)| known(node));
     match &call.op {
-        MetaOp::Create { node: NewNode::File(layout), .. } | MetaOp::Tmpfile { layout, .. } => {
-            let known = |node| shared.map.nodes.iter().any(|n| n.id == node);
-            if !layout.pieces().all(|(node, _)| known(node)) {
+        MetaOp::Create { node: NewNode::File(layout), .. } | MetaOp::Tmpfile { layout, .. }
+            if !is_known(layout) =>
+        {
+            return Err(Errno::EINVAL);
+        }
+        MetaOp::Acts { acts } => {
+            let unknown = |act: &Act| matches!(act, Act::Create { node: NewNode::File(layout), .. } if !is_known(layout));
+            if acts.iter().any(unknown) {
                 return Err(Errno::EINVAL);
             }
         }
-        MetaOp::AddPieces { nodes, .. } => {
-            let known = |node| shared.map.nodes.iter().any(|n| n.id == node);
-            if !nodes.iter().all(|(node, _)| known(*node)) {
-                return Err(Errno::EINVAL);
-            }
+        MetaOp::AddPieces { nodes, .. } if !nodes.iter().all(|(node, _)| known(*node)) => {
+            return Err(Errno::EINVAL);
         }
-        MetaOp::Reserve { nodes, .. } => {
-            let known = |node| shared.map.nodes.iter().any(|n| n.id == node);
-            if !nodes.iter().all(|node| known(*node)) {
-                return Err(Errno::EINVAL);
-            }
+        MetaOp::Reserve { nodes, .. } if !nodes.iter().all(|node| known(*node)) => {
+            return Err(Errno::EINVAL);
         }
         // It came back: what it holds stays.
         MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {

@@ -7,6 +7,7 @@
 //! or reply) and an optional payload of raw file bytes that is never copied
 //! through the encoder.
 
+pub mod act;
 pub mod admin;
 pub mod attr;
 pub mod cap;

@@ -1,5 +1,6 @@
 //! Requests to a shard of the namespace, and its replies.
 
+use crate::act::{Act, Acted, Left, Sum};
 use crate::lock::{LockOp, LockTold};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
@@ -254,6 +255,16 @@ pub enum MetaOp {
     /// Locks, see [`crate::lock`]: kept by the node, not with the namespace. `session` is the
     /// number of the client's session at the node, 0 while it holds nothing there. → `Locks`
     Locks { ino: Ino, session: u64, op: LockOp },
+
+    // Many at a time, see `act`.
+    /// Operations at one node, at most [`ACTS_MAX`](crate::act::ACTS_MAX), each by itself. → `Acted`, in the same order
+    Acts { acts: Vec<Act> },
+    /// Removes entries of `dir` that are no directories, as `Unlink` does with each: of those that `ReadDir` would tell.
+    /// With `tell`, their names are told. Who may not read the directory may not do it. → `Cleared`
+    Clear { dir: Ino, after: u64, limit: u32, tell: bool },
+    /// Adds up what the entries of `dir` lead to that `ReadDir` would tell, for those who may see their attributes: who
+    /// may read and search the directory. → `Summed`
+    Sum { dir: Ino, after: u64, limit: u32 },
 }
 
 impl MetaOp {
@@ -280,7 +291,9 @@ impl MetaOp {
             | Partitions { .. }
             // Done twice in a row, they have done the same.
             | Locks { .. }
+            | Sum { .. }
             | ScanInodes { .. } => false,
+            Acts { acts } => acts.iter().any(Act::is_mutation),
             Open { access, .. } => access.write,
             Check { repair, .. } => *repair,
             SetAttr { .. }
@@ -303,6 +316,7 @@ impl MetaOp {
             | Relayout { .. }
             | ExpireClient { .. }
             | Split { .. }
+            | Clear { .. }
             | Settle { .. } => true,
         }
     }
@@ -381,7 +395,10 @@ impl MetaOp {
                 named(parent, name);
                 named(new_parent, new_name);
             }
-            ReadDir { dir, after, .. } => place(dir, after.saturating_add(1)),
+            ReadDir { dir, after, .. } | Clear { dir, after, .. } | Sum { dir, after, .. } => {
+                place(dir, after.saturating_add(1));
+            }
+            Acts { acts } => acts.iter_mut().for_each(|act| act.for_each_place(seed, &mut place)),
             _ => {}
         }
     }
@@ -415,7 +432,8 @@ impl MetaOp {
             | Tiles { ino, .. }
             | Locks { ino, .. }
             | Settle { ino, .. } => *ino,
-            ReadDir { dir, .. } | Partitions { dir } => *dir,
+            ReadDir { dir, .. } | Partitions { dir } | Clear { dir, .. } | Sum { dir, .. } => *dir,
+            Acts { acts } => acts.first().map_or(Ino::ROOT, Act::target),
             Split { part, .. } => *part,
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
             Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
@@ -555,6 +573,30 @@ pub enum MetaReply {
     },
     /// The partitions of a directory, in the order of their ranges.
     Partitions(Vec<Partition>),
+    /// What became of each act.
+    Acted(Vec<Acted>),
+    /// A stretch of a directory was cleared.
+    Cleared {
+        /// Number of entries that were removed.
+        removed: u32,
+        /// Their names, if they were to be told.
+        names: Vec<Bytes>,
+        /// What was not removed.
+        left: Vec<Left>,
+        /// As of [`MetaReply::Entries`].
+        end: bool,
+        /// As of [`MetaReply::Entries`].
+        upto: u64,
+    },
+    /// A stretch of a directory was added up.
+    Summed {
+        /// What came of it.
+        sum: Sum,
+        /// As of [`MetaReply::Entries`].
+        end: bool,
+        /// As of [`MetaReply::Entries`].
+        upto: u64,
+    },
 }
 
 /// A part of a directory's entries.

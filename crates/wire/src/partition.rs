@@ -10,6 +10,7 @@
 //! A partition has a number like that of an inode: the directory's, with the partition's shard as
 //! home. The directory's own number is that of the first one.
 
+use crate::act::Act;
 use crate::meta::MetaOp;
 use crate::{Ino, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -227,11 +228,20 @@ impl Directories {
 
     /// Puts the partitions that are to be asked in the place of directories.
     pub fn locate(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
-        op.for_each_place(seed, |dir, hash| {
-            if let Some(parts) = self.known.get(dir) {
-                *dir = map.partition(*dir, parts.find(map, hash));
-            }
-        });
+        op.for_each_place(seed, |dir, hash| self.locate_one(map, dir, hash));
+    }
+
+    /// As [`Directories::locate`].
+    pub fn locate_act(&self, map: &ShardMap, seed: u64, act: &mut Act) {
+        if !self.is_empty() {
+            act.for_each_place(seed, &mut |dir, hash| self.locate_one(map, dir, hash));
+        }
+    }
+
+    fn locate_one(&self, map: &ShardMap, dir: &mut Ino, hash: u64) {
+        if let Some(parts) = self.known.get(dir) {
+            *dir = map.partition(*dir, parts.find(map, hash));
+        }
     }
 
     /// Notes which names a partition has.

@@ -49,6 +49,9 @@ pub struct MdtestArgs {
     /// Through the client library instead of system calls
     #[arg(long)]
     pub library: bool,
+    /// With --library: so many operations in one request
+    #[arg(long, default_value_t = 1, requires = "library", value_name = "N", value_parser = crate::args::bulk)]
+    pub bulk: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -85,6 +88,8 @@ pub struct MdtestReport {
     pub items: u64,
     /// Whether all worked in one directory.
     pub shared: bool,
+    /// Operations in one request.
+    pub bulk: usize,
     /// Number of iterations.
     pub iterations: u32,
     /// The phases, in order.
@@ -122,6 +127,7 @@ pub fn run(
         procs: args.procs,
         items: args.items,
         shared: args.shared,
+        bulk: args.bulk,
         iterations: args.iterations,
         phases,
     })
@@ -133,8 +139,8 @@ fn measure(
     site: &Site,
 ) -> Result<Vec<PhaseResult>, BenchError> {
     let parts = site.parts(args.procs, args.items, args.shared, args.shift);
-    let tasks = parts.into_iter().map(Task::Mdtest).collect();
-    let mut gang = Gang::start(launcher, tasks)?;
+    let parts = parts.into_iter().map(|part| MdtestPart { bulk: args.bulk, ..part });
+    let mut gang = Gang::start(launcher, parts.map(Task::Mdtest).collect())?;
     let mut runs: [Vec<(crate::gang::Outcome, f64)>; 6] = Default::default();
     for _ in 0..args.iterations {
         for (op, runs) in Op::ALL.into_iter().zip(&mut runs) {
@@ -215,7 +221,15 @@ impl Site {
     pub fn parts(&self, procs: usize, items: u64, shared: bool, shift: usize) -> Vec<MdtestPart> {
         let place = &self.place;
         (0..procs)
-            .map(|rank| MdtestPart { place: place.clone(), rank, procs, items, shared, shift })
+            .map(|rank| MdtestPart {
+                place: place.clone(),
+                rank,
+                procs,
+                items,
+                shared,
+                shift,
+                bulk: 1,
+            })
             .collect()
     }
 
@@ -228,9 +242,9 @@ impl Site {
             (Place::Path { dir, .. } | Place::Objects { dir }, _) => {
                 std::fs::remove_dir_all(dir).map_err(at("removing", dir))
             }
-            (Place::Library { dir, .. }, Some(tree)) => {
-                tree.remove_all(dir.as_bytes(), &mut |_| {}).map_err(on("removing", dir.as_bytes()))
-            }
+            (Place::Library { dir, .. }, Some(tree)) => tree
+                .remove_all(dir.as_bytes(), false, &mut |_| {})
+                .map_err(on("removing", dir.as_bytes())),
             (Place::Library { .. }, None) => Ok(()),
         }
     }
@@ -251,12 +265,13 @@ impl MdtestReport {
             ]);
         }
         format!(
-            "mdtest on {} ({}): {} processes × {} items, {}, {} iterations\n{}",
+            "mdtest on {} ({}): {} processes × {} items, {}, {}{} iterations\n{}",
             self.dir,
             self.through,
             self.procs,
             self.items,
             if self.shared { "one shared directory" } else { "a directory each" },
+            if self.bulk > 1 { format!("{} in a request, ", self.bulk) } else { String::new() },
             self.iterations,
             table.render()
         )

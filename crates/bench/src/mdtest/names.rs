@@ -9,7 +9,7 @@ use std::ffi::{CStr, CString};
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use tatami_client::Client;
+use tatami_client::{Client, New};
 use tatami_wire::meta::NewNode;
 use tatami_wire::{Cred, Ino};
 
@@ -178,6 +178,18 @@ impl Names {
             }
         }
     }
+
+    /// The same operation on many names, in one request.
+    ///
+    /// # Errors
+    /// That of the first operation that fails; by system calls there is no such request.
+    pub fn run_many(&self, op: Op, names: &[CString]) -> Result<(), BenchError> {
+        let Names::Library { client, cred, dir } = self else {
+            let sentence = "several operations in one request are there through the library only";
+            return Err(BenchError::Usage(sentence.into()));
+        };
+        run_bulk(client, cred, *dir, op, names)
+    }
 }
 
 fn run_at(dir: impl std::os::fd::AsFd, op: Op, name: &CStr) -> rustix::io::Result<()> {
@@ -237,6 +249,39 @@ fn run_library(
         Op::FileRemove => client.unlink(cred, dir, name, false).map(drop),
     };
     done.map_err(on(op.name(), name))
+}
+
+fn run_bulk(
+    client: &Client,
+    cred: &Cred,
+    dir: Ino,
+    op: Op,
+    names: &[CString],
+) -> Result<(), BenchError> {
+    let bytes: Vec<&[u8]> = names.iter().map(|name| name.to_bytes()).collect();
+    let create = |node: NewNode, mode, exclusive| {
+        let new = |name: &&[u8]| New { name: name.to_vec(), node: node.clone(), mode };
+        let new = bytes.iter().map(new).collect();
+        let made = client.create_many(cred, dir, new, UMASK, exclusive, None);
+        made.into_iter().map(|made| made.map(drop)).collect::<Vec<_>>()
+    };
+    let remove = |dirs| {
+        let removed = client.remove_many(cred, dir, &bytes, dirs);
+        removed.into_iter().map(|removed| removed.map(drop)).collect()
+    };
+    let done = match op {
+        Op::FileWrite => return run_library(client, cred, dir, op, b""),
+        Op::DirCreate => create(NewNode::Dir, DIR_MODE, true),
+        Op::FileCreate => create(NewNode::File(client.new_layout()), FILE_MODE, false),
+        Op::DirStat | Op::FileStat => {
+            let found = client.stat_many(cred, dir, &bytes);
+            found.into_iter().map(|found| found.map(drop)).collect()
+        }
+        Op::DirRemove => remove(true),
+        Op::FileRemove => remove(false),
+    };
+    let mut done = done.into_iter().zip(&bytes);
+    done.try_for_each(|(done, name)| done.map_err(on(op.name(), name)))
 }
 
 /// Number of directories over which a node spreads its objects.

@@ -21,6 +21,8 @@ pub struct MdtestPart {
     pub shared: bool,
     /// Stat what the process this many numbers further has made.
     pub shift: usize,
+    /// So many operations in one request, through the library.
+    pub bulk: usize,
 }
 
 impl MdtestPart {
@@ -93,8 +95,10 @@ impl Workload for MdtestRank {
     fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
         let op = op_of(phase)?;
         let names = self.names_of(op);
-        for name in &self.names {
-            names.run(op, name)?;
+        if self.part.bulk > 1 {
+            self.names.chunks(self.part.bulk).try_for_each(|some| names.run_many(op, some))?;
+        } else {
+            self.names.iter().try_for_each(|name| names.run(op, name))?;
         }
         Ok(Done { ops: self.names.len() as u64, bytes: 0 })
     }
@@ -118,6 +122,7 @@ mod tests {
             items: 3,
             shared: false,
             shift: 1,
+            bulk: 1,
         };
         let mut ranks =
             [0, 1].map(|r| MdtestRank::new(part(r)).expect("its directories are there"));

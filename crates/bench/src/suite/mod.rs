@@ -8,6 +8,7 @@
 
 pub(crate) mod figure;
 mod large;
+mod library_bulk;
 mod library_names;
 mod machine;
 mod mount_names;
@@ -183,6 +184,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
     let names: Parts<'_> = &[
         (mount, mount_names::figures),
         (library, library_names::figures),
+        (library, library_bulk::figures),
         (servers, servers::figures),
         (large, large::figures),
     ];

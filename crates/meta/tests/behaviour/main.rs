@@ -1,5 +1,6 @@
 //! What a shard does, seen from outside: one file a behaviour.
 
+mod acts;
 mod attributes;
 mod checking;
 mod crashes;

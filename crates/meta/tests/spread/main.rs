@@ -1,5 +1,6 @@
 //! A namespace over several nodes, seen from outside.
 
+mod acts;
 mod checking;
 mod cluster;
 mod locking;

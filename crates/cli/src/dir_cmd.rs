@@ -1,0 +1,168 @@
+//! `tatami dir`: in which partitions the entries of a directory are, and on which nodes.
+
+use crate::error::Outcome;
+use crate::place::At;
+use crate::session::{Found, Sessions};
+use crate::term::{self, DIM, HEAD, Out, Table};
+use crate::volume_path::AnyPath;
+use anstyle::Style;
+use serde::Serialize;
+use std::io::Write;
+use tatami_client::tree::Tree;
+use tatami_cluster::VolumeFile;
+use tatami_wire::Errno;
+use tatami_wire::meta::{MetaOp, MetaReply, Partition};
+
+/// `tatami dir`
+#[derive(Debug, clap::Args)]
+pub struct DirArgs {
+    #[command(flatten)]
+    at: At,
+    /// As one JSON object
+    #[arg(long)]
+    json: bool,
+    /// Directories, on a mount, or in the volume with a colon in front
+    #[arg(default_value = ":/")]
+    paths: Vec<AnyPath>,
+}
+
+#[derive(Serialize)]
+struct Told {
+    path: String,
+    ino: u64,
+    entries: u64,
+    partitions: Vec<PartTold>,
+}
+
+#[derive(Serialize)]
+struct PartTold {
+    /// Lowest and highest hash of the names in it, 63 bits each.
+    from: u64,
+    last: u64,
+    /// Number of leading bits of the hash that tell it from the others.
+    bits: u8,
+    shard: u16,
+    node: Option<u16>,
+    name: String,
+    entries: u64,
+}
+
+/// Tells where the entries of directories are.
+///
+/// # Errors
+/// A path that is neither in the volume nor on a mount, or is no directory.
+pub fn run(args: &DirArgs) -> Outcome {
+    let mut out = Out::new();
+    let mut all = Vec::new();
+    let mut sessions = Sessions::new(&args.at);
+    for any in &args.paths {
+        let Found { tree, volume, path } = sessions.find(any)?;
+        let told = look(&tree, &volume, &path).map_err(|e| any.failed("cannot look at", e))?;
+        if !args.json {
+            if !all.is_empty() {
+                writeln!(out)?;
+            }
+            print(&mut out, any, &told)?;
+        }
+        all.push(told);
+    }
+    if args.json {
+        out.json(&serde_json::json!({ "volume": sessions.volume(), "directories": all }))?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn look(tree: &Tree, volume: &VolumeFile, path: &[u8]) -> Result<Told, Errno> {
+    let ino = tree.stat(path, true)?.ino;
+    let client = tree.client();
+    let MetaReply::Partitions(parts) = client.meta(tree.cred(), MetaOp::Partitions { dir: ino })?
+    else {
+        return Err(Errno::EPROTO);
+    };
+    let map = client.map();
+    let told = |part: &Partition| {
+        let node = map.owner(part.shard);
+        let name = node.map(|node| {
+            volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone())
+        });
+        PartTold {
+            from: part.range.from,
+            last: part.range.last(),
+            bits: part.range.bits,
+            shard: part.shard.0,
+            node: node.map(|node| node.0),
+            name: name.unwrap_or_default(),
+            entries: part.entries,
+        }
+    };
+    Ok(Told {
+        path: String::from_utf8_lossy(path).into_owned(),
+        ino: ino.0,
+        entries: parts.iter().map(|part| part.entries).sum(),
+        partitions: parts.iter().map(told).collect(),
+    })
+}
+
+fn print(out: &mut Out, any: &AnyPath, told: &Told) -> Outcome {
+    let plain = Style::new();
+    let title = out.paint(HEAD, &any.to_string());
+    let (entries, parts) =
+        (counted(told.entries, "entry", "entries"), told.partitions.len() as u64);
+    writeln!(out, "{title}: {entries} in {}", counted(parts, "partition", "partitions"))?;
+    let mut table = Table::new(&["HASHES", ">SHARD", "NODE", ">ENTRIES", "SHARE"]);
+    for part in &told.partitions {
+        let share = part.entries as f64 / told.entries.max(1) as f64;
+        table.row([
+            (hashes(part), DIM),
+            (part.shard.to_string(), plain),
+            (part.name.clone(), HEAD),
+            (part.entries.to_string(), plain),
+            (term::bar(share), DIM),
+        ]);
+    }
+    out.table(&table)?;
+    Ok(())
+}
+
+fn counted(n: u64, one: &str, more: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { more })
+}
+
+/// Which part of all hashes of names a partition has.
+fn hashes(part: &PartTold) -> String {
+    match part.bits {
+        0 => "all".to_owned(),
+        bits => {
+            let digits = usize::from(bits.div_ceil(4));
+            // The hash has 63 bits: the leading ones are made the leading digits.
+            let lead = |hash: u64| format!("{:016x}", hash << 1)[..digits].to_owned();
+            let (from, last) = (lead(part.from), lead(part.last));
+            if from == last { format!("{from}…") } else { format!("{from}… to {last}…") }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_hashes_reads_as_their_first_digits() {
+        let part = |n: u64, bits: u8| PartTold {
+            from: n << (63 - bits),
+            last: ((n + 1) << (63 - bits)) - 1,
+            bits,
+            shard: 0,
+            node: None,
+            name: String::new(),
+            entries: 0,
+        };
+        let all = PartTold { last: (1 << 63) - 1, ..part(0, 0) };
+        assert_eq!(hashes(&all), "all");
+        assert_eq!(hashes(&part(0, 4)), "0…");
+        assert_eq!(hashes(&part(15, 4)), "f…");
+        assert_eq!(hashes(&part(0xa5, 8)), "a5…");
+        assert_eq!(hashes(&part(1, 1)), "8… to f…");
+    }
+}

@@ -1,0 +1,98 @@
+//! `tatami du`: what is below a path, added up by the servers.
+
+use crate::error::{Failure, Outcome};
+use crate::place::At;
+use crate::session::{Found, Sessions};
+use crate::term::{self, Out};
+use crate::volume_path::{AnyPath, failed};
+use std::io::Write;
+use tatami_client::Used;
+
+/// Storage is counted in units of so many bytes.
+const BLOCK: u64 = 512;
+
+/// `tatami du`
+#[derive(Debug, clap::Args)]
+pub struct DuArgs {
+    #[command(flatten)]
+    at: At,
+    /// Only the paths that are named, not the directories below
+    #[arg(short, long)]
+    summarize: bool,
+    /// Sizes as 1.5 KiB, not in units of 1,024 bytes
+    #[arg(short = 'h', long)]
+    human_readable: bool,
+    /// How long files are, not what they take on disk
+    #[arg(long)]
+    apparent_size: bool,
+    /// As one JSON object, in bytes
+    #[arg(long)]
+    json: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
+    /// On a mount, or in the volume with a colon in front
+    #[arg(default_value = ":/")]
+    paths: Vec<AnyPath>,
+}
+
+/// Adds up what is below paths.
+///
+/// # Errors
+/// What cannot be looked at; the rest is counted.
+pub fn run(args: &DuArgs) -> Outcome {
+    let mut out = Out::new();
+    let mut result = Ok(());
+    let mut json = Vec::new();
+    let mut sessions = Sessions::new(&args.at);
+    for any in &args.paths {
+        let Found { tree, path, .. } = sessions.find(any)?;
+        let bar = term::spinner("looking");
+        let mut found = 0;
+        let usage = tree.usage(&path, &mut |more| {
+            found += more;
+            bar.set_message(format!("{found} names"));
+        });
+        bar.finish_and_clear();
+        let usage = match usage {
+            Ok(usage) => usage,
+            Err(e) => {
+                keep_first(&mut result, any.failed("cannot look at", e));
+                continue;
+            }
+        };
+        for (path, errno) in &usage.failed {
+            let what = format!("cannot look into :{}", term::safe(path));
+            keep_first(&mut result, failed(&what, *errno));
+        }
+        let skipped = if args.summarize { usage.paths.len().saturating_sub(1) } else { 0 };
+        for (path, used) in &usage.paths[skipped..] {
+            if args.json {
+                json.push(serde_json::json!({
+                    "path": String::from_utf8_lossy(path), "files": used.files,
+                    "directories": used.dirs, "size": used.size, "used": used.blocks * BLOCK,
+                }));
+            } else {
+                writeln!(out, "{}\t:{}", amount(args, used), term::safe(path))?;
+            }
+        }
+    }
+    if args.json {
+        out.json(&serde_json::json!({ "volume": sessions.volume(), "paths": json }))?;
+    }
+    out.flush()?;
+    result
+}
+
+fn amount(args: &DuArgs, used: &Used) -> String {
+    let bytes = if args.apparent_size { used.size } else { used.blocks.saturating_mul(BLOCK) };
+    if args.human_readable { term::size(bytes) } else { bytes.div_ceil(1024).to_string() }
+}
+
+/// Remembers the first failure and tells the others at once.
+fn keep_first(result: &mut Outcome, failure: Failure) {
+    match result {
+        Ok(()) => *result = Err(failure),
+        Err(_) => term::complain(&failure.report()),
+    }
+}

@@ -1,0 +1,188 @@
+//! What is below a directory, added up on the servers: each tells of a stretch of a directory what its files have
+//! together, and the names of the directories in it.
+
+use crate::tree::{Tree, join};
+use crate::walk::{Stretch, Walk};
+use std::collections::HashSet;
+use tatami_wire::act::{Act, Sum};
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::{Attr, Errno, Ino, Kind, READDIR_MAX, hash};
+
+/// What files have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Used {
+    /// Names of anything but directories. One of several names of a file counts.
+    pub files: u64,
+    /// Directories.
+    pub dirs: u64,
+    /// Sizes, in bytes.
+    pub size: u64,
+    /// Storage in use, in units of 512 bytes.
+    pub blocks: u64,
+}
+
+impl Used {
+    fn add(&mut self, more: &Used) {
+        self.files = self.files.saturating_add(more.files);
+        self.dirs = self.dirs.saturating_add(more.dirs);
+        self.size = self.size.saturating_add(more.size);
+        self.blocks = self.blocks.saturating_add(more.blocks);
+    }
+
+    fn add_file(&mut self, size: u64, blocks: u64) {
+        self.add(&Used { files: 1, dirs: 0, size, blocks });
+    }
+}
+
+/// What was found below a path.
+#[derive(Clone, Debug, Default)]
+pub struct Usage {
+    /// Each directory with all that is below it: those below come before those above, the path itself last.
+    pub paths: Vec<(Vec<u8>, Used)>,
+    /// What could not be looked at, and is not in the sums.
+    pub failed: Vec<(Vec<u8>, Errno)>,
+}
+
+/// A sum that is being made.
+struct Adding<'a> {
+    tree: &'a Tree,
+    walk: Walk,
+    /// What is in each directory, by the numbers of the walk.
+    used: Vec<Used>,
+    /// Files of several names that have been counted.
+    counted: HashSet<Ino, hash::Build>,
+    failed: Vec<(Vec<u8>, Errno)>,
+}
+
+impl Tree {
+    /// Adds up what is below a path; a file with several names counts once. `watch` is told how many files and directories were found since
+    /// it was told last.
+    ///
+    /// # Errors
+    /// Of the path itself.
+    pub fn usage(&self, path: &[u8], watch: &mut dyn FnMut(u64)) -> Result<Usage, Errno> {
+        let attr = self.stat(path, false)?;
+        if attr.kind != Kind::Dir {
+            let mut used = Used::default();
+            used.add_file(attr.size, attr.blocks);
+            return Ok(Usage { paths: vec![(path.to_vec(), used)], failed: Vec::new() });
+        }
+        let (walk, counted) = (Walk::default(), HashSet::default());
+        let mut adding = Adding { tree: self, walk, used: Vec::new(), counted, failed: Vec::new() };
+        let first = adding.walk.add(None, path.to_vec(), attr.ino);
+        adding.used.push(Used { dirs: 1, ..Used::default() });
+        adding.walk.begin(first);
+        while adding.do_wave(watch) {}
+        Ok(adding.end())
+    }
+}
+
+impl Adding<'_> {
+    /// Asks for many stretches. Whether there were any.
+    fn do_wave(&mut self, watch: &mut dyn FnMut(u64)) -> bool {
+        let wave = self.walk.wave();
+        let ops = wave.iter().map(|stretch| MetaOp::Sum {
+            dir: self.walk.dirs[stretch.dir].ino,
+            after: stretch.after,
+            limit: READDIR_MAX,
+        });
+        let (client, cred) = (self.tree.client(), self.tree.cred());
+        let answers = client.meta_several(cred, ops.collect());
+        let any = !wave.is_empty();
+        let (mut told, mut elsewhere, mut found) = (Vec::new(), Vec::new(), 0);
+        for (stretch, answer) in wave.into_iter().zip(answers) {
+            match answer {
+                Ok(MetaReply::Summed { sum, end, upto }) if end || upto > stretch.after => {
+                    told.push((stretch, end, upto));
+                    found += self.take(stretch, sum, &mut elsewhere);
+                }
+                // It was removed meanwhile.
+                Err(Errno::ENOENT | Errno::ESTALE)
+                    if self.walk.dirs[stretch.dir].above.is_some() => {}
+                other => {
+                    let path = self.walk.dirs[stretch.dir].path.clone();
+                    self.failed.push((path, other.err().unwrap_or(Errno::EPROTO)));
+                }
+            }
+        }
+        found += self.take_elsewhere(elsewhere);
+        // All is added up at the end: when a directory is done does not matter.
+        self.walk.go_on(client, cred, told);
+        watch(found);
+        any
+    }
+
+    /// Number of what was found. What is still to be asked for goes to `elsewhere`, with its directory.
+    fn take(&mut self, stretch: Stretch, sum: Sum, elsewhere: &mut Vec<(usize, Ino)>) -> u64 {
+        let dir = stretch.dir;
+        let Sum { files, size, blocks, linked, elsewhere: more, dirs } = sum;
+        let found = files + (linked.len() + dirs.len()) as u64;
+        self.used[dir].add(&Used { files, dirs: 0, size, blocks });
+        for (ino, size, blocks) in linked {
+            self.take_linked(dir, ino, size, blocks);
+        }
+        elsewhere.extend(more.into_iter().map(|ino| (dir, ino)));
+        for (name, ino, is_empty) in dirs {
+            let below = self.walk.add_below(dir, &name, ino);
+            self.used.push(Used { dirs: 1, ..Used::default() });
+            if !is_empty {
+                self.walk.begin(below);
+            }
+        }
+        found
+    }
+
+    fn take_linked(&mut self, dir: usize, ino: Ino, size: u64, blocks: u64) {
+        if self.counted.insert(ino) {
+            self.used[dir].add_file(size, blocks);
+        }
+    }
+
+    fn take_elsewhere(&mut self, elsewhere: Vec<(usize, Ino)>) -> u64 {
+        let found = elsewhere.len() as u64;
+        let acts = elsewhere.iter().map(|(_, ino)| Act::GetAttr { ino: *ino }).collect();
+        let answers = self.tree.client().act(self.tree.cred(), acts);
+        for ((dir, ino), answer) in elsewhere.into_iter().zip(answers) {
+            match answer {
+                Ok(MetaReply::Attr(Attr { nlink, size, blocks, .. })) if nlink > 1 => {
+                    self.take_linked(dir, ino, size, blocks);
+                }
+                Ok(MetaReply::Attr(attr)) => self.used[dir].add_file(attr.size, attr.blocks),
+                // It was removed meanwhile.
+                Err(Errno::ENOENT | Errno::ESTALE) => {}
+                other => {
+                    let path = join(&self.walk.dirs[dir].path, ino.to_string().as_bytes());
+                    self.failed.push((path, other.err().unwrap_or(Errno::EPROTO)));
+                }
+            }
+        }
+        found
+    }
+
+    /// Each directory with what is below it, in the order of du: by name, what is below before what is above.
+    fn end(self) -> Usage {
+        let Adding { walk, mut used, failed, .. } = self;
+        // A directory has a higher number than the one above it.
+        let mut below: Vec<Vec<usize>> = vec![Vec::new(); used.len()];
+        for dir in (1..used.len()).rev() {
+            let sum = used[dir];
+            if let Some(above) = walk.dirs[dir].above {
+                used[above].add(&sum);
+                below[above].push(dir);
+            }
+        }
+        let mut paths = Vec::with_capacity(used.len());
+        let mut todo = vec![(0, false)];
+        while let Some((dir, is_entered)) = todo.pop() {
+            if is_entered {
+                paths.push((walk.dirs[dir].path.clone(), used[dir]));
+                continue;
+            }
+            todo.push((dir, true));
+            let mut dirs = std::mem::take(&mut below[dir]);
+            dirs.sort_unstable_by(|a, b| walk.dirs[*b].path.cmp(&walk.dirs[*a].path));
+            todo.extend(dirs.into_iter().map(|dir| (dir, false)));
+        }
+        Usage { paths, failed }
+    }
+}

@@ -1,0 +1,176 @@
+//! Walks through a tree of directories on the servers: many stretches of many directories are asked for at a time, and
+//! the partitions of a large directory at once.
+//!
+//! A walk knows which directories there are and what of each is still to be asked for. What is asked, and
+//! what is done with the answers, is the matter of who walks.
+
+use crate::Client;
+use crate::tree::join;
+use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
+use tatami_wire::partition::Range;
+use tatami_wire::{Cred, Ino};
+
+/// Most stretches that are asked for at a time.
+const WAVE_MAX: usize = 32;
+
+/// A directory of the walk.
+pub(crate) struct Dir {
+    /// Where it was met.
+    pub(crate) path: Vec<u8>,
+    pub(crate) ino: Ino,
+    /// The one above, by number; the first has none.
+    pub(crate) above: Option<usize>,
+    /// Stretches and directories below that are not done.
+    open: usize,
+    /// It is known in which partitions it is.
+    is_spread_out: bool,
+}
+
+/// Entries of a directory that are to be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    /// The directory, by number.
+    pub(crate) dir: usize,
+    /// Those with cookies above this one.
+    pub(crate) after: u64,
+    last: u64,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Walk {
+    pub(crate) dirs: Vec<Dir>,
+    todo: Vec<Stretch>,
+}
+
+impl Walk {
+    /// Takes a directory in, of which nothing is to be asked for yet.
+    pub(crate) fn add(&mut self, above: Option<usize>, path: Vec<u8>, ino: Ino) -> usize {
+        if let Some(above) = above {
+            self.dirs[above].open += 1;
+        }
+        self.dirs.push(Dir { path, ino, above, open: 0, is_spread_out: false });
+        self.dirs.len() - 1
+    }
+
+    /// As [`Walk::add`], of a name in a directory of the walk.
+    pub(crate) fn add_below(&mut self, above: usize, name: &[u8], ino: Ino) -> usize {
+        let path = join(&self.dirs[above].path, name);
+        self.add(Some(above), path, ino)
+    }
+
+    /// All of a directory is to be asked for.
+    pub(crate) fn begin(&mut self, dir: usize) {
+        self.dirs[dir].open += 1;
+        self.todo.push(Stretch { dir, after: 0, last: Range::ALL.last() });
+    }
+
+    /// What is asked for next, at once; the newest first, so that there is never much.
+    pub(crate) fn wave(&mut self) -> Vec<Stretch> {
+        self.todo.split_off(self.todo.len().saturating_sub(WAVE_MAX))
+    }
+
+    /// Part of a directory is done: a stretch, or a directory below. Whether all is.
+    pub(crate) fn is_done(&mut self, dir: usize) -> bool {
+        let open = &mut self.dirs[dir].open;
+        *open = open.saturating_sub(1);
+        *open == 0
+    }
+
+    /// Goes on where stretches were told up to a cookie, or to their end. The directories of which all is done then.
+    pub(crate) fn go_on(
+        &mut self,
+        client: &Client,
+        cred: &Cred,
+        told: Vec<(Stretch, bool, u64)>,
+    ) -> Vec<usize> {
+        let (mut done, mut large) = (Vec::new(), Vec::new());
+        for (stretch, end, upto) in told {
+            if end || upto >= stretch.last {
+                done.extend(self.is_done(stretch.dir).then_some(stretch.dir));
+                continue;
+            }
+            if !std::mem::replace(&mut self.dirs[stretch.dir].is_spread_out, true) {
+                large.push(stretch.dir);
+            }
+            self.todo.push(Stretch { after: upto, ..stretch });
+        }
+        let ops = large.iter().map(|dir| MetaOp::Partitions { dir: self.dirs[*dir].ino }).collect();
+        for (dir, partitions) in large.into_iter().zip(client.meta_several(cred, ops)) {
+            self.spread_out(dir, partitions);
+        }
+        done
+    }
+
+    /// The partitions of a directory, of which one stretch was to be asked for until now, are asked for at once.
+    fn spread_out(&mut self, dir: usize, partitions: MetaResult) {
+        // Whoever cannot tell lets us ask for one after the other.
+        let Ok(MetaReply::Partitions(parts)) = partitions else { return };
+        let Some(rest) = self.todo.iter_mut().rev().find(|stretch| stretch.dir == dir) else {
+            return;
+        };
+        // The one that begins with what comes next is the rest's.
+        let next = rest.after + 1;
+        let beyond = parts.iter().map(|part| part.range).filter(|range| range.from > next);
+        let beyond: Vec<_> = beyond.collect();
+        let Some(first) = beyond.iter().map(|range| range.from).min() else { return };
+        rest.last = first - 1;
+        self.dirs[dir].open += beyond.len();
+        let stretches = beyond.into_iter().map(|range| Stretch {
+            dir,
+            after: range.from - 1,
+            last: range.last(),
+        });
+        self.todo.extend(stretches);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::ShardId;
+    use tatami_wire::meta::Partition;
+
+    fn part(from: u64, bits: u8) -> Partition {
+        Partition { range: Range { from, bits }, shard: ShardId(0), entries: 1 }
+    }
+
+    /// The bounds of what is to be asked for of a directory with four partitions, of which all up to a cookie is told.
+    fn stretches(upto: u64) -> (Walk, Vec<(u64, u64)>) {
+        let mut walk = Walk::default();
+        let top = walk.add(None, b"/d".to_vec(), Ino(7));
+        walk.begin(top);
+        let stretch = walk.wave().pop().expect("one");
+        walk.todo.push(Stretch { after: upto, ..stretch });
+        let parts = (0..4).map(|n| part(n * QUARTER, 2)).collect();
+        walk.spread_out(top, Ok(MetaReply::Partitions(parts)));
+        let mut bounds: Vec<_> = walk.todo.iter().map(|s| (s.after, s.last)).collect();
+        bounds.sort_unstable();
+        (walk, bounds)
+    }
+
+    const QUARTER: u64 = 1 << 61;
+
+    #[test]
+    fn partitions_are_asked_for_at_once_and_each_once() {
+        let last = Range::ALL.last();
+        let (third, fourth) = ((2 * QUARTER - 1, 3 * QUARTER - 1), (3 * QUARTER - 1, last));
+        let (_, bounds) = stretches(5);
+        assert_eq!(bounds, [(5, QUARTER - 1), (QUARTER - 1, 2 * QUARTER - 1), third, fourth]);
+        // All of the first partition has been told.
+        let (_, bounds) = stretches(QUARTER - 1);
+        assert_eq!(bounds, [(QUARTER - 1, 2 * QUARTER - 1), third, fourth]);
+        let (_, bounds) = stretches(3 * QUARTER + 7);
+        assert_eq!(bounds, [(3 * QUARTER + 7, last)]);
+    }
+
+    #[test]
+    fn a_directory_is_done_when_all_below_is() {
+        let (mut walk, _) = stretches(5);
+        let below = walk.add_below(0, b"e", Ino(8));
+        assert_eq!(walk.dirs[below].path, b"/d/e");
+        // Four stretches, and a directory below.
+        assert!((0..4).all(|_| !walk.is_done(0)));
+        assert!(walk.is_done(0));
+    }
+}

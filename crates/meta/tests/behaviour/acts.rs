@@ -1,0 +1,312 @@
+//! Many operations in one request: each is done as if it were asked alone.
+
+use crate::harness::*;
+use tatami_meta::store::faulty::Fault;
+use tatami_wire::act::{ACTS_MAX, Act, Acted, Left, Sum};
+use tatami_wire::meta::{DataState, MetaOp, MetaReply, NewNode};
+use tatami_wire::{Access, Cred, Errno, Ino, Kind, SetAttr};
+
+fn create(parent: Ino, n: &str, node: NewNode) -> Act {
+    let (mode, umask) = (0o666, 0o022);
+    Act::Create { parent, name: name(n), node, mode, umask, exclusive: true, open: None }
+}
+
+fn file(parent: Ino, n: &str) -> Act {
+    create(parent, n, NewNode::File(LAYOUT))
+}
+
+fn find(parent: Ino, n: &str) -> Act {
+    Act::Find { parent, name: name(n) }
+}
+
+fn unlink(parent: Ino, n: &str) -> Act {
+    Act::Unlink { parent, name: name(n), keep: false }
+}
+
+fn rmdir(parent: Ino, n: &str) -> Act {
+    Act::Rmdir { parent, name: name(n), keep: false }
+}
+
+impl Shard {
+    fn act(&mut self, acts: Vec<Act>) -> Vec<Acted> {
+        match self.apply(MetaOp::Acts { acts }) {
+            Ok(MetaReply::Acted(all)) => all,
+            other => panic!("no acts: {other:?}"),
+        }
+    }
+
+    fn clear(&mut self, dir: Ino, after: u64, limit: u32) -> (u32, Vec<Left>, bool, u64) {
+        match self.apply(MetaOp::Clear { dir, after, limit, tell: false }) {
+            Ok(MetaReply::Cleared { removed, names, left, end, upto }) => {
+                assert!(names.is_empty());
+                (removed, left, end, upto)
+            }
+            other => panic!("not cleared: {other:?}"),
+        }
+    }
+
+    fn sum(&mut self, dir: Ino) -> Result<Sum, Errno> {
+        match self.apply(MetaOp::Sum { dir, after: 0, limit: 1000 })? {
+            MetaReply::Summed { sum, end: true, .. } => Ok(sum),
+            other => panic!("no sum: {other:?}"),
+        }
+    }
+}
+
+fn ino(acted: &Acted) -> Ino {
+    match acted {
+        Acted::Created { attr, .. } | Acted::Attr(attr) => attr.ino,
+        other => panic!("no inode: {other:?}"),
+    }
+}
+
+fn failed(acted: &Acted) -> Option<Errno> {
+    match acted {
+        Acted::Failed(errno) => Some(*errno),
+        _ => None,
+    }
+}
+
+#[test]
+fn each_act_does_what_the_operation_does() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    let open = Act::Create {
+        parent: d,
+        name: name("open"),
+        node: NewNode::File(LAYOUT),
+        mode: 0o600,
+        umask: 0,
+        exclusive: false,
+        open: Some(Access::BOTH),
+    };
+    let link = NewNode::Symlink(name("target"));
+    let made = s.act(vec![
+        file(d, "f"),
+        create(d, "sub", NewNode::Dir),
+        create(d, "link", link),
+        open.clone(),
+        find(d, "f"),
+    ]);
+    assert_eq!(ino(&made[4]), ino(&made[0]), "an act sees those before it");
+    assert_eq!(s.names(d), ["f", "link", "open", "sub"]);
+    let f = ino(&made[0]);
+    let attr = s.lookup(d, "f").expect("lookup");
+    assert_eq!((attr.ino, attr.mode, attr.nlink), (f, 0o644, 1));
+    let dir = s.getattr(d).expect("directory");
+    assert_eq!((dir.size, dir.nlink), (4, 3));
+    let opened = ino(&made[3]);
+    assert!(
+        matches!(&made[3], Acted::Created { cap: Some(cap), created: true, .. } if cap.ino == opened)
+    );
+    assert!(matches!(&s.act(vec![open])[0], Acted::Created { cap: Some(_), created: false, .. }));
+    let mtime = s.time();
+    let state = Some(DataState { size: 9, blocks: 8, mtime, changed: mtime });
+    let set = SetAttr { mode: Some(0o400), ..SetAttr::default() };
+    let done = s.act(vec![
+        Act::Commit { ino: opened, state, close: true },
+        Act::SetAttr { ino: f, set },
+        Act::GetAttr { ino: opened },
+    ]);
+    assert!(matches!(&done[0], Acted::Attr(attr) if attr.size == 9));
+    assert!(matches!(&done[1], Acted::Attr(attr) if attr.mode == 0o400));
+    assert!(matches!(&done[2], Acted::Attr(attr) if attr.blocks == 8));
+    let gone = s.act(vec![unlink(d, "f"), unlink(d, "link"), rmdir(d, "sub"), unlink(d, "open")]);
+    assert!(gone.iter().all(|acted| matches!(acted, Acted::Removed { last: true, .. })));
+    assert!(s.names(d).is_empty());
+    assert_eq!(s.garbage(1), [opened], "it had bytes");
+    assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+#[test]
+fn each_act_fails_by_itself() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    s.dir(d, "sub");
+    let sub = s.lookup(d, "sub").expect("lookup").ino;
+    let below = s.file(sub, "below").ino;
+    let told = s.act(vec![
+        file(d, "a"),
+        file(d, "a"),
+        unlink(d, "nothing"),
+        unlink(d, "sub"),
+        rmdir(d, "sub"),
+        rmdir(d, "a"),
+        file(below, "x"),
+        find(Ino(999), "x"),
+        file(d, &"n".repeat(300)),
+        find(d, "nothing"),
+        file(d, "b"),
+    ]);
+    let errors: Vec<_> = told.iter().map(failed).collect();
+    let expected = [
+        None,
+        Some(Errno::EEXIST),
+        Some(Errno::ENOENT),
+        Some(Errno::EISDIR),
+        Some(Errno::ENOTEMPTY),
+        Some(Errno::ENOTDIR),
+        Some(Errno::ENOTDIR),
+        Some(Errno::ESTALE),
+        Some(Errno::ENAMETOOLONG),
+        Some(Errno::ENOENT),
+        None,
+    ];
+    assert_eq!(errors, expected);
+    assert_eq!(s.names(d), ["a", "b", "sub"]);
+    s.assert_sound();
+}
+
+#[test]
+fn each_act_needs_permission() {
+    let mut s = Shard::new();
+    let (own, other, sticky) =
+        (s.dir(ROOT, "own").ino, s.dir(ROOT, "other").ino, s.dir(ROOT, "t").ino);
+    s.chown(own, Some(7), Some(7)).expect("chown");
+    s.chmod(other, 0o755).expect("chmod");
+    s.chmod(sticky, 0o1777).expect("chmod");
+    s.file(sticky, "root's");
+    s.file(other, "seen");
+    let closed = s.dir(ROOT, "closed").ino;
+    s.chmod(closed, 0o744).expect("chmod");
+    s.file(closed, "hidden");
+    s.as_user(user(7));
+    let told = s.act(vec![
+        file(own, "f"),
+        file(other, "f"),
+        unlink(other, "seen"),
+        find(other, "seen"),
+        unlink(sticky, "root's"),
+        file(sticky, "mine"),
+        unlink(sticky, "mine"),
+        find(closed, "hidden"),
+    ]);
+    let errors: Vec<_> = told.iter().map(failed).collect();
+    let (no, ok) = (Some(Errno::EACCES), None);
+    assert_eq!(errors, [ok, no, no, ok, Some(Errno::EPERM), ok, ok, no]);
+    // What may be listed may be cleared, as far as it may be removed.
+    assert_eq!(s.clear(own, 0, 100).0, 1);
+    let (removed, left, end, _) = s.clear(sticky, 0, 100);
+    assert_eq!((removed, end), (0, true));
+    assert_eq!(left[0].why, Some(Errno::EPERM));
+    assert_eq!(s.clear(closed, 0, 100).1[0].why, no);
+    assert_eq!(s.sum(closed), Err(Errno::EACCES));
+    s.as_root().chmod(own, 0o300).expect("chmod");
+    s.as_user(user(7));
+    let clear = MetaOp::Clear { dir: own, after: 0, limit: 9, tell: false };
+    assert_eq!(s.apply(clear), Err(Errno::EACCES));
+    assert_eq!(s.sum(own), Err(Errno::EACCES));
+    s.assert_sound();
+}
+
+#[test]
+fn a_repeated_request_gets_the_first_answers() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    s.file(d, "old");
+    s.meta.commit().expect("commit");
+    let op = MetaOp::Acts { acts: vec![file(d, "new"), unlink(d, "old"), find(d, "old")] };
+    s.seq += 1;
+    let ctx = s.context();
+    let first = s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().expect("done");
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once(), Ok(first.clone()));
+    s.meta.commit().expect("commit");
+    let mut s = s.reopen();
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once(), Ok(first), "also after a crash");
+    assert_eq!(s.names(d), ["new"]);
+    let clear = MetaOp::Clear { dir: d, after: 0, limit: 10, tell: true };
+    s.seq += 1;
+    let ctx = s.context();
+    let first = s.meta.apply(&ctx, &Cred::ROOT, &clear).at_once().expect("cleared");
+    assert!(
+        matches!(&first, MetaReply::Cleared { removed: 1, names, .. } if names == &[name("new")])
+    );
+    assert_eq!(s.meta.apply(&ctx, &Cred::ROOT, &clear).at_once(), Ok(first));
+    s.assert_sound();
+}
+
+#[test]
+fn what_is_lost_is_lost_as_a_whole() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    s.meta.commit().expect("commit");
+    let op = MetaOp::Acts { acts: (0..100).map(|n| file(d, &n.to_string())).collect() };
+    s.seq += 1;
+    let ctx = s.context();
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok());
+    s.meta.store_mut().fail_commit(0, Fault::Full);
+    assert!(s.meta.commit().is_err());
+    assert!(s.names(d).is_empty());
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok(), "it is done anew");
+    assert_eq!(s.names(d).len(), 100);
+    // Killed before the commit: neither the names nor the answer are there.
+    let mut s = s.reopen();
+    assert!(s.names(d).is_empty());
+    assert!(s.meta.apply(&ctx, &Cred::ROOT, &op).at_once().is_ok());
+    assert_eq!(s.names(d).len(), 100);
+    s.assert_sound();
+}
+
+#[test]
+fn there_are_not_too_many() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    let acts = |n: usize| MetaOp::Acts { acts: (0..n).map(|n| file(d, &n.to_string())).collect() };
+    assert_eq!(s.apply(acts(ACTS_MAX + 1)), Err(Errno::EINVAL));
+    assert!(s.names(d).is_empty());
+    assert!(s.apply(acts(ACTS_MAX)).is_ok());
+    assert_eq!(s.getattr(d).expect("directory").size, ACTS_MAX as u64);
+    assert_eq!(s.act(Vec::new()), []);
+}
+
+#[test]
+fn a_directory_is_cleared_stretch_by_stretch() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    (0..25).for_each(|n| drop(s.file(d, &format!("f{n}"))));
+    let sub = s.dir(d, "sub").ino;
+    let linked = s.file(d, "linked").ino;
+    s.link(linked, ROOT, "kept").expect("link");
+    let (mut after, mut removed, mut left) = (0, 0, Vec::new());
+    for _ in 0..3 {
+        let (more, some, end, upto) = s.clear(d, after, 10);
+        removed += more;
+        left.extend(some);
+        assert_eq!(end, upto == i64::MAX as u64);
+        after = upto;
+    }
+    assert_eq!(removed, 26);
+    assert_eq!(left, [Left { name: name("sub"), ino: sub, kind: Kind::Dir, why: None }]);
+    assert_eq!(s.names(d), ["sub"]);
+    assert_eq!(s.lookup(ROOT, "kept").expect("lookup").nlink, 1);
+    let clear = MetaOp::Clear { dir: linked, after: 0, limit: 10, tell: false };
+    assert_eq!(s.apply(clear), Err(Errno::ENOTDIR));
+    s.assert_sound();
+}
+
+#[test]
+fn a_directory_is_added_up() {
+    let mut s = Shard::new();
+    let d = s.dir(ROOT, "d").ino;
+    for n in 0..3 {
+        let ino = s.file(d, &format!("f{n}")).ino;
+        s.open(ino, Access::WRITE).expect("open");
+        s.commit(ino, Some(1000), true).expect("commit");
+    }
+    let twice = s.lookup(d, "f0").expect("lookup").ino;
+    s.link(twice, d, "again").expect("link");
+    let (empty, full) = (s.dir(d, "empty").ino, s.dir(d, "full").ino);
+    s.file(full, "below");
+    let sum = s.sum(d).expect("a sum");
+    assert_eq!((sum.files, sum.size, sum.blocks), (2, 2000, 4));
+    assert_eq!(sum.linked, [(twice, 1000, 2), (twice, 1000, 2)]);
+    assert!(sum.elsewhere.is_empty());
+    let mut dirs = sum.dirs;
+    dirs.sort_unstable();
+    assert_eq!(dirs, [(name("empty"), empty, true), (name("full"), full, false)]);
+    s.chmod(empty, 0o300).expect("chmod");
+    s.chmod(d, 0o755).expect("chmod");
+    let told = s.as_user(user(7)).sum(d).expect("a sum").dirs;
+    assert!(told.iter().all(|(_, _, is_empty)| !is_empty), "who may not look is not told");
+}

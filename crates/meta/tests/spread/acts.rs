@@ -1,0 +1,151 @@
+//! Many operations in one request, where other nodes have names and inodes, too: what a node cannot do by itself is not
+//! done, and costs the others nothing.
+
+use crate::checking::{assert_sound, create};
+use crate::cluster::{Cluster, LAYOUT, ROOT, name};
+use crate::same::dir;
+use std::collections::BTreeSet;
+use tatami_wire::act::{Act, Acted, Left};
+use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_wire::{Cred, Errno, Ino, NodeId};
+
+fn file(parent: Ino, n: &str) -> Act {
+    let (name, node) = (name(n), NewNode::File(LAYOUT));
+    Act::Create { parent, name, node, mode: 0o644, umask: 0, exclusive: true, open: None }
+}
+
+fn act(cluster: &mut Cluster, client: u8, acts: Vec<Act>) -> Vec<Acted> {
+    match cluster.call(client, &Cred::ROOT, MetaOp::Acts { acts }) {
+        Ok(MetaReply::Acted(all)) => all,
+        other => panic!("no acts: {other:?}"),
+    }
+}
+
+#[test]
+fn an_act_that_needs_others_is_left_alone() {
+    let mut cluster = Cluster::new(3, 16, 7);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    let other = dir(&mut cluster, ROOT, Some(2));
+    // With the first entry they go to their homes.
+    for dir in [d, other] {
+        create(&mut cluster, dir, "first");
+    }
+    // Nothing is in it yet: it lies with its entry, and not at its home.
+    let young = loop {
+        let n = format!("young{}", cluster.now);
+        let (node, parent) = (NewNode::Dir, ROOT);
+        let (mode, umask, exclusive) = (0o755, 0, true);
+        let op =
+            MetaOp::Create { parent, name: name(&n), node, mode, umask, exclusive, open: None };
+        let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, op) else {
+            panic!("no directory")
+        };
+        if cluster.map.owner(attr.ino.shard()) == Some(NodeId(1)) {
+            break attr.ino;
+        }
+    };
+    let messages = cluster.messages;
+    let told = act(
+        &mut cluster,
+        1,
+        vec![
+            file(d, "a"),
+            file(young, "b"),
+            file(other, "c"),
+            Act::GetAttr { ino: other },
+            Act::Find { parent: d, name: name("a") },
+        ],
+    );
+    assert!(matches!(told[0], Acted::Created { .. }));
+    assert_eq!(told[1], Acted::Alone);
+    assert_eq!(told[2..4], [Acted::Elsewhere, Acted::Elsewhere]);
+    assert!(matches!(told[4], Acted::Attr(_)));
+    assert_eq!(cluster.messages, messages);
+    // A file that has come from another node.
+    let rename = MetaOp::Rename {
+        parent: d,
+        name: name("a"),
+        new_parent: other,
+        new_name: name("a"),
+        mode: tatami_wire::meta::RenameMode::Replace,
+        keep: false,
+    };
+    assert!(cluster.call(1, &Cred::ROOT, rename).is_ok());
+    cluster.quiet();
+    let told = act(
+        &mut cluster,
+        1,
+        vec![
+            Act::Unlink { parent: other, name: name("a"), keep: false },
+            Act::Find { parent: other, name: name("a") },
+        ],
+    );
+    assert_eq!(told[0], Acted::Alone);
+    assert!(matches!(told[1], Acted::Leads(_)));
+    assert_sound(&mut cluster);
+}
+
+#[test]
+fn a_split_directory_is_told_of() {
+    let mut cluster = Cluster::new(3, 16, 11);
+    cluster.split_above(8);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    create(&mut cluster, d, "first");
+    let many =
+        |from: u32| (from..from + 200).map(|n| file(d, &format!("file{n}"))).collect::<Vec<_>>();
+    let told = act(&mut cluster, 1, many(0));
+    // No more than what can be split is made at once.
+    let made = told.iter().filter(|acted| matches!(acted, Acted::Created { .. })).count();
+    assert!((7..=24).contains(&made), "{made}");
+    assert!(told[made..].iter().all(|acted| *acted == Acted::Later));
+    cluster.quiet();
+    let told = act(&mut cluster, 2, many(200));
+    let parted = told.iter().filter(|acted| matches!(acted, Acted::Parted { .. })).count();
+    assert!(parted > 100, "{told:?}");
+    cluster.quiet();
+    // A client of old that asks for what is there.
+    let finds = (0..made).map(|n| Act::Find { parent: d, name: name(&format!("file{n}")) });
+    let told = act(&mut cluster, 3, finds.collect());
+    assert!(told.iter().all(|acted| matches!(acted, Acted::Parted { .. } | Acted::Attr(_))));
+    assert_sound(&mut cluster);
+}
+
+#[test]
+fn a_directory_elsewhere_can_be_cleared() {
+    let mut cluster = Cluster::new(3, 16, 13);
+    cluster.split_above(8);
+    let d = dir(&mut cluster, ROOT, Some(1));
+    for n in 0..60 {
+        create(&mut cluster, d, &format!("file{n}"));
+    }
+    cluster.quiet();
+    let (mut after, mut removed, mut seen) = (0, 0, BTreeSet::new());
+    loop {
+        let op = MetaOp::Clear { dir: d, after, limit: 5, tell: true };
+        match cluster.call(1, &Cred::ROOT, op) {
+            Ok(MetaReply::Cleared { removed: more, names, left, end, upto }) => {
+                assert_eq!(names.len(), more as usize);
+                removed += more;
+                seen.extend(names);
+                // Those that were made before the split lie where they were made.
+                for Left { name, why, .. } in left {
+                    assert_eq!(why, None);
+                    let unlink = MetaOp::Unlink { parent: d, name: name.clone(), keep: false };
+                    assert!(cluster.call(1, &Cred::ROOT, unlink).is_ok());
+                    seen.insert(name);
+                }
+                after = upto;
+                if end {
+                    break;
+                }
+            }
+            other => panic!("not cleared: {other:?}"),
+        }
+    }
+    assert!(removed > 20 && seen.len() == 60, "{removed} of {}", seen.len());
+    let attr = cluster.call(1, &Cred::ROOT, MetaOp::GetAttr { ino: d });
+    assert!(matches!(attr, Ok(MetaReply::Attr(attr)) if attr.size == 0));
+    let nothing = cluster.call(1, &Cred::ROOT, MetaOp::Sum { dir: Ino(77), after: 0, limit: 5 });
+    assert_eq!(nothing, Err(Errno::ESTALE));
+    assert_sound(&mut cluster);
+}
