@@ -26,7 +26,7 @@ use tatami_sim::scale::{self, Kind, SERVERS_MAX, Window};
 #[derive(Clone, Debug, clap::Args)]
 pub struct PredictArgs {
     /// Numbers of servers; efficiency is told against the first
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,5,8,16,32,64,128,256,512,1000,1024",
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,5,8,16,32,64,128,256,512,1024",
         value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     pub servers: Vec<u16>,
     /// Networks (default: all)

@@ -138,6 +138,8 @@ impl Report {
     fn checked(&self) -> Table {
         let mut table = Table::new(&[
             "",
+            "woken/op",
+            "predicted",
             "servers' CPU, µs/op",
             "predicted",
             "ratio",
@@ -154,6 +156,7 @@ impl Report {
             };
             let plural = if check.servers == 1 { "server" } else { "servers" };
             let mut cells = vec![format!("{}, {} {plural}", check.operation, check.servers)];
+            cells.extend(check.wakes.map(number));
             cells.extend([check.server_us, check.cpu_us, check.rate].into_iter().flat_map(pair));
             table.row(cells);
         }

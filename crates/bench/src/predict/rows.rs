@@ -55,7 +55,9 @@ pub struct Row {
 impl Row {
     /// What servers do when they do nothing, of their time.
     pub fn idle(&self) -> f64 {
-        1.0 - self.own - self.woken - self.corrected - self.second - self.told
+        let worked = self.own + self.woken + self.corrected + self.second + self.told;
+        // A round counts when it begins, which may be before its share of the time.
+        (1.0 - worked).max(0.0)
     }
 
     fn of(network: Network, shared: bool, phase: &Phase) -> Row {
@@ -113,7 +115,9 @@ pub struct Check {
     pub servers: u16,
     /// What they did.
     pub operation: String,
-    /// CPU time of the servers for one, in microseconds: measured and predicted.
+    /// How often a server was woken for one: measured and predicted.
+    pub wakes: [f64; 2],
+    /// CPU time of the servers for one, in microseconds.
     pub server_us: [f64; 2],
     /// Of servers and clients together.
     pub cpu_us: [f64; 2],
@@ -272,6 +276,7 @@ fn checks(args: &PredictArgs, times: &Times, points: &[Point]) -> Result<Vec<Che
             all.push(Check {
                 servers,
                 operation: name.into(),
+                wakes: [point.sleeps, phase.sums.wakes as f64 / done],
                 server_us: [point.server_us, server_us],
                 cpu_us: [point.server_us + point.client_us, server_us + client_us],
                 rate: [point.rate, phase.rate()],

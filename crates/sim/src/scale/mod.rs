@@ -157,7 +157,7 @@ impl Setting {
     /// Operations that are left out, and those that are counted.
     fn until(&self, window: Window, part: u64) -> Until {
         let under_way = u64::from(self.processes) * u64::from(self.depth);
-        let counted = window.count(self.servers).max(2 * under_way) / part;
+        let counted = window.count(self.servers).max(under_way) / part;
         Until::Count { skipped: (counted / SKIPPED).max(under_way), counted }
     }
 

@@ -117,11 +117,6 @@ impl Server {
         self.meta.store_mut().has(&key)
     }
 
-    /// Number of inodes.
-    pub fn inodes(&self) -> u64 {
-        self.meta.inodes()
-    }
-
     /// One round; `woken` says that it was asleep.
     pub fn round(
         &mut self,
@@ -135,6 +130,7 @@ impl Server {
         if woken {
             round.takes += costs.wake;
             sums.wake += costs.wake;
+            sums.wakes += 1;
         }
         if self.is_due(now) {
             self.meta.tick(moment);

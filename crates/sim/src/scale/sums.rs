@@ -21,8 +21,10 @@ pub struct Sums {
     pub waits: u64,
     /// Messages between servers that were sent or received.
     pub messages: u64,
-    /// Rounds of the servers.
+    /// Rounds of the servers, and how many of them began with being woken.
     pub rounds: u64,
+    /// See `rounds`.
+    pub wakes: u64,
     /// CPU time of the servers in ns, all of it …
     pub busy: Time,
     /// … and what of it went into being woken, …
@@ -68,6 +70,7 @@ impl Sums {
             waits: self.waits - before.waits,
             messages: self.messages - before.messages,
             rounds: self.rounds - before.rounds,
+            wakes: self.wakes - before.wakes,
             busy: self.busy - before.busy,
             wake: self.wake - before.wake,
             own: self.own - before.own,

@@ -188,11 +188,6 @@ impl World {
         self.spread.as_ref()
     }
 
-    /// Number of inodes on all servers.
-    pub fn inodes(&self) -> u64 {
-        self.servers.iter().map(Server::inodes).sum()
-    }
-
     /// Has clients work until they are done and all requests are answered.
     ///
     /// # Errors
