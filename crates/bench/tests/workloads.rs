@@ -128,7 +128,7 @@ const TIMES: &str = r#"{
     "points": [
         {"servers": 2, "procs": 4, "operation": "create", "server_us": 25, "client_us": 20, "sleeps": 1, "rate": 20000}
     ],
-    "stolen": 0, "clients": 1, "checks": [], "rows": [], "growths": []
+    "items": 400, "stolen": 0, "clients": 1, "checks": [], "rows": [], "growths": []
 }"#;
 
 fn predictions_follow_from_times_alone(_: &Launcher) {

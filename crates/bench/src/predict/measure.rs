@@ -56,6 +56,8 @@ pub struct Measured {
     pub times: Times,
     /// What real servers did, medians of all runs.
     pub points: Vec<Point>,
+    /// Operations of a phase, of all processes together.
+    pub items: u64,
     /// The share of the CPU time wanted that the host gave to others.
     pub stolen: f64,
 }
@@ -201,7 +203,7 @@ pub fn measure(means: &Means<'_>) -> Result<Measured, BenchError> {
     let message = last.message_us(means, wake)?;
     let send = send_us().map_err(doing("sending over TCP"))?;
     let times = Times { request, wake, send, message, record: record_us(means.runs)?, client };
-    Ok(Measured { times, points, stolen: steal.share() })
+    Ok(Measured { times, points, items: means.items, stolen: steal.share() })
 }
 
 /// The medians of runs that have the same points.

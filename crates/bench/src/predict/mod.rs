@@ -16,7 +16,7 @@ use crate::error::{BenchError, at, doing};
 use crate::gang::Launcher;
 use crate::suite::{Machine, stay_on_one_cpu};
 use crate::tell;
-use measure::{Means, measure};
+use measure::{Means, Measured, measure};
 use rows::Rows;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -127,23 +127,23 @@ impl Network {
 /// # Errors
 /// What could not be run, and [`BenchError::Output`].
 pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
-    let (times, points, stolen) = match &args.times {
+    let measured = match &args.times {
         Some(file) => {
             let report = Report::read(file)?;
-            (report.times, report.points, report.stolen)
+            let Report { times, points, items, stolen, .. } = report;
+            Measured { times, points, items, stolen }
         }
         None => {
             // Predictions may use all CPUs, so measuring is a matter of a thread that ends.
             let measured = std::thread::scope(|s| s.spawn(|| measured(args)).join());
             let died = |_| BenchError::Usage("measuring ended early".into());
-            let measured = measured.map_err(died)??;
-            (measured.times, measured.points, measured.stolen)
+            measured.map_err(died)??
         }
     };
-    let rows = Rows::predict(args, &times, &points)?;
+    let rows = Rows::predict(args, &measured)?;
     let command = std::env::args().collect::<Vec<_>>().join(" ");
     let machine = Machine::of(Path::new("."));
-    let report = Report::new((command, machine), (times, points, stolen), args, rows);
+    let report = Report::new((command, machine), measured, args, rows);
     report.write(&args.out)?;
     let plots = args.plots.as_deref().or_else(|| args.out.parent()).unwrap_or(Path::new("."));
     report.draw(plots)?;
@@ -154,7 +154,7 @@ pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-fn measured(args: &PredictArgs) -> Result<measure::Measured, BenchError> {
+fn measured(args: &PredictArgs) -> Result<Measured, BenchError> {
     let this = Launcher::this_program()?;
     let program = args.program.clone().unwrap_or(this.program);
     let launcher = Launcher { program, ..this };

@@ -1,6 +1,7 @@
 //! The results: as JSON, as tables, as plots.
 
 use super::PredictArgs;
+use super::measure::Measured;
 use super::rows::{Check, Growth, Row, Rows};
 use super::times::{Point, Times};
 use crate::error::{BenchError, at};
@@ -22,6 +23,8 @@ pub struct Report {
     pub times: Times,
     /// What was measured.
     pub points: Vec<Point>,
+    /// Operations of each kind in a measurement.
+    pub items: u64,
     /// The share of the CPU time that the host gave to others meanwhile.
     pub stolen: f64,
     /// Client processes for each server.
@@ -41,12 +44,12 @@ const OPERATIONS: [&str; 4] = ["create", "mkdir", "stat", "unlink"];
 impl Report {
     pub(super) fn new(
         (command, machine): (String, Machine),
-        (times, points, stolen): (Times, Vec<Point>, f64),
+        Measured { times, points, items, stolen }: Measured,
         args: &PredictArgs,
         Rows { rows, growths, checks }: Rows,
     ) -> Report {
         let clients = args.clients;
-        Report { command, machine, times, points, stolen, clients, checks, rows, growths }
+        Report { command, machine, times, points, items, stolen, clients, checks, rows, growths }
     }
 
     /// What an earlier run has written.

@@ -1,6 +1,7 @@
 //! What the simulator finds, in rows.
 
-use super::times::{Point, Times, name_of};
+use super::measure::Measured;
+use super::times::{Times, name_of};
 use super::{Network, PredictArgs, measure, window};
 use crate::error::BenchError;
 use crate::stats::ratio;
@@ -138,18 +139,14 @@ impl Rows {
     ///
     /// # Errors
     /// What the simulator says.
-    pub fn predict(
-        args: &PredictArgs,
-        times: &Times,
-        points: &[Point],
-    ) -> Result<Rows, BenchError> {
+    pub fn predict(args: &PredictArgs, measured: &Measured) -> Result<Rows, BenchError> {
         let networks = if args.network.is_empty() { &Network::ALL[..] } else { &args.network };
         let jobs: Vec<_> = networks
             .iter()
             .flat_map(|network| args.servers.iter().map(move |servers| (*network, *servers)))
             .collect();
-        let mut all = Rows { checks: checks(args, times, points)?, ..Rows::default() };
-        for (rows, growth) in in_parallel(&jobs, |job| predict(args, times, *job))? {
+        let mut all = Rows { checks: checks(args, measured)?, ..Rows::default() };
+        for (rows, growth) in in_parallel(&jobs, |job| predict(args, &measured.times, *job))? {
             all.rows.extend(rows);
             all.growths.push(growth);
         }
@@ -248,14 +245,15 @@ fn predict(
 }
 
 /// What was measured beside what the simulator makes of it.
-fn checks(args: &PredictArgs, times: &Times, points: &[Point]) -> Result<Vec<Check>, BenchError> {
+fn checks(args: &PredictArgs, measured: &Measured) -> Result<Vec<Check>, BenchError> {
+    let Measured { times, points, items, .. } = measured;
     let mut all = Vec::new();
     for servers in measure::CHECK_SERVERS {
-        let measured: Vec<_> = points
+        let found: Vec<_> = points
             .iter()
             .filter(|p| p.servers == servers && p.procs == measure::CHECK_PROCS)
             .collect();
-        if measured.is_empty() {
+        if found.is_empty() {
             continue;
         }
         let setting = Setting {
@@ -265,11 +263,10 @@ fn checks(args: &PredictArgs, times: &Times, points: &[Point]) -> Result<Vec<Che
             machines: Machines::One,
             ..setting(args, times, (Network::Ethernet, servers))
         };
-        let items = if args.quick { 200 } else { 4000 };
-        let phases = setting.whole(&measure::ORDER, items);
+        let phases = setting.whole(&measure::ORDER, items / measure::CHECK_PROCS as u64);
         for phase in phases.map_err(|what| BenchError::Usage(format!("the simulator: {what}")))? {
             let name = name_of(phase.kind);
-            let Some(point) = measured.iter().find(|p| p.operation == name) else { continue };
+            let Some(point) = found.iter().find(|p| p.operation == name) else { continue };
             let done = phase.sums.done as f64;
             let server_us = phase.sums.busy as f64 / 1e3 / done;
             let client_us = phase.sums.client as f64 / 1e3 / done;
