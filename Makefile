@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak bench bench-mpi lint install tools packages fmt
+.PHONY: help quickstart test soak bench predict bench-mpi lint install tools packages fmt
 
 PREFIX ?= /usr/local
 # How much more than `make test` the long forms do.
@@ -26,6 +26,10 @@ soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of e
 bench: packages ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami
 	target/release/tatami bench suite
+
+predict: packages ## predict the rates of up to 1,024 servers from what things take here
+	cargo build --quiet --locked --release --bin tatami
+	target/release/tatami bench predict
 
 bench-mpi: ## measure shared files of MPI programs, with the layer and without
 	@scripts/packages.sh build mpi

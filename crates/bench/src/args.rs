@@ -4,6 +4,7 @@ use crate::gang::PROCS_MAX;
 use crate::ior::IorArgs;
 use crate::mdtest::MdtestArgs;
 use crate::mpi::MpiArgs;
+use crate::predict::PredictArgs;
 use crate::suite::SuiteArgs;
 use crate::wire::WireArgs;
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ pub(crate) enum WorkloadArgs {
     Wire(WireArgs),
     /// All figures, next to the local disk; makes its own volume
     Suite(SuiteArgs),
+    /// How fast up to 1,024 servers would be, from what things take here
+    Predict(PredictArgs),
     /// Shared files by MPI-IO: with the layer, without it, on the local disk
     Mpi(MpiArgs),
     /// One process of a workload

@@ -8,6 +8,7 @@
 //! - [`wire`] is the floor of a metadata request.
 //! - [`suite`] starts a volume of its own and takes the figures of
 //!   `docs/PERFORMANCE.md`, each next to its baseline.
+//! - [`predict`] tells how fast many servers would be.
 //! - [`mpi`] runs the programs of `mpi-bench` with and without the MPI-IO layer.
 
 mod args;
@@ -19,6 +20,7 @@ pub mod ior;
 pub mod mdtest;
 pub mod mpi;
 pub mod pattern;
+pub mod predict;
 mod reach;
 pub mod size;
 pub mod stats;
@@ -65,6 +67,7 @@ pub fn run(
             show(out, args.json, &report, || report.render())
         }
         WorkloadArgs::Suite(args) => suite::run(&args, out),
+        WorkloadArgs::Predict(args) => predict::run(&args, out),
         WorkloadArgs::Mpi(args) => mpi::run(&args, out),
     }
 }

@@ -1,4 +1,4 @@
-//! mdtest and ior with two processes on a local directory: structure of the
+//! mdtest and ior with two processes on a local directory, and predictions: structure of the
 //! reports, clean-up, and what happens when something goes wrong. Speed is not tested.
 //!
 //! This program has no test harness, because it is started again as each
@@ -8,6 +8,7 @@ use clap::Parser;
 use std::path::Path;
 use tatami_bench::ior::{self, IorArgs};
 use tatami_bench::mdtest::{self, MdtestArgs, MdtestReport};
+use tatami_bench::predict::{self, PredictArgs};
 use tatami_bench::wire::{self, WireArgs};
 use tatami_bench::{BenchError, Launcher};
 
@@ -116,9 +117,53 @@ fn the_wire_echo_answers_all_its_clients(launcher: &Launcher) {
     }
 }
 
+/// What things take, as a run of `predict` writes it.
+const TIMES: &str = r#"{
+    "command": "by hand", "machine": {"cpu": "", "cpus": 1, "memory_mib": 1, "kernel": "", "disk": ""},
+    "times": {
+        "request": {"create": 20, "mkdir": 20, "stat": 12, "unlink": 18},
+        "wake": 6, "send": 5, "message": 10, "record": 1,
+        "client": {"create": 20, "mkdir": 20, "stat": 15, "unlink": 18}
+    },
+    "points": [
+        {"servers": 2, "procs": 4, "operation": "create", "server_us": 25, "client_us": 20, "sleeps": 1, "rate": 20000}
+    ],
+    "items": 400, "stolen": 0, "clients": 1, "checks": [], "rows": [], "growths": []
+}"#;
+
+fn predictions_follow_from_times_alone(_: &Launcher) {
+    let base = tempfile::tempdir().expect("a temporary directory");
+    let path = |name: &str| base.path().join(name).to_str().expect("a plain path").to_owned();
+    std::fs::write(path("times"), TIMES).expect("a file");
+    let predict = |out: &str| {
+        let (times, out) = (path("times"), path(out));
+        let line = ["--quick", "--markdown", "--times", &times, "--out", &out];
+        let more = ["--servers", "1,2", "--network", "ethernet,infiniband", "--clients", "8"];
+        let args = parse::<PredictArgs>(&[&line[..], &more].concat());
+        let mut said = Vec::new();
+        predict::run(&args, &mut said).expect("nothing needs to be measured");
+        let report = predict::Report::read(out.as_ref()).expect("it was written");
+        (String::from_utf8(said).expect("text"), report)
+    };
+    let (said, report) = predict("first.json");
+    assert_eq!(predict("second.json").1.rows, report.rows, "the same seed");
+    for part in ["InfiniBand, private", "| create, 2 servers |", "Ethernet, 2: create"] {
+        assert!(said.contains(part), "{said}");
+    }
+    // Four kinds in one directory and in private ones, and what concerns displaced files.
+    assert_eq!(report.rows.iter().filter(|row| !row.old).count(), 2 * 2 * 8);
+    assert!(report.rows.iter().all(|row| row.rate > 0.0 && row.idle() < 1.0));
+    assert!(report.rows.iter().filter(|row| row.servers == 1).all(|row| row.efficiency == 1.0));
+    assert_eq!((report.growths.len(), report.checks.len()), (4, 1));
+    let plot = std::fs::read_to_string(path("predicted-ethernet.svg")).expect("a plot");
+    assert!(plot.contains("mkdir, private"));
+    std::fs::write(path("times"), "{}").expect("a file");
+    assert!(predict::Report::read(path("times").as_ref()).is_err());
+}
+
 type Test = (&'static str, fn(&Launcher));
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 6] = [
     ("mdtest_reports_six_phases_and_leaves_nothing", mdtest_reports_six_phases_and_leaves_nothing),
     ("ior_writes_reads_and_verifies", ior_writes_reads_and_verifies),
     (
@@ -127,6 +172,7 @@ const TESTS: [Test; 5] = [
     ),
     ("a_failing_process_is_reported_by_its_rank", a_failing_process_is_reported_by_its_rank),
     ("the_wire_echo_answers_all_its_clients", the_wire_echo_answers_all_its_clients),
+    ("predictions_follow_from_times_alone", predictions_follow_from_times_alone),
 ];
 
 fn main() -> Result<(), BenchError> {

@@ -202,6 +202,7 @@ Examples:
   tatami bench mdtest -n 1000 -p 4 /mnt/tatami/bench
   tatami bench ior -t 1m -b 256m --verify /mnt/tatami/bench
   tatami bench suite           all figures, beside the local disk
+  tatami bench predict --servers 1,16,1024 --network ethernet
   tatami bench mpi --mpi openmpi --only btio --markdown")]
     Bench(bench_cmd::Args),
     /// Run a program that sees one node's mount at the common path

@@ -26,6 +26,8 @@
 //!
 //! The same seed gives the same run, event by event ([`Report::trace`]). A [`Defect`] builds a mistake
 //! in, to show that it would be found.
+//!
+//! [`scale`] has another question: how fast a thousand servers would be, without faults.
 
 mod client;
 mod cluster;
@@ -33,6 +35,7 @@ mod daemon;
 mod history;
 mod inspect;
 mod network;
+pub mod scale;
 mod spec;
 mod world;
 

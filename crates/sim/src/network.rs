@@ -1,10 +1,11 @@
 //! Messages under way, and everything else that happens at a moment of its own.
 
 use fastrand::Rng;
-use std::cmp::Reverse;
+use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Virtual time, in microseconds since the run began.
+/// Virtual time since the run began: in microseconds in a [`run`](crate::run), in nanoseconds in a
+/// [prediction](crate::scale).
 pub(crate) type Time = u64;
 
 /// How a network treats messages.
@@ -30,13 +31,40 @@ impl Manners {
 pub(crate) struct Agenda<E> {
     now: Time,
     planned: u64,
-    heap: BinaryHeap<Reverse<(Time, u64)>>,
-    events: std::collections::BTreeMap<u64, E>,
+    heap: BinaryHeap<Planned<E>>,
+}
+
+/// An event, with its moment and its number in the order of planning.
+#[derive(Debug)]
+struct Planned<E> {
+    at: (Time, u64),
+    event: E,
+}
+
+impl<E> PartialEq for Planned<E> {
+    fn eq(&self, other: &Planned<E>) -> bool {
+        self.at == other.at
+    }
+}
+
+impl<E> Eq for Planned<E> {}
+
+impl<E> PartialOrd for Planned<E> {
+    fn partial_cmp(&self, other: &Planned<E>) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<E> Ord for Planned<E> {
+    /// The heap gives out its greatest first: that is to be the next event.
+    fn cmp(&self, other: &Planned<E>) -> Ordering {
+        other.at.cmp(&self.at)
+    }
 }
 
 impl<E> Agenda<E> {
     pub fn new() -> Agenda<E> {
-        Agenda { now: 0, planned: 0, heap: BinaryHeap::new(), events: Default::default() }
+        Agenda { now: 0, planned: 0, heap: BinaryHeap::new() }
     }
 
     pub fn now(&self) -> Time {
@@ -46,15 +74,14 @@ impl<E> Agenda<E> {
     /// Plans an event.
     pub fn after(&mut self, delay: Time, event: E) {
         self.planned += 1;
-        self.heap.push(Reverse((self.now + delay, self.planned)));
-        self.events.insert(self.planned, event);
+        self.heap.push(Planned { at: (self.now + delay, self.planned), event });
     }
 
     /// The next event; time goes on to its moment.
     pub fn next(&mut self) -> Option<E> {
-        let Reverse((time, number)) = self.heap.pop()?;
+        let Planned { at: (time, _), event } = self.heap.pop()?;
         self.now = time;
-        self.events.remove(&number)
+        Some(event)
     }
 }
 

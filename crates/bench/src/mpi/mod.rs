@@ -10,7 +10,7 @@ mod contest;
 mod launch;
 mod parts;
 mod place;
-mod svg;
+pub(crate) mod svg;
 mod sweeps;
 
 pub use launch::Mpi;

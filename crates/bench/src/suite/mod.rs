@@ -17,7 +17,7 @@ mod only;
 mod pairs;
 mod passthrough;
 mod remote;
-mod servers;
+pub(crate) mod servers;
 pub(crate) mod strace;
 pub(crate) mod volume;
 
@@ -231,7 +231,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
 /// microseconds. Whether the scheduler puts two of them on one CPU or on two
 /// changes the time of a hand-over by a factor of up to ten, more so on virtual
 /// machines, and more than anything that is to be measured.
-fn stay_on_one_cpu() -> std::io::Result<()> {
+pub(crate) fn stay_on_one_cpu() -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let may = sched_getaffinity(None)?;
     let last = (0..CpuSet::MAX_CPU).rev().find(|cpu| may.is_set(*cpu));

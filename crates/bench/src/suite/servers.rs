@@ -188,12 +188,16 @@ fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, 
 }
 
 /// Two directories on different servers, each with something in it, and one more on the server of the first.
-struct Homes {
-    here: [Ino; 2],
-    there: Ino,
+pub(crate) struct Homes {
+    pub(crate) here: [Ino; 2],
+    pub(crate) there: Ino,
 }
 
-fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno> {
+/// Looks for them.
+///
+/// # Errors
+/// That of a directory or file that cannot be made.
+pub(crate) fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno> {
     let map = client.map();
     let mut found: BTreeMap<NodeId, Vec<Ino>> = BTreeMap::new();
     for i in 0..DIRS_MAX {

@@ -1,0 +1,179 @@
+//! `tatami bench predict`: how fast many servers would be.
+//!
+//! What things take is measured here, or read from an earlier run; how long messages are under way is stated. The
+//! rest happens in [`tatami_sim::scale`]: the real namespace code in virtual time.
+
+mod measure;
+mod report;
+mod rows;
+mod times;
+
+pub use report::Report;
+pub use rows::{Check, Growth, Row};
+pub use times::{Each, Point, Times};
+
+use crate::error::{BenchError, at, doing};
+use crate::gang::Launcher;
+use crate::suite::{Machine, stay_on_one_cpu};
+use crate::tell;
+use measure::{Means, Measured, measure};
+use rows::Rows;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use tatami_sim::scale::{self, Kind, SERVERS_MAX, Window};
+
+/// Options of `tatami bench predict`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PredictArgs {
+    /// Numbers of servers; efficiency is told against the first
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,5,8,16,32,64,128,256,512,1024",
+        value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
+    pub servers: Vec<u16>,
+    /// Networks (default: all)
+    #[arg(long, value_delimiter = ',')]
+    pub network: Vec<Network>,
+    /// Client processes for each server
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub clients: u32,
+    /// Operations of each server that are counted
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub each: u64,
+    /// What things take, from the results of an earlier run; nothing is measured then
+    #[arg(long, value_name = "FILE")]
+    pub times: Option<PathBuf>,
+    /// Directory for the volumes that are measured
+    #[arg(long, default_value = "bench-results/work-predict")]
+    pub dir: PathBuf,
+    /// Where the results go, as JSON
+    #[arg(long, default_value = "bench-results/predicted.json")]
+    pub out: PathBuf,
+    /// Where plots go, as SVG (default: beside the results)
+    #[arg(long, value_name = "DIR")]
+    pub plots: Option<PathBuf>,
+    /// How often each time is measured
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub runs: u16,
+    /// Servers take messages of other servers before requests: what that would change
+    #[arg(long)]
+    pub peers_first: bool,
+    /// From which everything random follows
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+    /// Little of everything: to see that it works
+    #[arg(long)]
+    pub quick: bool,
+    /// Print the tables as Markdown
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
+    /// Print the results as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The tatami command that is measured, if it is not this one
+    #[arg(long, hide = true)]
+    pub program: Option<PathBuf>,
+}
+
+/// A network between servers and clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Network {
+    /// 25 to 50 µs one way
+    Ethernet,
+    /// 1.5 to 2.5 µs one way
+    Infiniband,
+    /// 4.5 to 5.5 ms one way
+    WideArea,
+}
+
+impl Network {
+    const ALL: [Network; 3] = [Network::Ethernet, Network::Infiniband, Network::WideArea];
+
+    /// What reports call it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Network::Ethernet => "Ethernet",
+            Network::Infiniband => "InfiniBand",
+            Network::WideArea => "wide-area",
+        }
+    }
+
+    fn way(self) -> scale::Network {
+        match self {
+            Network::Ethernet => scale::Network::ETHERNET,
+            Network::Infiniband => scale::Network::INFINIBAND,
+            Network::WideArea => scale::Network::WIDE,
+        }
+    }
+
+    /// What is predicted. With so many requests under way as a wide-area network needs, each takes long.
+    fn kinds(self) -> &'static [Kind] {
+        match self {
+            Network::Ethernet | Network::Infiniband => &Kind::ALL,
+            Network::WideArea => &Kind::ALL[..3],
+        }
+    }
+
+    /// Requests that a process has under way at the same time: as many as keep its share of a server busy while
+    /// they travel.
+    fn depth(self) -> u32 {
+        match self {
+            Network::Ethernet | Network::Infiniband => 1,
+            Network::WideArea => 32,
+        }
+    }
+}
+
+/// Measures, predicts, draws, and writes the report to `out`.
+///
+/// # Errors
+/// What could not be run, and [`BenchError::Output`].
+pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
+    let measured = match &args.times {
+        Some(file) => {
+            let report = Report::read(file)?;
+            let Report { times, points, items, stolen, .. } = report;
+            Measured { times, points, items, stolen }
+        }
+        None => {
+            // Predictions may use all CPUs, so measuring is a matter of a thread that ends.
+            let measured = std::thread::scope(|s| s.spawn(|| measured(args)).join());
+            let died = |_| BenchError::Usage("measuring ended early".into());
+            measured.map_err(died)??
+        }
+    };
+    let rows = Rows::predict(args, &measured)?;
+    let command = std::env::args().collect::<Vec<_>>().join(" ");
+    let machine = Machine::of(Path::new("."));
+    let report = Report::new((command, machine), measured, args, rows);
+    report.write(&args.out)?;
+    let plots = args.plots.as_deref().or_else(|| args.out.parent()).unwrap_or(Path::new("."));
+    report.draw(plots)?;
+    let text = match (args.json, args.markdown) {
+        (true, _) => report.json(),
+        (_, markdown) => report.render(markdown),
+    };
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
+}
+
+fn measured(args: &PredictArgs) -> Result<Measured, BenchError> {
+    let this = Launcher::this_program()?;
+    let program = args.program.clone().unwrap_or(this.program);
+    let launcher = Launcher { program, ..this };
+    std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
+    let dir = args.dir.canonicalize().map_err(at("finding", &args.dir))?;
+    tell(&Machine::of(&dir).line());
+    stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
+    let runs = if args.quick { 1 } else { args.runs.into() };
+    let items = if args.quick { 800 } else { 16_000 };
+    let measured = measure(&Means { launcher: &launcher, dir: &dir, runs, items });
+    let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
+    let measured = measured?;
+    removed?;
+    Ok(measured)
+}
+
+fn window(args: &PredictArgs) -> Window {
+    match args.quick {
+        true => Window { each: 40, least: 400 },
+        false => Window { each: args.each, least: 10_000 },
+    }
+}

@@ -1,0 +1,162 @@
+//! What things take, in the words of a report, and how it follows from what was measured.
+
+use serde::{Deserialize, Serialize};
+use tatami_sim::scale::{Costs, Kind};
+
+/// CPU time of the operations, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Each {
+    /// An empty file is made.
+    pub create: f64,
+    /// A directory is made.
+    pub mkdir: f64,
+    /// The attributes of a file are asked for by name.
+    pub stat: f64,
+    /// A file is removed.
+    pub unlink: f64,
+}
+
+impl Each {
+    /// From one number for each kind.
+    pub fn of(mut number: impl FnMut(Kind) -> f64) -> Each {
+        let [create, mkdir, stat, unlink] = Kind::ALL.map(&mut number);
+        Each { create, mkdir, stat, unlink }
+    }
+
+    fn nanos(self) -> [u64; 4] {
+        [self.create, self.mkdir, self.stat, self.unlink].map(nanos)
+    }
+}
+
+/// What the prediction is made from: CPU time in microseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Times {
+    /// Of a server for a request, where it never sleeps.
+    pub request: Each,
+    /// Of a server, each time that it is woken.
+    pub wake: f64,
+    /// Of a server to send an answer: a part of `request`.
+    pub send: f64,
+    /// Of a server for a message to another one, and for one of it.
+    pub message: f64,
+    /// Of a server for a record that others are to write, and for one that it is to write for others.
+    pub record: f64,
+    /// Of a client, from an answer to the next request.
+    pub client: Each,
+}
+
+fn nanos(micros: f64) -> u64 {
+    (micros.max(0.0) * 1e3).round() as u64
+}
+
+impl Times {
+    /// For the simulator. Who is told where else to ask costs as much as who is told attributes.
+    pub fn costs(&self) -> Costs {
+        Costs {
+            request: self.request.nanos(),
+            send: nanos(self.send),
+            correction: nanos(self.request.stat),
+            wake: nanos(self.wake),
+            message: nanos(self.message),
+            record: nanos(self.record),
+            client: self.client.nanos(),
+        }
+    }
+}
+
+/// What a kind of operation calls itself in reports.
+pub fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Create => "create",
+        Kind::Mkdir => "mkdir",
+        Kind::Stat => "stat",
+        Kind::Unlink => "unlink",
+    }
+}
+
+/// One measurement, per operation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Number of servers.
+    pub servers: u16,
+    /// Number of client processes.
+    pub procs: usize,
+    /// `create`, `mkdir`, `stat` or `unlink`
+    pub operation: String,
+    /// CPU time of all servers, in microseconds.
+    pub server_us: f64,
+    /// CPU time of the client, in microseconds.
+    pub client_us: f64,
+    /// How often a server went to sleep.
+    pub sleeps: f64,
+    /// Operations per second of all together.
+    pub rate: f64,
+}
+
+/// CPU time of a request where the server never sleeps, and of being woken, by least squares: all operations are woken
+/// at the same cost, each has its own cost of a request. `None` without a point.
+pub fn fit(points: &[&Point]) -> Option<(Each, f64)> {
+    let of = |kind: Kind| points.iter().filter(move |p| p.operation == name_of(kind));
+    let mean = |kind: Kind, number: fn(&Point) -> f64| {
+        let (sum, count) = of(kind).fold((0.0, 0), |(s, n), p| (s + number(p), n + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    };
+    let (mut both, mut square) = (0.0, 0.0);
+    let mut means = Vec::new();
+    for kind in Kind::ALL {
+        let (sleeps, takes) = (mean(kind, |p| p.sleeps)?, mean(kind, |p| p.server_us)?);
+        for p in of(kind) {
+            both += (p.sleeps - sleeps) * (p.server_us - takes);
+            square += (p.sleeps - sleeps).powi(2);
+        }
+        means.push((sleeps, takes));
+    }
+    // Where all went to sleep equally often, it cannot be told apart, and is a part of the request.
+    let wake = if square > 1e-6 { (both / square).max(0.0) } else { 0.0 };
+    let request = |kind: Kind| {
+        let (sleeps, takes) = means[kind as usize];
+        // No request takes no time, whatever noise says.
+        (takes - wake * sleeps).max(takes / 10.0)
+    };
+    Some((Each::of(request), wake))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fit_tells_requests_from_being_woken() {
+        let point = |kind: Kind, sleeps: f64| Point {
+            servers: 1,
+            procs: 1,
+            operation: name_of(kind).into(),
+            server_us: 10.0 + kind as usize as f64 + 5.0 * sleeps,
+            client_us: 1.0,
+            sleeps,
+            rate: 1.0,
+        };
+        let points: Vec<_> = Kind::ALL
+            .into_iter()
+            .flat_map(|kind| [0.1, 0.5, 1.0].map(|sleeps| point(kind, sleeps)))
+            .collect();
+        let (request, wake) = fit(&points.iter().collect::<Vec<_>>()).expect("points of each");
+        assert!((wake - 5.0).abs() < 1e-9, "{wake}");
+        assert!((request.create - 10.0).abs() < 1e-9 && (request.unlink - 13.0).abs() < 1e-9);
+        assert_eq!(fit(&[]), None);
+        let same: Vec<_> = Kind::ALL.into_iter().map(|kind| point(kind, 1.0)).collect();
+        let (request, wake) = fit(&same.iter().collect::<Vec<_>>()).expect("points of each");
+        assert_eq!((request.create, wake), (15.0, 0.0));
+    }
+
+    #[test]
+    fn times_survive_a_file() {
+        let each = Each { create: 20.5, mkdir: 1.0, stat: 2.0, unlink: 3.0 };
+        let times =
+            Times { request: each, wake: 1.5, send: 0.25, message: 9.0, record: 1.0, client: each };
+        let text = serde_json::to_string(&times).expect("plain data");
+        assert_eq!(serde_json::from_str::<Times>(&text).expect("what we wrote"), times);
+        let costs = times.costs();
+        assert_eq!((costs.request[0], costs.wake, costs.correction), (20_500, 1_500, 2_000));
+    }
+}

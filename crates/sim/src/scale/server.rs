@@ -1,0 +1,192 @@
+//! A server: the real namespace code, with an account of what its rounds take.
+//!
+//! A round is the executor's of `crates/node`: what has arrived is applied, there is one commit, then messages and answers
+//! leave one after the other.
+
+use super::clients::{Heard, Slot};
+use super::costs::Costs;
+use super::store::Thin;
+use super::sums::Sums;
+use crate::network::Time;
+use std::collections::{BTreeMap, VecDeque};
+use tatami_meta::{Applied, Config, Context, Finished, Meta, Ticket};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
+
+/// Most that arrives in one round, as in the executor.
+const ROUND_MAX: usize = 1024;
+/// Where the servers' clocks begin, in seconds.
+const BEGIN: i64 = 1_000_000;
+/// The executor's clock for what is due counts whole ms, and one more.
+const TICK: Time = 1_000_000;
+
+/// What reaches a server.
+pub(super) enum Input {
+    /// The request of a slot.
+    Request(u32),
+    Message(NodeId, Box<PeerMessage>),
+}
+
+/// What a round comes to, with the time from its beginning at which each thing leaves.
+#[derive(Default)]
+pub(super) struct Round {
+    pub takes: Time,
+    pub answers: Vec<(Time, u32, Heard)>,
+    pub messages: Vec<(Time, NodeId, PeerMessage)>,
+}
+
+pub(super) struct Server {
+    meta: Box<Meta<Thin>>,
+    inbox: VecDeque<Input>,
+    /// Messages go before requests.
+    first: VecDeque<Input>,
+    peers_first: bool,
+    waiting: BTreeMap<Ticket, u32>,
+    /// Nothing is to be done, and it has gone to sleep.
+    pub asleep: bool,
+    /// When it is to be woken because something is due.
+    pub alarm: Option<Time>,
+}
+
+pub(super) fn clock(now: Time) -> Timestamp {
+    let (sec, nsec) = (now / 1_000_000_000, now % 1_000_000_000);
+    Timestamp { sec: BEGIN + sec as i64, nsec: nsec as u32 }
+}
+
+/// Records that a message has others write.
+fn records(message: &PeerMessage) -> u64 {
+    match message {
+        PeerMessage::Prepare { writes, .. } => writes.len() as u64,
+        _ => 0,
+    }
+}
+
+impl Server {
+    pub fn start(
+        node: NodeId,
+        map: &ShardMap,
+        volume: VolumeId,
+        split_above: Option<u64>,
+        peers_first: bool,
+    ) -> Result<Server, String> {
+        let config = Config { node, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
+        let mut meta = Meta::open(Thin::default(), config, clock(0)).map_err(|e| e.to_string())?;
+        split_above.into_iter().for_each(|entries| meta.split_above(entries));
+        Ok(Server {
+            meta: Box::new(meta),
+            inbox: VecDeque::new(),
+            first: VecDeque::new(),
+            peers_first,
+            waiting: BTreeMap::new(),
+            asleep: true,
+            alarm: None,
+        })
+    }
+
+    pub fn receive(&mut self, input: Input) {
+        match input {
+            Input::Message(..) if self.peers_first => self.first.push_back(input),
+            input => self.inbox.push_back(input),
+        }
+    }
+
+    pub fn has_work(&self) -> bool {
+        !self.inbox.is_empty() || !self.first.is_empty()
+    }
+
+    /// Number of requests and messages that wait.
+    pub fn queue(&self) -> usize {
+        self.inbox.len() + self.first.len()
+    }
+
+    /// Whether something is due.
+    pub fn is_due(&self, now: Time) -> bool {
+        self.meta.deadline().is_some_and(|due| due <= clock(now))
+    }
+
+    /// When it wakes because something is due, if nothing arrives before.
+    pub fn wakes_at(&self, now: Time) -> Option<Time> {
+        let due = self.meta.deadline()?;
+        let nanos = (due.sec - BEGIN) * 1_000_000_000 + i64::from(due.nsec);
+        Some(Time::try_from(nanos).unwrap_or(0).max(now) + TICK)
+    }
+
+    /// Whether it has the inode of a directory or of one of its partitions.
+    pub fn has_inode(&mut self, ino: Ino) -> bool {
+        let key = [&b"I"[..], &ino.0.to_be_bytes()].concat();
+        self.meta.store_mut().has(&key)
+    }
+
+    /// One round; `woken` says that it was asleep.
+    pub fn round(
+        &mut self,
+        now: Time,
+        woken: bool,
+        (slots, costs, sums): (&mut [Slot], &Costs, &mut Sums),
+    ) -> Round {
+        let mut round = Round::default();
+        let moment = clock(now);
+        sums.rounds += 1;
+        if woken {
+            round.takes += costs.wake;
+            sums.wake += costs.wake;
+            sums.wakes += 1;
+        }
+        if self.is_due(now) {
+            self.meta.tick(moment);
+        }
+        let mut answers = Vec::new();
+        for _ in 0..ROUND_MAX {
+            let Some(input) = self.first.pop_front().or_else(|| self.inbox.pop_front()) else {
+                break;
+            };
+            match input {
+                Input::Request(slot) => {
+                    let asked = &mut slots[slot as usize];
+                    let heard = self.ask(moment, slot, asked);
+                    round.takes += sums.request(costs, asked, heard.as_ref());
+                    answers.extend(heard.map(|heard| (slot, heard)));
+                }
+                Input::Message(from, message) => {
+                    let takes = costs.message + records(&message) * costs.record;
+                    round.takes += takes;
+                    sums.message(takes);
+                    self.meta.receive(moment, from, *message);
+                }
+            }
+        }
+        // A store in memory takes everything.
+        let committed = self.meta.commit();
+        debug_assert!(committed.is_ok());
+        for Finished { ticket, result, .. } in self.meta.finished() {
+            if let Some(slot) = self.waiting.remove(&ticket) {
+                answers.push((slot, Heard::of(&result)));
+            }
+        }
+        for out in self.meta.outbox() {
+            let takes = costs.message + records(&out.message) * costs.record;
+            round.takes += takes;
+            sums.message(takes);
+            round.messages.push((round.takes, out.to, out.message));
+        }
+        for (slot, heard) in answers {
+            round.takes += costs.send;
+            round.answers.push((round.takes, slot, heard));
+        }
+        sums.busy += round.takes;
+        round
+    }
+
+    fn ask(&mut self, now: Timestamp, number: u32, slot: &Slot) -> Option<Heard> {
+        let op = slot.op.as_ref()?;
+        let context =
+            Context { now, client: slot.client, slot: slot.number, seq: slot.seq, trusted: true };
+        match self.meta.apply(&context, &Cred::ROOT, op) {
+            Applied::Done(result) => Some(Heard::of(&result)),
+            Applied::Waits(ticket) => {
+                self.waiting.insert(ticket, number);
+                None
+            }
+        }
+    }
+}

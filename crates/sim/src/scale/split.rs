@@ -1,0 +1,84 @@
+//! One split of a directory over two servers, for whoever wants to know what moving an entry takes.
+
+use super::clients::operation;
+use super::costs::Kind;
+use super::server::clock;
+use super::store::Thin;
+use std::collections::VecDeque;
+use tatami_meta::{Config, Context, Meta, Out};
+use tatami_wire::transaction::PeerMessage;
+use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, VolumeId, VolumeKey};
+
+/// Entries with which a directory splits.
+const ENTRIES: u64 = 1025;
+/// Most messages between two servers that one split takes.
+const MESSAGES_MAX: usize = 1000;
+
+/// Two servers, of which one is about to split a directory.
+pub struct Split {
+    servers: Vec<Meta<Thin>>,
+}
+
+impl Split {
+    /// Fills the directory.
+    ///
+    /// # Errors
+    /// A server that does not start.
+    pub fn prepare() -> Result<Split, String> {
+        let nodes = [NodeId(0), NodeId(1)];
+        let map = ShardMap::even(1, 4096, &nodes).ok_or("there is no such map")?;
+        let start = |node| {
+            let (volume, key) = (VolumeId([1; 16]), VolumeKey::new([1; 32]));
+            let config = Config { node, map: map.clone(), volume, key };
+            Meta::open(Thin::default(), config, clock(0)).map_err(|e| e.to_string())
+        };
+        let mut servers = nodes.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        for number in 0..ENTRIES {
+            let (client, slot) = (ClientId([1; 16]), 0);
+            let context = Context { now: clock(0), client, slot, seq: number + 1, trusted: true };
+            let op = operation(Kind::Create, Ino::ROOT, 0, number);
+            servers[0].apply(&context, &Cred::ROOT, &op).at_once().map_err(|e| e.to_string())?;
+            servers[0].commit().map_err(|e| e.to_string())?;
+        }
+        Ok(Split { servers })
+    }
+
+    /// Splits it. Number of records that the other server was to write.
+    ///
+    /// # Errors
+    /// It does not split.
+    pub fn run(mut self) -> Result<u64, String> {
+        let mut records = 0;
+        // Half a second later it is due.
+        let now = clock(500_000_000);
+        self.servers[0].tick(now);
+        let mut messages: VecDeque<(usize, Out)> = VecDeque::new();
+        let mut at = 0;
+        for _ in 0..MESSAGES_MAX {
+            let server = &mut self.servers[at];
+            server.commit().map_err(|e| e.to_string())?;
+            messages.extend(server.outbox().into_iter().map(|out| (at, out)));
+            let Some((from, Out { to, message, .. })) = messages.pop_front() else { break };
+            if let PeerMessage::Prepare { writes, .. } = &message {
+                records += writes.len() as u64;
+            }
+            at = usize::from(to.0);
+            self.servers[at].receive(now, NodeId(from as u16), message);
+        }
+        match records {
+            0 => Err("the directory did not split".into()),
+            records => Ok(records),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn about_half_of_the_entries_move() {
+        let records = Split::prepare().and_then(Split::run).expect("it splits");
+        assert!((ENTRIES / 4..ENTRIES * 3 / 4).contains(&records), "{records}");
+    }
+}

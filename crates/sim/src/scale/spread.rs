@@ -1,0 +1,208 @@
+//! How far a directory has spread over the servers, seen from outside.
+
+use std::collections::{BTreeMap, BTreeSet};
+use tatami_wire::partition::{Directories, Range};
+use tatami_wire::{Ino, NodeId, ShardMap};
+
+/// A directory has spread when no server has more than this times what it will have in the end.
+const SPREAD: f64 = 1.02;
+
+pub(super) struct Spread {
+    map: ShardMap,
+    dir: Ino,
+    /// The partitions that there are, by the beginning of their range: with how many bits, and whether they can split.
+    parts: BTreeMap<u64, (u8, bool)>,
+    /// The beginnings of those that have split.
+    split: BTreeSet<u64>,
+    /// With how many bits partitions have split.
+    splitting: BTreeSet<u8>,
+    /// Each server's share of all hashes.
+    shares: Vec<f64>,
+    /// The largest share when all have split that can.
+    least: f64,
+    /// Ranges with so many bits, or fewer, split on the way.
+    finest: u8,
+}
+
+/// The server of a partition.
+fn server(map: &ShardMap, dir: Ino, from: u64) -> usize {
+    let part = map.partition(dir, from);
+    map.owner(part.shard()).map_or(0, |node| usize::from(node.0))
+}
+
+fn size(bits: u8) -> f64 {
+    0.5f64.powi(bits.into())
+}
+
+fn largest(shares: &[f64]) -> f64 {
+    shares.iter().copied().fold(0.0, f64::max)
+}
+
+impl Spread {
+    /// `above` so many entries partitions split; about so many entries follow when all have split
+    /// that must have for the directory to count as spread. What would split
+    /// because of those is to have split before, too.
+    pub fn of(map: &ShardMap, dir: Ino, servers: u16, above: u64, follow: u64) -> Spread {
+        let mut spread = Spread {
+            map: map.clone(),
+            dir,
+            parts: BTreeMap::new(),
+            split: BTreeSet::new(),
+            splitting: BTreeSet::new(),
+            shares: vec![0.0; servers.into()],
+            least: 0.0,
+            finest: 0,
+        };
+        spread.split_all();
+        spread.least = largest(&spread.shares);
+        spread.finest = spread.finest_needed();
+        let splitting: BTreeSet<u8> = spread.splitting.clone();
+        for bits in splitting {
+            // By chance some have more entries than others.
+            if (above << bits) * 4 <= (spread.entries(above) + follow) * 5 {
+                spread.finest = spread.finest.max(bits);
+            }
+        }
+        (spread.parts, spread.split) = (BTreeMap::new(), BTreeSet::new());
+        spread.splitting.clear();
+        spread.shares = vec![0.0; servers.into()];
+        spread.add(Range::ALL);
+        spread
+    }
+
+    fn add(&mut self, range: Range) {
+        let splits = self.map.finer(range.bits).is_some()
+            && self.map.spans_nodes(self.map.partition(self.dir, range.from), range);
+        self.parts.insert(range.from, (range.bits, splits));
+        self.shares[server(&self.map, self.dir, range.from)] += size(range.bits);
+    }
+
+    /// Puts its parts in the place of a partition that can split.
+    fn split(&mut self, range: Range) {
+        let Some(bits) = self.map.finer(range.bits) else { return };
+        self.parts.remove(&range.from);
+        self.shares[server(&self.map, self.dir, range.from)] -= size(range.bits);
+        self.split.insert(range.from);
+        self.splitting.insert(range.bits);
+        let map = self.map.clone();
+        map.parts(range, bits).for_each(|part| self.add(part));
+    }
+
+    fn next_to_split(&self, from: u64) -> Option<Range> {
+        let (from, (bits, _)) = self.parts.range(from..).find(|(_, (_, splits))| *splits)?;
+        Some(Range { from: *from, bits: *bits })
+    }
+
+    fn split_all(&mut self) {
+        self.add(Range::ALL);
+        while let Some(range) = self.next_to_split(0) {
+            self.split(range);
+        }
+    }
+
+    /// With how many bits ranges split for the last time before the directory counts as spread.
+    fn finest_needed(&self) -> u8 {
+        let mut coarse = Spread {
+            map: self.map.clone(),
+            parts: BTreeMap::new(),
+            split: BTreeSet::new(),
+            splitting: BTreeSet::new(),
+            shares: vec![0.0; self.shares.len()],
+            ..*self
+        };
+        coarse.add(Range::ALL);
+        let (mut bits, mut split) = (0, 0);
+        while largest(&coarse.shares) > self.least * SPREAD
+            && let Some(finer) = self.map.finer(bits)
+        {
+            let mut from = 0;
+            while let Some(range) = coarse.next_to_split(from) {
+                coarse.split(range);
+                from = range.last() + 1;
+            }
+            (split, bits) = (bits, finer);
+        }
+        split
+    }
+
+    /// Entries that it takes, about, if partitions split above so many.
+    pub fn entries(&self, above: u64) -> u64 {
+        above << self.finest
+    }
+
+    /// Whether all servers have about as much of it as they ever will.
+    pub fn is_balanced(&self) -> bool {
+        largest(&self.shares) <= self.least * SPREAD
+    }
+
+    /// Whether nothing splits any more for now.
+    pub fn is_complete(&self) -> bool {
+        let splits = |(bits, splits): &(u8, bool)| *splits && *bits <= self.finest;
+        self.is_balanced() && !self.parts.values().any(splits)
+    }
+
+    /// Looks which partitions have split.
+    pub fn look(&mut self, mut is_there: impl FnMut(NodeId, Ino) -> bool) {
+        let mut at = 0;
+        while let Some(range) = self.next_to_split(at) {
+            at = range.last() + 1;
+            let Some(bits) = self.map.finer(range.bits) else { continue };
+            let mut new = self.map.parts(range, bits).skip(1);
+            let split = new.all(|part| {
+                let part = self.map.partition(self.dir, part.from);
+                self.map.owner(part.shard()).is_some_and(|node| is_there(node, part))
+            });
+            if split {
+                self.split(range);
+            }
+        }
+    }
+
+    /// What somebody has been told who has asked for all names.
+    pub fn told(&self) -> Directories {
+        let mut told = Directories::default();
+        for from in &self.split {
+            if let Some((bits, _)) = self.parts.get(from) {
+                let part = self.map.partition(self.dir, *from);
+                told.learn(&self.map, part, Range { from: *from, bits: *bits });
+            }
+        }
+        told
+    }
+
+    /// The largest share of a server, of that which each would have if all had the same.
+    pub fn largest(&self) -> f64 {
+        largest(&self.shares) * self.shares.len() as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::ShardId;
+
+    #[test]
+    fn it_takes_as_many_entries_as_there_are_servers_to_reach() {
+        let of = |servers: u16| {
+            let nodes: Vec<_> = (0..servers).map(NodeId).collect();
+            let map = ShardMap::even(1, 4096, &nodes).expect("a power of two");
+            let dir = map.directory(ShardId(0), 77);
+            Spread::of(&map, dir, servers, 1024, 0)
+        };
+        assert!(of(1).is_complete());
+        let entries = [2, 16, 256, 1024].map(|servers| of(servers).entries(1024));
+        assert_eq!(entries, [1 << 10, 1 << 10, 1 << 14, 1 << 18]);
+        let (map, dir) = (of(16).map.clone(), of(16).dir);
+        assert_eq!(Spread::of(&map, dir, 16, 1024, 40_000).entries(1024), 1 << 14);
+        let mut all = of(1024);
+        assert_eq!((all.is_complete(), all.largest()), (false, 1024.0));
+        // One look may find several levels.
+        (0..3).for_each(|_| all.look(|_, _| true));
+        assert!(all.is_complete());
+        assert!((all.largest() - 1.0).abs() < 1e-9);
+        // 4,096 shards are not many for so many servers: some have five, some four.
+        let mut odd = of(1000);
+        (0..3).for_each(|_| odd.look(|_, _| true));
+        assert!((1.2..1.25).contains(&odd.largest()), "{}", odd.largest());
+    }
+}

@@ -1,0 +1,110 @@
+//! A store for a thousand servers in one memory: without the answers that are kept for requests that come again, since here
+//! none does, and ordered where that is needed. Entries and inodes are found by hash, and sorted when a
+//! directory splits: an ordered map of them took most of the time of a prediction.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::{Bound, ControlFlow};
+use tatami_meta::store::{Change, Visit};
+use tatami_meta::{Store, StoreError};
+use tatami_wire::hash;
+
+/// First byte of the keys of kept answers, as docs/FORMAT.md draws them.
+const KEPT_ANSWER: u8 = b'R';
+/// First bytes of those of entries and inodes.
+const MANY: [u8; 2] = [b'E', b'I'];
+
+type Bytes = Box<[u8]>;
+
+/// Records by key.
+#[derive(Default)]
+pub(super) struct Thin {
+    many: HashMap<Bytes, Bytes, hash::Build>,
+    few: BTreeMap<Bytes, Bytes>,
+}
+
+fn is_of_many(key: &[u8]) -> bool {
+    key.first().is_some_and(|tag| MANY.contains(tag))
+}
+
+impl Thin {
+    /// Whether there is a record.
+    pub fn has(&self, key: &[u8]) -> bool {
+        self.find(key).is_some()
+    }
+
+    fn find(&self, key: &[u8]) -> Option<&[u8]> {
+        let found = if is_of_many(key) { self.many.get(key) } else { self.few.get(key) };
+        found.map(|value| &**value)
+    }
+
+    /// The records from `start` on that begin with `prefix`, in order.
+    fn ordered(&self, start: &[u8], prefix: &[u8]) -> Vec<(&[u8], &[u8])> {
+        let few = self.few.range::<[u8], _>((Bound::Included(start), Bound::Unbounded));
+        let few = few.take_while(|(key, _)| key.starts_with(prefix));
+        let with_many = prefix.is_empty() || is_of_many(prefix);
+        let many = self.many.iter().filter(|_| with_many);
+        let many = many.filter(|(key, _)| key.starts_with(prefix) && &***key >= start);
+        let mut all: Vec<_> = few.chain(many).map(|(key, value)| (&**key, &**value)).collect();
+        all.sort_unstable();
+        all
+    }
+}
+
+impl Store for Thin {
+    fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        Ok(self.find(key).map(<[u8]>::to_vec))
+    }
+
+    fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
+        Some(self.find(key))
+    }
+
+    fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError> {
+        for (key, value) in self.ordered(from.max(prefix), prefix) {
+            if let ControlFlow::Break(()) = visit(key, value) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError> {
+        for (key, value) in batch.iter().filter(|(key, _)| key.first() != Some(&KEPT_ANSWER)) {
+            match (value, is_of_many(key)) {
+                (Some(value), true) => self.many.insert(key[..].into(), value[..].into()),
+                (Some(value), false) => self.few.insert(key[..].into(), value[..].into()),
+                (None, true) => self.many.remove(&key[..]),
+                (None, false) => self.few.remove(&key[..]),
+            };
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_ordered_and_forgets_answers() {
+        let mut store = Thin::default();
+        let put = |key: &[u8]| (key.to_vec(), Some(vec![1]));
+        store.commit(&[put(b"E2"), put(b"E1"), put(b"R1"), put(b"I1")]).expect("memory");
+        let mut seen = Vec::new();
+        store
+            .scan(b"E", b"E", &mut |key, _| {
+                seen.push(key.to_vec());
+                ControlFlow::Continue(())
+            })
+            .expect("memory");
+        assert_eq!(seen, [b"E1", b"E2"]);
+        assert!(store.has(b"I1") && !store.has(b"R1"));
+        store.commit(&[(b"E2".to_vec(), None)]).expect("memory");
+        assert_eq!(store.get(b"E2").expect("memory"), None);
+        assert_eq!(store.known(b"E1"), Some(Some(&[1][..])));
+    }
+}
