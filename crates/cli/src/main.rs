@@ -14,6 +14,7 @@ mod error;
 mod exec;
 mod files;
 mod fsck_cmd;
+mod grow;
 mod keys;
 mod listing;
 mod log;

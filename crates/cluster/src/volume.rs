@@ -10,7 +10,7 @@ use tatami_wire::admin::{ClusterMap, NodeInfo};
 use tatami_wire::{NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
-pub const VOLUME_FORMAT: u32 = 2;
+pub const VOLUME_FORMAT: u32 = 3;
 /// Most nodes of a volume.
 pub const NODES_MAX: usize = 4096;
 /// Longest name of a volume or node, in bytes.
@@ -87,6 +87,8 @@ pub struct VolumeFile {
     pub epoch: u64,
     /// For each shard, by number, the node that serves it.
     pub shards: Vec<NodeId>,
+    /// For each shard, by number, how many times it has moved.
+    pub moves: Vec<u32>,
     /// All nodes, by number.
     pub nodes: Vec<NodeEntry>,
 }
@@ -103,30 +105,38 @@ struct Text {
     nodes: Vec<NodeEntry>,
 }
 
-/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node.
+/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node
+/// (format 2), and how many times they have moved.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Shards {
     Each(Vec<u16>),
     Blocks(Vec<(usize, u16)>),
+    Moved(Vec<(usize, u16, u32)>),
 }
 
 impl Shards {
-    fn of(nodes: &[NodeId]) -> Shards {
-        let block = |block: &[NodeId]| Some((block.len(), block.first()?.0));
-        Shards::Blocks(nodes.chunk_by(|a, b| a == b).filter_map(block).collect())
+    fn of(nodes: &[NodeId], moves: &[u32]) -> Shards {
+        let each: Vec<_> = nodes.iter().zip(moves).collect();
+        let block = |block: &[(&NodeId, &u32)]| {
+            let (node, moves) = block.first()?;
+            Some((block.len(), node.0, **moves))
+        };
+        Shards::Moved(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
-    /// The node of each shard; more than there can be are cut off after the first too many.
-    fn nodes(&self) -> Vec<NodeId> {
-        let most = SHARDS_MAX + 1;
-        match self {
-            Shards::Each(nodes) => nodes.iter().take(most).map(|n| NodeId(*n)).collect(),
-            Shards::Blocks(blocks) => {
-                let each = blocks.iter().flat_map(|(n, node)| std::iter::repeat_n(*node, *n));
-                each.take(most).map(NodeId).collect()
-            }
-        }
+    /// The node of each shard, and how many times it has moved; more than there can be are cut off after the
+    /// first too many.
+    fn places(&self) -> (Vec<NodeId>, Vec<u32>) {
+        let blocks: Vec<(usize, u16, u32)> = match self {
+            Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0)).collect(),
+            Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0)).collect(),
+            Shards::Moved(blocks) => blocks.clone(),
+        };
+        let each = blocks.iter().flat_map(|(n, node, moves)| {
+            std::iter::repeat_n((NodeId(*node), *moves), *n)
+        });
+        each.take(SHARDS_MAX + 1).unzip()
     }
 }
 
@@ -199,7 +209,19 @@ impl VolumeFile {
                 })
                 .collect(),
             shards: self.shards.clone(),
+            moves: self.moves.clone(),
         }
+    }
+
+    /// Puts in what a map of the volume knows better of its shards. Whether there was something.
+    pub fn learn(&mut self, map: &ClusterMap) -> bool {
+        let mut ours = self.map();
+        let known = |node: &NodeId| self.nodes.iter().any(|entry| entry.id == node.0);
+        if !map.shards.iter().all(known) || !ours.merge(map) {
+            return false;
+        }
+        (self.epoch, self.shards, self.moves) = (ours.epoch, ours.shards, ours.moves);
+        true
     }
 
     /// The entry of a node.
@@ -213,7 +235,7 @@ impl VolumeFile {
             volume: self.volume.to_string(),
             name: self.name.clone(),
             epoch: self.epoch,
-            shards: Shards::of(&self.shards),
+            shards: Shards::of(&self.shards, &self.moves),
             nodes: self.nodes.clone(),
         });
         Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
@@ -230,6 +252,9 @@ impl VolumeFile {
         }
         if !self.shards.len().is_power_of_two() || self.shards.len() > SHARDS_MAX {
             return Err(format!("`shards` must be a power of two, 1 to {SHARDS_MAX}"));
+        }
+        if self.moves.len() != self.shards.len() {
+            return Err("not all shards have a number of moves".to_owned());
         }
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -291,11 +316,13 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
         .volume
         .parse()
         .map_err(|e| Wrong::Invalid(format!("volume {:?}: {e}", text.volume)))?;
+    let (shards, moves) = text.shards.places();
     let file = VolumeFile {
         volume,
         name: text.name,
         epoch: text.epoch,
-        shards: text.shards.nodes(),
+        shards,
+        moves,
         nodes: text.nodes,
     };
     file.check().map_err(Wrong::Invalid)?;
@@ -307,7 +334,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SHARDS: &str = "shards = [[5, 0], [3, 1]]";
+    const SHARDS: &str = "shards = [[5, 0, 0], [3, 1, 2]]";
 
     fn sample() -> VolumeFile {
         let node = |id: u16| NodeEntry {
@@ -322,6 +349,7 @@ mod tests {
             name: "scratch".into(),
             epoch: 3,
             shards: [vec![NodeId(0); 5], vec![NodeId(1); 3]].concat(),
+            moves: [vec![0; 5], vec![2; 3]].concat(),
             nodes: (0..4).map(node).collect(),
         }
     }
@@ -349,9 +377,28 @@ mod tests {
     #[test]
     fn the_first_format_is_read() {
         let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
-        let old = text.replacen("format = 2", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
+        let old = text.replacen("format = 3", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
         let file = parse(&old).map_err(|_| "refused").expect("reads");
-        assert_eq!(file.shards, [NodeId(0)]);
+        assert_eq!((file.shards, file.moves), (vec![NodeId(0)], vec![0]));
+        let second = "shards = [[5, 0], [3, 1]]";
+        let old = text.replacen("format = 3", "format = 2", 1).replacen(SHARDS, second, 1);
+        let file = parse(&old).map_err(|_| "refused").expect("reads");
+        assert_eq!((file.shards, file.moves), (sample().shards, vec![0; 8]));
+    }
+
+    #[test]
+    fn what_a_map_knows_better_is_learnt() {
+        let mut file = sample();
+        let mut map = file.map();
+        assert!(!file.learn(&map), "it knows nothing better");
+        map.give((4, 2), NodeId(2));
+        assert!(file.learn(&map));
+        assert_eq!((file.epoch, file.shards[4], file.shards[5]), (5, NodeId(2), NodeId(2)));
+        assert_eq!((file.moves[3], file.moves[4], file.moves[5]), (0, 1, 3));
+        assert!(!sample().map().merge(&sample().map()));
+        assert_eq!(file.map(), map);
+        map.give((0, 1), NodeId(9));
+        assert!(!file.learn(&map), "of a node that is not listed");
     }
 
     #[test]
@@ -360,7 +407,7 @@ mod tests {
         let path = dir.path().join("volume.toml");
         let mut file = sample();
         file.nodes.truncate(1);
-        file.shards = vec![NodeId(0)];
+        (file.shards, file.moves) = (vec![NodeId(0)], vec![0]);
         file.nodes[0].socket = "node0/socket".into();
         file.nodes[0].dir = "node0".into();
         file.save(&path).expect("saved");
@@ -376,7 +423,7 @@ mod tests {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
         };
-        assert_eq!(with("format = 2", "format = 3\nfuture = true"), "newer 3");
+        assert_eq!(with("format = 3", "format = 4\nfuture = true"), "newer 4");
         assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
         assert!(with(SHARDS, "shards = [[1, 9]]").contains("node 9, which is not listed"));
         assert!(with(SHARDS, "shards = [9]").contains("node 9, which is not listed"));

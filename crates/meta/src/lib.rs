@@ -30,6 +30,7 @@ mod entry;
 mod error;
 mod inode;
 mod keys;
+mod moving;
 mod orphan;
 mod overlay;
 mod permission;
@@ -46,6 +47,7 @@ mod txn;
 mod xattr;
 
 pub use error::OpenError;
+pub use moving::{MoveEvent, MoveWants};
 pub use shard::{Config, Context, Meta};
 pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};
 pub use transaction::{Applied, Finished, Out, Ticket};

@@ -130,7 +130,7 @@ impl Entry {
 /// The version of the whole set of records. A store with a higher one was
 /// written by a newer program. Version 1 had no log before the tables, versions 1 and 2 had no
 /// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only.
-pub(crate) const FORMAT_VERSION: u32 = 6;
+pub(crate) const FORMAT_VERSION: u32 = 7;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 
 /// The record of the store itself.
@@ -267,7 +267,7 @@ mod tests {
     fn the_format_is_the_one_written_down() {
         let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
-        let mut shard = b"TATAMI-M\x06\0\0\0".to_vec();
+        let mut shard = b"TATAMI-M\x07\0\0\0".to_vec();
         shard.extend([3; 16]);
         shard.extend([2, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
         shard.extend([0, 0, 16, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);

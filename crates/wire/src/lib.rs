@@ -35,7 +35,7 @@ pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

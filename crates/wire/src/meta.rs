@@ -143,7 +143,7 @@ pub enum MetaOp {
     /// `empty` that they had no object when it closed them. Those that are gone are passed
     /// over. → `Done`
     Closed { inos: Vec<Ino>, empty: Vec<Ino> },
-    /// Makes everything acknowledged so far survive a power cut. → `Done`
+    /// Makes everything acknowledged so far survive a power cut. → `Synced`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that
     /// loses its last name stays until this client's `Release`. → `Removed`
@@ -555,6 +555,11 @@ pub enum MetaReply {
     },
     /// The partitions of a directory, in the order of their ranges.
     Partitions(Vec<Partition>),
+    /// What the node knows of names survives a power cut.
+    Synced {
+        /// Of the map that the node has: a client with a lower one may not have asked all nodes.
+        epoch: u64,
+    },
 }
 
 /// A part of a directory's entries.

@@ -159,6 +159,15 @@ impl<S: Store> Meta<S> {
 
     /// Runs the operation, and does what follows from it.
     fn step(&mut self, mut job: Job) {
+        // Its shard may have moved since it began.
+        match self.is_elsewhere(&job.op) {
+            Ok(None) => {}
+            Ok(Some(elsewhere)) => return self.answer(job, Ok(elsewhere), Vec::new()),
+            Err(failure) => {
+                let result = Err(self.note(&failure));
+                return self.answer(job, result, Vec::new());
+            }
+        }
         let Run { result, done, used, trace } = self.run(&mut job);
         match result {
             Err(Failure::Missing(missing)) => {
@@ -464,6 +473,17 @@ impl<S: Store> Meta<S> {
         if let (Some(part), Phase::Preparing(attempt)) = (job.split(), &job.phase) {
             self.tx.splits.unlock(&mut self.state.locks, part, attempt.txid);
             self.tx.freed.push(attempt.txid);
+        }
+    }
+
+    /// Shards have moved: whatever is under way starts afresh, where the records are now.
+    pub(crate) fn start_afresh(&mut self) {
+        let tickets: Vec<_> = self.tx.jobs.keys().copied().collect();
+        for ticket in tickets {
+            if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+                self.abandon(&mut job);
+                self.rest(job);
+            }
         }
     }
 

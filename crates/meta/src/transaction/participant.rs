@@ -38,7 +38,11 @@ impl<S: Store> Meta<S> {
         age: Age,
         keys: Vec<Bytes>,
     ) -> Outcome<()> {
-        if keys.len() > KEYS_MAX || !keys.iter().all(|key| self.state.has(key)) {
+        if keys.len() > KEYS_MAX {
+            return Ok(());
+        }
+        if !keys.iter().all(|key| self.state.has(key)) {
+            self.tell_map(from);
             return Ok(());
         }
         let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.against_reading(k)).collect();
@@ -73,12 +77,16 @@ impl<S: Store> Meta<S> {
         }
         let refused = |why| PeerMessage::Refused { txid, why };
         let known = |key: &[u8]| self.state.has(key);
+        let reads_known = reads.iter().all(|item| known(&item.key));
+        if !reads_known || !writes.iter().all(|item| known(&item.key)) {
+            self.tell_map(from);
+            self.tx.send(from, refused(Refusal::Again));
+            return Ok(());
+        }
         if txid.node != from
             || life != self.tx.life
             || self.tx.over.has(&txid)
             || reads.len() + writes.len() > KEYS_MAX
-            || !reads.iter().all(|item| known(&item.key))
-            || !writes.iter().all(|item| known(&item.key))
         {
             self.tx.send(from, refused(Refusal::Again));
             return Ok(());
@@ -309,6 +317,7 @@ impl<S: Store> Meta<S> {
             PeerMessage::Refused { txid, why } => self.refused(from, txid, why),
             PeerMessage::Finished { txid } => self.participant_finished(from, txid),
             PeerMessage::Status { txid, abort } => self.tell_fate(from, txid, abort),
+            message => self.heed_move(from, message),
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod checking;
 mod cluster;
+mod moving;
 mod same;
 mod splitting;
 #[path = "../common/words.rs"]

@@ -304,6 +304,6 @@ proptest! {
     #[test]
     fn a_listing_is_complete_while_a_directory_splits(seed: u64) {
         listings(seed, Faults::default());
-        listings(seed, Faults { lost: 5, twice: 10, deaths: 10 });
+        listings(seed, Faults { lost: 5, twice: 10, deaths: 10, moves: 0 });
     }
 }
