@@ -168,7 +168,8 @@ fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
         }
         let mut others = Vec::new();
         for node in 0..cluster.nodes() {
-            let (path, held) = (cluster.mount(node).join("counter"), cluster.mount(node).join("held"));
+            let (path, held) =
+                (cluster.mount(node).join("counter"), cluster.mount(node).join("held"));
             let (done, counted, steps) = (&done, &counted, &steps);
             let at = steps.len() / 2 + usize::from(node);
             others.push(scope.spawn(move || {
@@ -198,7 +199,8 @@ fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
                 wait_ms(5);
             }
         };
-        let changed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| changes(&all_got_on)));
+        let changed =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| changes(&all_got_on)));
         done.store(true, Ordering::Relaxed);
         let workers: Vec<Worker> =
             at_work.into_iter().map(|worker| worker.join().expect("it works")).collect();
@@ -206,7 +208,10 @@ fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
         changed.unwrap_or_else(|e| std::panic::resume_unwind(e));
         workers
     });
-    println!("operations: {:?}", steps.iter().map(|n| n.load(Ordering::Relaxed)).collect::<Vec<_>>());
+    println!(
+        "operations: {:?}",
+        steps.iter().map(|n| n.load(Ordering::Relaxed)).collect::<Vec<_>>()
+    );
     for node in 0..cluster.nodes() {
         workers.iter().for_each(|worker| worker.settle(&cluster.mount(node)));
         let text = get(cluster.mount(node).join("counter"));
@@ -268,7 +273,11 @@ fn one_node_becomes_two() {
         put(dir.join("f"), n.to_string());
     }
     let said = cluster.tatami("node add", &[]);
-    assert!(said.out.contains("node1 is added") && said.out.contains("2048 shards"), "{}", said.out);
+    assert!(
+        said.out.contains("node1 is added") && said.out.contains("2048 shards"),
+        "{}",
+        said.out
+    );
     for n in 0..20 {
         assert_eq!(get(m.join(dir(n)).join("f")), n.to_string().as_bytes());
         fs::rename(m.join(dir(n)).join("f"), m.join(dir((n + 1) % 20)).join("g")).expect("rename");

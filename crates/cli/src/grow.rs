@@ -244,7 +244,11 @@ fn tell_far(args: &AddArgs, place: &Place, volume: &VolumeFile, entry: &NodeEntr
         let (file, flag) = (place.volume_file(), place.dir_flag());
         writeln!(out, "{} is written down; next:", out.paint(HEAD, &entry.name))?;
         writeln!(out, "  copy {} and the key to its machine; there:", file.display())?;
-        writeln!(out, "  tatami node run --node {} --volume-file FILE --key-file FILE", entry.name)?;
+        writeln!(
+            out,
+            "  tatami node run --node {} --volume-file FILE --key-file FILE",
+            entry.name
+        )?;
         writeln!(out, "  and here, to give it shards: tatami node rebalance{flag} {}", entry.name)?;
     }
     out.flush()?;
@@ -269,10 +273,12 @@ fn learn(place: &Place, volume: &VolumeFile, entry: &NodeEntry, map: &ClusterMap
 }
 
 fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
-    Failure::degraded(format!("{} does not answer", entry.name)).because(error.to_string()).try_this(format!(
-        "start what is down: tatami up{}; then the same command goes on",
-        place.dir_flag()
-    ))
+    Failure::degraded(format!("{} does not answer", entry.name))
+        .because(error.to_string())
+        .try_this(format!(
+            "start what is down: tatami up{}; then the same command goes on",
+            place.dir_flag()
+        ))
 }
 
 /// Shards from one number on, that one node gives to another.
@@ -292,7 +298,8 @@ fn plan(shards: &[NodeId], targets: &BTreeSet<NodeId>) -> Vec<Step> {
     // Who has more keeps one more, where they do not come out even.
     order.sort_by_key(|(have, node)| (std::cmp::Reverse(*have), *node));
     let (each, more) = (shards.len() / targets.len(), shards.len() % targets.len());
-    let quota = order.iter().enumerate().map(|(at, (_, node))| (*node, each + usize::from(at < more)));
+    let quota =
+        order.iter().enumerate().map(|(at, (_, node))| (*node, each + usize::from(at < more)));
     let quota: BTreeMap<NodeId, usize> = quota.collect();
     let wants = |node: &NodeId| quota.get(node).copied().unwrap_or(0);
     let owners: BTreeSet<NodeId> = shards.iter().copied().chain(targets.iter().copied()).collect();
@@ -324,11 +331,7 @@ fn plan(shards: &[NodeId], targets: &BTreeSet<NodeId>) -> Vec<Step> {
 }
 
 /// Has the daemons move shards until all is as planned; how many moved. `volume` says what is true afterwards.
-fn carry_out(
-    place: &Place,
-    volume: &mut VolumeFile,
-    targets: &BTreeSet<NodeId>,
-) -> Outcome<usize> {
+fn carry_out(place: &Place, volume: &mut VolumeFile, targets: &BTreeSet<NodeId>) -> Outcome<usize> {
     let patience = place.config.duration(name::CLIENT_PATIENCE);
     let mut moved = 0;
     let total = plan(&volume.shards, targets).iter().map(|step| u64::from(step.count)).sum();
@@ -497,7 +500,9 @@ fn finish(
                 term::size(bytes),
                 place.dir_flag(),
             )?,
-            _ => writeln!(out, "{} has no names any more; objects of files may be there", node.name)?,
+            _ => {
+                writeln!(out, "{} has no names any more; objects of files may be there", node.name)?
+            }
         }
     }
     out.flush()?;

@@ -287,7 +287,10 @@ impl Place {
     /// # Errors
     /// Those of the file system.
     pub fn lock_shards(&self) -> Outcome<OwnedFd> {
-        self.lock_file(".lock-shards", "waiting for another command that moves shards of this volume")
+        self.lock_file(
+            ".lock-shards",
+            "waiting for another command that moves shards of this volume",
+        )
     }
 
     fn lock_file(&self, file: &str, waiting: &str) -> Outcome<OwnedFd> {

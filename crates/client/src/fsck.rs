@@ -124,7 +124,8 @@ pub fn check(
             return Ok(fsck.report);
         }
     }
-    let (node, what) = (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");
+    let (node, what) =
+        (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");
     Err(FsckError::Node { node, what, errno: Errno::EAGAIN })
 }
 

@@ -14,8 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tatami_lock::Table;
-use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
 use tatami_wire::admin::ClusterMap;
+use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino, NodeId, hash};
 
@@ -406,7 +406,8 @@ impl Client {
                 bytes.tell(ino);
             }
             let delegate = peer.locks.delegates();
-            let told = self.ask_about(peer, ino, session, LockOp::Set { lock: *lock, wait, delegate });
+            let told =
+                self.ask_about(peer, ino, session, LockOp::Set { lock: *lock, wait, delegate });
             let gone = matches!(told, Ok(Said::Told(LockTold::Waits)) | Err(Errno::EAGAIN));
             if sort == LockSort::Whole && gone {
                 file.whole.free(owner, span);
@@ -487,7 +488,8 @@ impl Client {
             }
             bytes.tell(ino);
             let told = self.ask_about(peer, ino, session, LockOp::Free { sort, owner, span });
-            let put_again = [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
+            let put_again =
+                [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
             match told {
                 Ok(Said::Elsewhere) => {}
                 Ok(Said::Told(told)) if put_again.contains(&told) => {}

@@ -204,6 +204,7 @@ impl Client {
     /// Makes all that was acknowledged of names survive a power cut. The names on the way to a file, and what
     /// was made of them in one operation, may lie on any nodes.
     pub fn sync(&self) -> Result<(), Errno> {
+        let mut retry = None;
         loop {
             let ours = self.map().epoch;
             let mut newer = None;
@@ -219,9 +220,11 @@ impl Client {
                 None => return Ok(()),
                 Some(node) => self.learn_map_of(node),
             }
-            if self.map().epoch == ours {
-                // What it knows is not on its disk yet.
-                Retry::new(self.patience()).pause();
+            // What it knows is not on its disk yet.
+            if self.map().epoch == ours
+                && !retry.get_or_insert_with(|| Retry::new(self.patience())).pause()
+            {
+                return Err(Errno::EHOSTDOWN);
             }
         }
     }

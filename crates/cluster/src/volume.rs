@@ -133,9 +133,9 @@ impl Shards {
             Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0)).collect(),
             Shards::Moved(blocks) => blocks.clone(),
         };
-        let each = blocks.iter().flat_map(|(n, node, moves)| {
-            std::iter::repeat_n((NodeId(*node), *moves), *n)
-        });
+        let each = blocks
+            .iter()
+            .flat_map(|(n, node, moves)| std::iter::repeat_n((NodeId(*node), *moves), *n));
         each.take(SHARDS_MAX + 1).unzip()
     }
 }
@@ -317,14 +317,8 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
         .parse()
         .map_err(|e| Wrong::Invalid(format!("volume {:?}: {e}", text.volume)))?;
     let (shards, moves) = text.shards.places();
-    let file = VolumeFile {
-        volume,
-        name: text.name,
-        epoch: text.epoch,
-        shards,
-        moves,
-        nodes: text.nodes,
-    };
+    let file =
+        VolumeFile { volume, name: text.name, epoch: text.epoch, shards, moves, nodes: text.nodes };
     file.check().map_err(Wrong::Invalid)?;
     Ok(file)
 }

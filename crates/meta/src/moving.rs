@@ -21,6 +21,7 @@ mod taker;
 use crate::error::{Failure, Outcome};
 use crate::keys::{self, Parsed, tag};
 use crate::shard::Meta;
+use crate::state::absorb;
 use crate::store::Store;
 use crate::transaction::later;
 use crate::transaction::locks::Block;
@@ -168,7 +169,8 @@ impl<S: Store> Meta<S> {
 
     fn learn_map(&mut self, other: &ClusterMap) -> Outcome<bool> {
         let mut cluster = self.state.cluster().clone();
-        if !cluster.merge(other) {
+        let learnt = absorb(&mut cluster, other);
+        if !learnt && cluster == *self.state.cluster() {
             return Ok(false);
         }
         let moved = cluster.moves != self.state.cluster().moves;

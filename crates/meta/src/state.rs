@@ -117,7 +117,7 @@ impl<S: Store> State<S> {
         };
         if let Some(bytes) = store.get(&keys::map())? {
             let known = record::decode(&bytes).map_err(|_| OpenError::Damaged("map record"))?;
-            cluster.merge(&known);
+            absorb(&mut cluster, &known);
         }
         let map = cluster.shard_map().ok_or(OpenError::Damaged("map record"))?;
         let alone = map.is_alone() && map.owner(ShardId(0)) == Some(wanted);
@@ -469,6 +469,18 @@ impl<S: Store> State<S> {
     fn judged(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
         result.inspect_err(|e| self.poisoned |= !matches!(e, StoreError::Full { .. }))
     }
+}
+
+/// Learns what another map knows better; whether there was something. Nodes of which none was known are no news: whoever made
+/// the map that this one began with knew them, and all maps that are the same have one epoch.
+pub(crate) fn absorb(cluster: &mut ClusterMap, other: &ClusterMap) -> bool {
+    let moves = |map: &ClusterMap| map.moves.iter().map(|moves| u64::from(*moves)).sum::<u64>();
+    if cluster.nodes.is_empty() && cluster.volume == other.volume {
+        cluster.nodes.clone_from(&other.nodes);
+        let as_old = (other.epoch + moves(cluster)).saturating_sub(moves(other));
+        cluster.epoch = cluster.epoch.max(as_old);
+    }
+    cluster.merge(other)
 }
 
 #[cfg(test)]

@@ -355,8 +355,7 @@ impl<'a, S: Store> Txn<'a, S> {
         if !self.state.mixed {
             return self.state.scan(from, prefix, visit);
         }
-        let strange =
-            |key: &[u8]| keys::shard_of(key).is_some_and(|shard| !self.state.owns(shard));
+        let strange = |key: &[u8]| keys::shard_of(key).is_some_and(|shard| !self.state.owns(shard));
         self.state.scan(from, prefix, &mut |key, value| match strange(key) {
             true => Ok(ControlFlow::Continue(())),
             false => visit(key, value),

@@ -42,7 +42,9 @@ impl Recalls {
         let watch = move || watch(&watched, epoch);
         let watch = std::thread::Builder::new().name("map".into()).spawn(watch);
         let watch = watch
-            .inspect_err(|error| tracing::warn!(%error, "names of new nodes are asked for each time"))
+            .inspect_err(
+                |error| tracing::warn!(%error, "names of new nodes are asked for each time"),
+            )
             .ok();
         Ok(Recalls { shared, watch })
     }

@@ -194,11 +194,7 @@ impl Drop for Admission {
     }
 }
 
-fn admit(
-    shared: &Arc<Shared>,
-    hello: &Hello,
-    peer: &Peer,
-) -> Result<Admission, String> {
+fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, String> {
     if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }

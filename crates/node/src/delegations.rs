@@ -368,9 +368,7 @@ impl Delegations {
 }
 
 fn is_of((first, count): (u16, u16), ino: Ino) -> bool {
-    [ino.shard(), ino.birth()]
-        .iter()
-        .any(|shard| shard.0 >= first && shard.0 - first < count)
+    [ino.shard(), ino.birth()].iter().any(|shard| shard.0 >= first && shard.0 - first < count)
 }
 
 impl Holder {

@@ -13,8 +13,8 @@ use crate::holders::HoldersFile;
 use crate::links::Links;
 use crate::locking::Locking;
 use crate::locks::{self, Question};
-use crate::moving::{LockRequest, Moving};
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
+use crate::moving::{LockRequest, Moving};
 use crate::options::Durability;
 use crate::peer::Peer;
 use crate::recalls::Recalls;
@@ -566,8 +566,15 @@ impl Executor {
                     self.ask_lock(LockRequest { at, seq, shard, trusted, cred, question });
                 }
                 Ok((seq, call)) => {
-                    let mut answer =
-                        apply(&self.shared, &self.moving.map, &mut self.shards, connection, at, seq, call);
+                    let mut answer = apply(
+                        &self.shared,
+                        &self.moving.map,
+                        &mut self.shards,
+                        connection,
+                        at,
+                        seq,
+                        call,
+                    );
                     if let (true, None, Some((ctx, call))) =
                         (self.recalls.are_used(), answer.waits, &answer.request)
                     {

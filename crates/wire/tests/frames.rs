@@ -182,8 +182,11 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
             .prop_map(|(txid, abort)| PeerMessage::Status { txid, abort }),
         txids.clone().prop_map(|txid| PeerMessage::Fate { txid, fate: Fate::Committed }),
         any::<bool>().prop_map(|ask| PeerMessage::Map { map: Box::new(map()), ask }),
-        (txids.clone(), any::<u32>(), cargo())
-            .prop_map(|(txid, part, cargo)| PeerMessage::Carry { txid, part, cargo }),
+        (txids.clone(), any::<u32>(), cargo()).prop_map(|(txid, part, cargo)| PeerMessage::Carry {
+            txid,
+            part,
+            cargo
+        }),
         (txids.clone(), any::<u32>(), any::<bool>()).prop_map(|(txid, part, refused)| {
             PeerMessage::Carried { txid, part, refused: refused.then_some(Errno::ENOSPC) }
         }),

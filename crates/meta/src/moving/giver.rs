@@ -213,8 +213,7 @@ impl<S: Store> Meta<S> {
             giving.gives_up = later(self.tx.now, PATIENCE_CLOSED);
             return Ok(());
         }
-        let found =
-            self.state.records_of(giving.block, &mut giving.cursor, KEYS_MAX, BYTES_MAX)?;
+        let found = self.state.records_of(giving.block, &mut giving.cursor, KEYS_MAX, BYTES_MAX)?;
         for (key, value) in &found {
             giving.inodes += u64::from(is_inode(key, value)?);
         }

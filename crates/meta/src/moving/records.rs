@@ -9,15 +9,8 @@ use std::ops::ControlFlow;
 use tatami_wire::{Ino, ShardId};
 
 /// Under these tags, what belongs to the inodes of one shard is one range.
-const RANGES: [u8; 7] = [
-    tag::ENTRY,
-    tag::INODE,
-    tag::PIECE,
-    tag::TILED,
-    tag::UNSETTLED,
-    tag::WRITER,
-    tag::XATTR,
-];
+const RANGES: [u8; 7] =
+    [tag::ENTRY, tag::INODE, tag::PIECE, tag::TILED, tag::UNSETTLED, tag::WRITER, tag::XATTR];
 /// Under these it is not.
 const SCATTERED: [u8; 4] = [tag::DROPPED, tag::GARBAGE, tag::ORPHAN, tag::YOUNG];
 /// Most records that are looked at in one go.

@@ -66,10 +66,10 @@ impl<S: Store> Meta<S> {
         let brought = Brought { first, moves, whole: None };
         let block = brought.block();
         let known = self.state.map().places().1;
-        let stale =
-            block.shards().zip(&brought.moves).any(|(shard, moves)| {
-                self.state.owns(shard) || known[usize::from(shard.0)] > *moves
-            });
+        let stale = block
+            .shards()
+            .zip(&brought.moves)
+            .any(|(shard, moves)| self.state.owns(shard) || known[usize::from(shard.0)] > *moves);
         if stale {
             self.tell_map(txid.node);
             return Ok(Some(Some(Errno::ESTALE)));
@@ -101,11 +101,7 @@ impl<S: Store> Meta<S> {
         Ok(Some(None))
     }
 
-    fn take_records(
-        &mut self,
-        txid: Txid,
-        records: Vec<(Bytes, Bytes)>,
-    ) -> Outcome<Option<Errno>> {
+    fn take_records(&mut self, txid: Txid, records: Vec<(Bytes, Bytes)>) -> Outcome<Option<Errno>> {
         let Some(taking) = self.moves.taking.get_mut(&txid) else { return Ok(None) };
         let block = taking.brought.block();
         let sound = |key: &[u8]| block.has_key(key) && keys::parse(key).is_some();

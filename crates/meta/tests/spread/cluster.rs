@@ -2,9 +2,7 @@
 //! that die at any moment: from one number, in one thread.
 
 use std::collections::BTreeMap;
-use tatami_meta::{
-    Applied, Config, Context, FaultyStore, Meta, MoveEvent, MoveWants, Ticket,
-};
+use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, MoveEvent, MoveWants, Ticket};
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::partition::{Directories, name_seed};
@@ -305,7 +303,8 @@ impl Cluster {
         let to = NodeId(self.rng.below(self.lives.len() as u64) as u16);
         let (pick, count, now) = (self.rng.below(1 << 20) as usize, self.rng.below(5), self.time());
         let Some(meta) = self.meta(from) else { return };
-        let ours: Vec<_> = (0..meta.map().shards.len() as u16).filter(|s| meta.serves(ShardId(*s))).collect();
+        let ours: Vec<_> =
+            (0..meta.map().shards.len() as u16).filter(|s| meta.serves(ShardId(*s))).collect();
         if ours.is_empty() {
             return;
         }
@@ -318,7 +317,9 @@ impl Cluster {
     pub fn move_to(&mut self, shards: std::ops::Range<u16>, to: u16) {
         for shard in shards {
             for _ in 0..60_000 {
-                let known: Vec<_> = (0..self.lives.len()).filter_map(|n| self.meta(n).map(|m| m.serves(ShardId(shard)))).collect();
+                let known: Vec<_> = (0..self.lives.len())
+                    .filter_map(|n| self.meta(n).map(|m| m.serves(ShardId(shard))))
+                    .collect();
                 let Some(owner) = known.iter().position(|serves| *serves) else {
                     self.step();
                     continue;

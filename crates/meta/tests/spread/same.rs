@@ -153,9 +153,7 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
 }
 
 pub fn inodes(cluster: &mut Cluster) -> u64 {
-    (0..cluster.nodes())
-        .map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes()))
-        .sum()
+    (0..cluster.nodes()).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
 }
 
 /// Everything below the root, and whether all of it fits.

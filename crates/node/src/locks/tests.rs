@@ -208,7 +208,8 @@ fn after_a_start_nothing_is_granted_before_all_have_come() {
         desk.set(A, lock(1, Span::ALL, Shared), None),
         Ok(LockTold::Unknown { reclaim: true })
     );
-    let claim = |locks: Vec<(Ino, Lock)>, first, last| LockOp::Reclaim { locks, first, last, shards: 0 };
+    let claim =
+        |locks: Vec<(Ino, Lock)>, first, last| LockOp::Reclaim { locks, first, last, shards: 0 };
     let held = lock(1, span(0, 9), Exclusive);
     assert_eq!(desk.ask(A, FILE, claim(vec![(FILE, held)], true, false)), Some(Ok(DONE)));
     let more = lock(2, span(30, 39), Exclusive);
@@ -234,7 +235,8 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(desk.ask(A, FILE, cancel), Some(Err(Errno::EINVAL)));
     }
     assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(DONE));
-    let claim = LockOp::Reclaim { locks: vec![(FILE, backwards)], first: true, last: true, shards: 0 };
+    let claim =
+        LockOp::Reclaim { locks: vec![(FILE, backwards)], first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(LockTold::Unknown { reclaim: false })));
 }
 
