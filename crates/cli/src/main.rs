@@ -15,6 +15,7 @@ mod error;
 mod exec;
 mod files;
 mod fsck_cmd;
+mod grow;
 mod import;
 mod keys;
 mod listing;

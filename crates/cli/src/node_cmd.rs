@@ -2,6 +2,7 @@
 
 use crate::daemon::{self, RunArgs};
 use crate::error::{Failure, Outcome};
+use crate::grow::{self, AddArgs, DrainArgs, RebalanceArgs};
 use crate::place::At;
 use crate::term::{BAD, DIM, GOOD, Out, Table};
 use anstyle::Style;
@@ -30,6 +31,31 @@ It ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
     /// Stop the daemons of some nodes; mounts wait for them
     #[command(after_help = "Examples:\n  tatami node stop 1\n  tatami node stop --force node1")]
     Stop(StopArgs),
+    /// Add nodes to the volume, and give them their part of the namespace
+    #[command(after_help = "\
+Examples:
+  tatami node add
+  tatami node add --nodes 2
+  tatami node add --address host2:7400 --node-dir /scratch/tatami
+
+Shards move while the volume is in use: who wants something of one that moves waits
+for a part of a second. What breaks off, goes on with: tatami node rebalance NODE")]
+    Add(AddArgs),
+    /// Move the namespace away from some nodes
+    #[command(after_help = "\
+Examples:
+  tatami node drain 3
+  tatami node drain node2 node3
+
+Bytes of files stay where they are, so the daemon must go on running; how many there are
+is told at the end. The same command again goes on with what was broken off.")]
+    Drain(DrainArgs),
+    /// Deal the namespace out evenly to the nodes that have a part of it, and to those named
+    #[command(after_help = "\
+Examples:
+  tatami node rebalance
+  tatami node rebalance node2 node3")]
+    Rebalance(RebalanceArgs),
 }
 
 /// `tatami node list`
@@ -72,6 +98,9 @@ pub fn run(command: &NodeCommand) -> Outcome {
         NodeCommand::List(args) => list(args),
         NodeCommand::Start(args) => start(args),
         NodeCommand::Stop(args) => stop(args),
+        NodeCommand::Add(args) => grow::add(args),
+        NodeCommand::Drain(args) => grow::drain(args),
+        NodeCommand::Rebalance(args) => grow::rebalance(args),
     }
 }
 

@@ -279,7 +279,22 @@ impl Place {
     /// # Errors
     /// Those of the file system.
     pub fn lock(&self) -> Outcome<OwnedFd> {
-        let path = self.dir.join(".lock");
+        self.lock_file(".lock", "waiting for another tatami up or down on this volume")
+    }
+
+    /// As [`Place::lock`], of those who move shards: daemons may be started and stopped meanwhile.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn lock_shards(&self) -> Outcome<OwnedFd> {
+        self.lock_file(
+            ".lock-shards",
+            "waiting for another command that moves shards of this volume",
+        )
+    }
+
+    fn lock_file(&self, file: &str, waiting: &str) -> Outcome<OwnedFd> {
+        let path = self.dir.join(file);
         let what = || format!("cannot lock {}", path.display());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
         let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| {
@@ -291,7 +306,7 @@ impl Place {
             }
         })?;
         if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
-            crate::term::note("waiting for another tatami up or down on this volume");
+            crate::term::note(waiting);
             rustix::fs::flock(&fd, FlockOperation::LockExclusive).context(what)?;
         }
         Ok(fd)

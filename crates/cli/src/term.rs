@@ -201,6 +201,16 @@ pub fn spinner(text: &str) -> ProgressBar {
     bar
 }
 
+/// A bar that counts things on a terminal, nothing elsewhere.
+pub fn count_bar(total: u64, what: &str) -> ProgressBar {
+    if !colours(io::stderr().is_terminal()) {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{msg:20!} {wide_bar} {pos}/{len} {eta}")
+        .expect("the template is fixed and right");
+    ProgressBar::new(total).with_style(style).with_message(what.to_owned())
+}
+
 /// A bar that counts bytes on a terminal, nothing elsewhere.
 pub fn byte_bar(total: u64) -> ProgressBar {
     if !colours(io::stderr().is_terminal()) {

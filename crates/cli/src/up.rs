@@ -162,6 +162,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
         // The configuration takes nothing else.
         durability: place.config.text(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
         epoch: 1,
+        moves: vec![0; shards.len()],
         shards,
         nodes: (0..count).zip(ports).map(node).collect(),
     };
@@ -283,9 +284,10 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             place.dir.display(),
             if there == 1 { "" } else { "s" }
         ))
-        .because("nodes cannot be added to a volume or taken from it yet")
+        .because("the number of nodes is said when a volume is made")
         .try_this(format!(
-            "start it as it is: tatami up{}; or make another one: tatami up --nodes {wanted} --dir DIR",
+            "start it as it is: tatami up{0}; more nodes: tatami node add{0}; or make another volume: \
+             tatami up --nodes {wanted} --dir DIR",
             place.dir_flag()
         )));
     }

@@ -7,8 +7,9 @@ use crate::partitions::Partitions;
 use crate::peer::{Begun, Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
-use parking_lot::RwLock;
-use std::sync::Arc;
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{Class, FrameError};
@@ -18,6 +19,9 @@ use tatami_wire::{ClientId, Cred, Errno, Ino, NodeId, ShardId, VolumeId, VolumeK
 
 /// How long an operation waits for a daemon that is away, unless told otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
+
+/// Most nodes of a volume.
+const NODES_MAX: usize = 4096;
 
 /// How to reach a volume.
 #[derive(Clone, Debug)]
@@ -73,10 +77,15 @@ pub struct Client {
     id: ClientId,
     volume: VolumeId,
     map: RwLock<Arc<ClusterMap>>,
+    /// Changes with the map's epoch, for those who wait for that.
+    renewed: (Mutex<()>, Condvar),
     patience: Duration,
     home: Option<NodeId>,
-    /// By node number.
-    peers: Vec<Arc<Peer>>,
+    /// The daemon that we began with.
+    first: Endpoint,
+    caller: Caller,
+    /// By node number, as they are met.
+    peers: Box<[OnceLock<Arc<Peer>>]>,
     pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
@@ -109,26 +118,16 @@ impl Client {
         let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
         let partitions = Box::new(Partitions::new(map.volume, ring));
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
-        let peers = map
-            .nodes
-            .iter()
-            .map(|node| {
-                let there = match &endpoint {
-                    Endpoint::Unix(_) if home == Some(node.id) => endpoint.clone(),
-                    Endpoint::Unix(path) if caller.key.is_none() => {
-                        Endpoint::Through(path.clone(), node.id)
-                    }
-                    _ => Endpoint::Tcp(node.address.clone()),
-                };
-                Arc::new(Peer::new(node.id, there, caller.clone(), options.patience))
-            })
-            .collect();
+        let peers = (0..NODES_MAX).map(|_| OnceLock::new()).collect();
         Ok(Client {
             id: caller.client,
             volume: map.volume,
             map: RwLock::new(Arc::new(map)),
+            renewed: Default::default(),
             patience: options.patience,
             home,
+            first: endpoint,
+            caller,
             peers,
             partitions,
             streams: Streams::default(),
@@ -152,6 +151,11 @@ impl Client {
         self.map.read().clone()
     }
 
+    /// How long an operation waits for a daemon that is away.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
     pub(crate) fn owner(&self, shard: ShardId) -> Option<NodeId> {
         self.map.read().owner(shard)
     }
@@ -169,7 +173,7 @@ impl Client {
             let node = self.owner(shard).ok_or(Errno::ESTALE)?;
             match self.ask(node, call) {
                 Ok(MetaReply::Elsewhere { .. }) => {
-                    // A node may know less than we do, until it is started anew.
+                    // A node may know less than we do for a moment.
                     if !self.renew_map(shard, node)
                         && !retry.get_or_insert_with(|| Retry::new(self.patience)).pause()
                     {
@@ -193,18 +197,18 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::meta`], of any of them.
-    pub(crate) fn meta_everywhere(&self, op: &MetaOp) -> Result<Vec<MetaReply>, Errno> {
+    pub(crate) fn meta_everywhere(&self, op: &MetaOp) -> Result<Vec<(NodeId, MetaReply)>, Errno> {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
         let mut begun = Vec::new();
         for (_, node) in self.map().leads() {
             let call = self.call_of_all(node, &Cred::ROOT, op.clone())?;
             let peer = self.peer(node)?;
-            begun.push((peer, peer.begin(&call), call));
+            begun.push((node, peer, peer.begin(&call), call));
         }
         // All must be ended, whatever comes of the first.
-        let ended: Vec<_> =
-            begun.into_iter().map(|(peer, begun, call)| peer.end(begun, &call)).collect();
-        ended.into_iter().map(|answer| answer?.0).collect()
+        let end = |(node, peer, begun, call): (_, &Arc<Peer>, _, _)| (node, peer.end(begun, &call));
+        let ended: Vec<_> = begun.into_iter().map(end).collect();
+        ended.into_iter().map(|(node, answer)| Ok((node, answer?.0?))).collect()
     }
 
     fn call_of_all(&self, node: NodeId, cred: &Cred, op: MetaOp) -> Result<MetaCall, Errno> {
@@ -213,7 +217,7 @@ impl Client {
         Ok(MetaCall { shard: lead.0, cred: cred.clone(), op })
     }
 
-    fn ask(&self, node: NodeId, call: &MetaCall) -> MetaResult {
+    pub(crate) fn ask(&self, node: NodeId, call: &MetaCall) -> MetaResult {
         let peer = self.peer(node)?;
         let asked = peer.delegations.ask(&call.op);
         let (result, granted) = match peer.meta(call) {
@@ -260,7 +264,7 @@ impl Client {
 
     /// Whether anything may be delegated to us.
     pub(crate) fn is_delegated_anything(&self) -> bool {
-        self.peers.iter().any(|peer| peer.delegations.are_on())
+        self.peers.iter().filter_map(OnceLock::get).any(|peer| peer.delegations.are_on())
     }
 
     /// What the nodes that may have an inode have delegated to us.
@@ -275,23 +279,64 @@ impl Client {
     }
 
     /// Asks `node`, which says that it does not serve `shard`, who does. Whether it is another now.
-    fn renew_map(&self, shard: ShardId, node: NodeId) -> bool {
-        let ours = self.map();
-        if ours.owner(shard) != Some(node) {
-            return true;
+    pub(crate) fn renew_map(&self, shard: ShardId, node: NodeId) -> bool {
+        if self.owner(shard) == Some(node) {
+            self.learn_map_of(node);
         }
-        let Ok(AdminReply::Map(map)) = self.admin(node, AdminCall::Map) else { return false };
-        let known = map.shards.iter().all(|node| usize::from(node.0) < self.peers.len());
-        if map.volume != self.volume || map.epoch <= ours.epoch || !known || map.shards.is_empty() {
-            return false;
+        self.owner(shard) != Some(node)
+    }
+
+    /// Asks all nodes that answer for the map. Returns its epoch.
+    pub fn refresh_map(&self) -> u64 {
+        self.map().nodes.iter().for_each(|node| self.learn_map_of(node.id));
+        self.map().epoch
+    }
+
+    /// Learns what a node knows better of the map.
+    pub(crate) fn learn_map_of(&self, node: NodeId) {
+        let Ok(AdminReply::Map(map)) = self.admin(node, AdminCall::Map) else { return };
+        if let Err(why) = check_map(&map) {
+            tracing::error!(%node, %why, "it told a map that makes no sense");
+            return;
         }
         let mut held = self.map.write();
-        if held.epoch < map.epoch {
-            tracing::info!(epoch = map.epoch, "shards have moved");
-            let (epoch, shards) = (map.epoch, map.shards);
-            *held = Arc::new(ClusterMap { epoch, shards, ..ClusterMap::clone(&ours) });
+        let mut ours = ClusterMap::clone(&held);
+        if !ours.merge(&map) {
+            return;
         }
-        held.owner(shard) != Some(node)
+        tracing::info!(epoch = ours.epoch, "the map has changed");
+        for (before, now) in held.shards.iter().zip(&ours.shards).filter(|(a, b)| a != b) {
+            tracing::trace!(%before, %now, "a shard has moved");
+            // With it, locks of ours may have come there.
+            if let Ok(peer) = self.peer_of(&ours, *now) {
+                peer.locks.shards_have_come();
+                self.locks.note(|news| _ = news.reclaim.insert(*now));
+            }
+        }
+        *held = Arc::new(ours);
+        drop(held);
+        self.wake_for_map();
+    }
+
+    /// Learns what `node` knows better, if its map has a higher epoch than ours.
+    pub(crate) fn hear_of_map(&self, node: NodeId, epoch: u64) {
+        if epoch > self.map.read().epoch {
+            self.learn_map_of(node);
+        }
+    }
+
+    /// Waits until the map has another epoch than `epoch`, or `stop` is set and told of.
+    pub fn wait_for_map(&self, epoch: u64, stop: &AtomicBool) {
+        let mut guard = self.renewed.0.lock();
+        while self.map.read().epoch == epoch && !stop.load(SeqCst) {
+            self.renewed.1.wait(&mut guard);
+        }
+    }
+
+    /// Wakes those who wait for another map.
+    pub fn wake_for_map(&self) {
+        let _guard = self.renewed.0.lock();
+        self.renewed.1.notify_all();
     }
 
     /// One question or order to one node.
@@ -304,13 +349,38 @@ impl Client {
     }
 
     pub(crate) fn peer(&self, node: NodeId) -> Result<&Arc<Peer>, Errno> {
-        self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)
+        if let Some(peer) = self.peers.get(usize::from(node.0)).and_then(OnceLock::get) {
+            return Ok(peer);
+        }
+        if !self.map().nodes.iter().any(|info| info.id == node) {
+            // It may have come since we asked.
+            self.refresh_map();
+        }
+        self.peer_of(&self.map(), node)
+    }
+
+    fn peer_of(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<Peer>, Errno> {
+        let place = self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)?;
+        let info = map.nodes.iter().find(|info| info.id == node).ok_or(Errno::ENXIO)?;
+        Ok(place.get_or_init(|| {
+            let there = match &self.first {
+                Endpoint::Unix(_) if self.home == Some(node) => self.first.clone(),
+                Endpoint::Unix(path) if self.caller.key.is_none() => {
+                    Endpoint::Through(path.clone(), node)
+                }
+                _ => Endpoint::Tcp(info.address.clone()),
+            };
+            Arc::new(Peer::new(node, there, self.caller.clone(), self.patience))
+        }))
     }
 }
 
 fn check_map(map: &ClusterMap) -> Result<(), String> {
     if map.nodes.is_empty() || map.shards.is_empty() {
         return Err("it has no nodes or no shards".into());
+    }
+    if map.moves.len() != map.shards.len() {
+        return Err("it does not tell of all shards how often they have moved".into());
     }
     for (i, node) in map.nodes.iter().enumerate() {
         if usize::from(node.id.0) != i {
@@ -343,6 +413,7 @@ mod tests {
                 })
                 .collect(),
             shards: shards.iter().map(|n| NodeId(*n)).collect(),
+            moves: vec![0; shards.len()],
         }
     }
 

@@ -94,6 +94,9 @@ impl FsckError {
     }
 }
 
+/// Times that a check begins anew because shards have moved.
+const ATTEMPTS: usize = 20;
+
 /// Checks the whole volume; with `repair`, mends what can be mended.
 /// `progress` is told the numbers of inodes and objects looked at so far.
 ///
@@ -107,13 +110,23 @@ pub fn check(
     repair: bool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Report, FsckError> {
-    let mut fsck = Fsck { client, repair, report: Report::default(), progress };
-    for (shard, _) in client.map().leads() {
-        fsck.names(shard)?;
+    let mut epoch = client.refresh_map();
+    for _ in 0..ATTEMPTS {
+        let mut fsck = Fsck { client, repair, report: Report::default(), progress };
+        for (shard, _) in client.map().leads() {
+            fsck.names(shard)?;
+        }
+        fsck.ties()?;
+        fsck.bytes()?;
+        // What has moved meanwhile was seen twice, or not at all.
+        let before = std::mem::replace(&mut epoch, client.refresh_map());
+        if before == epoch {
+            return Ok(fsck.report);
+        }
     }
-    fsck.ties()?;
-    fsck.bytes()?;
-    Ok(fsck.report)
+    let (node, what) =
+        (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");
+    Err(FsckError::Node { node, what, errno: Errno::EAGAIN })
 }
 
 struct Fsck<'a> {

@@ -7,15 +7,16 @@
 
 use crate::Client;
 use crate::delegations::uptime;
-use crate::peer::Peer;
+use crate::peer::{Peer, Retry};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 use tatami_lock::Table;
+use tatami_wire::admin::ClusterMap;
 use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
-use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino, NodeId, hash};
 
 /// Times that a request is put again because the node did not know our session.
@@ -165,6 +166,8 @@ pub(crate) struct LockSession {
     until: AtomicU64,
     /// In microseconds.
     lease: AtomicU64,
+    /// Shards have come to the node, and we have not told what we hold of them.
+    to_claim: AtomicBool,
 }
 
 impl Default for LockSession {
@@ -175,11 +178,17 @@ impl Default for LockSession {
             claimed: AtomicU64::new(0),
             until: AtomicU64::new(0),
             lease: AtomicU64::new(SHORT_LEASE.as_micros() as u64),
+            to_claim: AtomicBool::new(false),
         }
     }
 }
 
 impl LockSession {
+    /// What we hold must be told to the node before anything else is asked.
+    pub(crate) fn shards_have_come(&self) {
+        self.to_claim.store(true, SeqCst);
+    }
+
     /// A recall connection has begun.
     pub(crate) fn begin(&self) {
         let now = self.connection.load(SeqCst);
@@ -252,6 +261,14 @@ enum Asked<T> {
     Answer(T),
     /// The node does not know us. All is to be claimed, and the request to be put again.
     Unknown,
+    /// The file is another node's by now.
+    Elsewhere,
+}
+
+/// What a node has said.
+enum Said {
+    Told(LockTold),
+    Elsewhere,
 }
 
 impl Client {
@@ -259,18 +276,22 @@ impl Client {
         self.peer(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
     }
 
+    /// One request, to that node only: another knows us by another session.
     fn ask_about(
         &self,
+        peer: &Peer,
         ino: Ino,
         session: &mut Session<'_>,
         op: LockOp,
-    ) -> Result<LockTold, Errno> {
+    ) -> Result<Said, Errno> {
         let op = MetaOp::Locks { ino, session: session.id(), op };
-        match self.meta(&Cred::ROOT, op)? {
+        let call = MetaCall { shard: ino.shard(), cred: Cred::ROOT, op };
+        match self.ask(peer.node, &call)? {
             MetaReply::Locks { session: id, told } => {
                 session.note(id);
-                Ok(told)
+                Ok(Said::Told(told))
             }
+            MetaReply::Elsewhere { .. } => Ok(Said::Elsewhere),
             _ => Err(Errno::EPROTO),
         }
     }
@@ -282,22 +303,38 @@ impl Client {
         bytes: &dyn LockedBytes,
         mut ask: impl FnMut(&Arc<Peer>, &mut Session<'_>, &mut File) -> Result<Asked<T>, Errno>,
     ) -> Result<T, Errno> {
-        let peer = self.locker(ino)?;
-        for _ in 0..ATTEMPTS {
-            {
+        let mut retry = None;
+        let mut left = ATTEMPTS;
+        while left > 0 {
+            let peer = self.locker(ino)?;
+            if peer.locks.to_claim.load(SeqCst) {
+                self.reclaim_locks(peer.node, bytes)?;
+            }
+            let elsewhere = {
                 let mut session = Session::of(peer);
                 let file = self.locks.enter(ino);
                 let mut file = file.lock();
-                if file.gone {
+                // What we hold of a file is claimed of the node that the map names, after that was changed.
+                if file.gone || self.map().owner(ino.shard()) != Some(peer.node) {
                     continue;
                 }
                 let answer = ask(peer, &mut session, &mut file);
                 self.locks.tidy(ino, &mut file);
-                if let Asked::Answer(answer) = answer? {
-                    return Ok(answer);
+                match answer? {
+                    Asked::Answer(answer) => return Ok(answer),
+                    Asked::Unknown => false,
+                    Asked::Elsewhere => true,
                 }
+            };
+            if elsewhere {
+                let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
+                if !self.renew_map(ino.shard(), peer.node) && !retry.pause() {
+                    return Err(Errno::EHOSTDOWN);
+                }
+            } else {
+                left -= 1;
+                self.reclaim_locks(peer.node, bytes)?;
             }
-            self.reclaim_locks(peer.node, bytes)?;
         }
         Err(Errno::ENOLCK)
     }
@@ -359,19 +396,27 @@ impl Client {
                     return Err(Errno::EAGAIN);
                 }
                 // Who waits for whom only the node knows.
-                if let Asked::Unknown = self.give_back(ino, session, file, bytes)? {
-                    return Ok(Asked::Unknown);
+                match self.give_back(peer, ino, session, file, bytes)? {
+                    Asked::Answer(()) => {}
+                    Asked::Unknown => return Ok(Asked::Unknown),
+                    Asked::Elsewhere => return Ok(Asked::Elsewhere),
                 }
             }
             if file.table(sort).holds(owner, span) {
                 bytes.tell(ino);
             }
             let delegate = peer.locks.delegates();
-            let told = self.ask_about(ino, session, LockOp::Set { lock: *lock, wait, delegate });
-            if sort == LockSort::Whole && matches!(told, Ok(LockTold::Waits) | Err(Errno::EAGAIN)) {
+            let told =
+                self.ask_about(peer, ino, session, LockOp::Set { lock: *lock, wait, delegate });
+            let gone = matches!(told, Ok(Said::Told(LockTold::Waits)) | Err(Errno::EAGAIN));
+            if sort == LockSort::Whole && gone {
                 file.whole.free(owner, span);
             }
-            match told? {
+            let told = match told? {
+                Said::Told(told) => told,
+                Said::Elsewhere => return Ok(Asked::Elsewhere),
+            };
+            match told {
                 LockTold::Done { delegated } => {
                     file.take(lock, handle);
                     file.delegated = delegated;
@@ -442,16 +487,21 @@ impl Client {
                 return Ok(Asked::Answer(()));
             }
             bytes.tell(ino);
-            let told = self.ask_about(ino, session, LockOp::Free { sort, owner, span });
-            if !matches!(told, Ok(LockTold::Unknown { .. })) {
-                file.table(sort).free(owner, span);
+            let told = self.ask_about(peer, ino, session, LockOp::Free { sort, owner, span });
+            let put_again =
+                [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
+            match told {
+                Ok(Said::Elsewhere) => {}
+                Ok(Said::Told(told)) if put_again.contains(&told) => {}
+                _ => file.table(sort).free(owner, span),
             }
             match told {
-                Ok(LockTold::Done { .. }) => Ok(Asked::Answer(())),
-                Ok(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+                Ok(Said::Elsewhere) => Ok(Asked::Elsewhere),
+                Ok(Said::Told(LockTold::Done { .. })) => Ok(Asked::Answer(())),
+                Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
                 other => {
                     self.locks.note(|news| _ = news.reclaim.insert(peer.node));
-                    other.and(Err(Errno::EPROTO))
+                    other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
         })
@@ -494,9 +544,10 @@ impl Client {
                     pid: held.tag.pid,
                 })));
             }
-            match self.ask_about(ino, session, LockOp::Test { lock: *lock })? {
-                LockTold::Held(conflict) => Ok(Asked::Answer(conflict)),
-                LockTold::Unknown { .. } => Ok(Asked::Unknown),
+            match self.ask_about(peer, ino, session, LockOp::Test { lock: *lock })? {
+                Said::Elsewhere => Ok(Asked::Elsewhere),
+                Said::Told(LockTold::Held(conflict)) => Ok(Asked::Answer(conflict)),
+                Said::Told(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
                 _ => Err(Errno::EPROTO),
             }
         })
@@ -515,19 +566,20 @@ impl Client {
         bytes: &dyn LockedBytes,
     ) -> Result<bool, Errno> {
         let late = self.with_file(ino, bytes, |peer, session, file| {
-            match self.ask_about(ino, session, LockOp::Cancel { wait, lock: *lock }) {
-                Ok(LockTold::Ended { granted }) => {
+            match self.ask_about(peer, ino, session, LockOp::Cancel { wait, lock: *lock }) {
+                Ok(Said::Elsewhere) => Ok(Asked::Elsewhere),
+                Ok(Said::Told(LockTold::Ended { granted })) => {
                     if granted {
                         file.take(lock, handle);
                         file.stale += 1;
                     }
                     Ok(Asked::Answer(granted))
                 }
-                Ok(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
+                Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
                 other => {
                     // It may be granted to us yet, and we would not know.
                     self.locks.note(|news| _ = news.reclaim.insert(peer.node));
-                    other.and(Err(Errno::EPROTO))
+                    other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
         })?;
@@ -553,14 +605,15 @@ impl Client {
         if self.locks.find(ino).is_none() {
             return Ok(());
         }
-        self.with_file(ino, bytes, |_, session, file| match file.delegated {
-            true => self.give_back(ino, session, file, bytes),
+        self.with_file(ino, bytes, |peer, session, file| match file.delegated {
+            true => self.give_back(peer, ino, session, file, bytes),
             false => Ok(Asked::Answer(())),
         })
     }
 
     fn give_back(
         &self,
+        peer: &Peer,
         ino: Ino,
         session: &mut Session<'_>,
         file: &mut File,
@@ -571,12 +624,13 @@ impl Client {
         if locks.len() > LOCKS_MAX {
             return Ok(Asked::Unknown);
         }
-        match self.ask_about(ino, session, LockOp::Return { locks })? {
-            LockTold::Done { .. } => {
+        match self.ask_about(peer, ino, session, LockOp::Return { locks })? {
+            Said::Elsewhere => Ok(Asked::Elsewhere),
+            Said::Told(LockTold::Done { .. }) => {
                 file.delegated = false;
                 Ok(Asked::Answer(()))
             }
-            LockTold::Unknown { .. } => Ok(Asked::Unknown),
+            Said::Told(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
             _ => Err(Errno::EPROTO),
         }
     }
@@ -590,12 +644,16 @@ impl Client {
         let peer = self.peer(node)?;
         let connection = peer.locks.connection.load(SeqCst);
         let mut id = peer.locks.id.write();
-        let files: Vec<_> = {
-            let files = self.locks.files.lock();
-            let here = files.iter().filter(|(ino, _)| self.map().owner(ino.shard()) == Some(node));
-            here.map(|(ino, file)| (*ino, file.clone())).collect()
-        };
-        if *id != 0 {
+        let mut retry = Retry::new(self.patience());
+        let files = loop {
+            let map = self.map();
+            // What comes after that map is claimed once more.
+            peer.locks.to_claim.store(false, SeqCst);
+            let files: Vec<_> = {
+                let files = self.locks.files.lock();
+                let here = files.iter().filter(|(ino, _)| map.owner(ino.shard()) == Some(node));
+                here.map(|(ino, file)| (*ino, file.clone())).collect()
+            };
             let mut locks = Vec::new();
             for (ino, file) in &files {
                 let file = file.lock();
@@ -605,19 +663,32 @@ impl Client {
                 locks.extend(file.locks().map(|(lock, _)| (*ino, lock)));
             }
             let began = uptime();
-            match self.claim(node, *id, &locks)? {
-                Some(session) => {
+            match self.claim(&map, node, *id, &locks)? {
+                Claimed::Session(session) => {
                     *id = session;
                     peer.locks.heard(began);
                 }
-                None => {
-                    tracing::error!(%node, locks = locks.len(),
-                        "we were away for too long: the locks of files are lost");
+                Claimed::Lost => {
+                    if *id != 0 || !locks.is_empty() {
+                        tracing::error!(%node, locks = locks.len(),
+                            "we were away for too long: the locks of files are lost");
+                    }
                     *id = 0;
                     files.iter().for_each(|(ino, file)| lose(*ino, &mut file.lock(), bytes));
                 }
+                Claimed::Again => {
+                    peer.locks.shards_have_come();
+                    // What it has and what we believe that it has will soon be the same.
+                    if !retry.pause() {
+                        return Err(Errno::EHOSTDOWN);
+                    }
+                    self.learn_map_of(node);
+                    continue;
+                }
+                Claimed::Nothing => *id = 0,
             }
-        }
+            break files;
+        };
         for (ino, file) in &files {
             let mut file = file.lock();
             file.delegated = false;
@@ -627,37 +698,40 @@ impl Client {
         Ok(())
     }
 
-    /// Claims all of `locks`. The session that holds them, unless they are lost.
+    /// Claims all of `locks`.
     fn claim(
         &self,
+        map: &ClusterMap,
         node: NodeId,
         mut session: u64,
         locks: &[(Ino, Lock)],
-    ) -> Result<Option<u64>, Errno> {
-        let map = self.map();
-        let shard = map.leads().into_iter().find(|(_, leader)| *leader == node);
-        let target = Ino::first_of(shard.ok_or(Errno::ESTALE)?.0);
-        'again: for _ in 0..ATTEMPTS {
-            let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
-            for part in 0..parts {
-                let end = locks.len().min((part + 1) * LOCKS_MAX);
-                let some = locks[part * LOCKS_MAX..end].to_vec();
-                let (first, last) = (part == 0, part + 1 == parts);
-                let op = LockOp::Reclaim { locks: some, first, last };
-                match self.meta(&Cred::ROOT, MetaOp::Locks { ino: target, session, op })? {
-                    MetaReply::Locks { session: id, told: LockTold::Done { .. } } => session = id,
-                    MetaReply::Locks { told: LockTold::Unknown { reclaim: true }, .. } => {
-                        continue 'again;
-                    }
-                    MetaReply::Locks { told: LockTold::Unknown { reclaim: false }, .. } => {
-                        return Ok(None);
-                    }
-                    _ => return Err(Errno::EPROTO),
+    ) -> Result<Claimed, Errno> {
+        let Some((shard, _)) = map.leads().into_iter().find(|(_, leader)| *leader == node) else {
+            // By now it has no shards.
+            return Ok(Claimed::Nothing);
+        };
+        let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest(node);
+        let target = Ino::first_of(shard);
+        let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
+        for part in 0..parts {
+            let end = locks.len().min((part + 1) * LOCKS_MAX);
+            let some = locks[part * LOCKS_MAX..end].to_vec();
+            let (first, last) = (part == 0, part + 1 == parts);
+            let op = LockOp::Reclaim { locks: some, first, last, shards };
+            let op = MetaOp::Locks { ino: target, session, op };
+            match self.ask(node, &MetaCall { shard, cred: Cred::ROOT, op })? {
+                MetaReply::Locks { session: id, told: LockTold::Done { .. } } => session = id,
+                MetaReply::Elsewhere { .. }
+                | MetaReply::Locks { told: LockTold::Unknown { reclaim: true }, .. } => {
+                    return Ok(Claimed::Again);
                 }
+                MetaReply::Locks { told: LockTold::Unknown { reclaim: false }, .. } => {
+                    return Ok(Claimed::Lost);
+                }
+                _ => return Err(Errno::EPROTO),
             }
-            return Ok(Some(session));
         }
-        Err(Errno::ENOLCK)
+        Ok(Claimed::Session(session))
     }
 
     /// Makes sure that the locks of `ino` that we believe to hold are ours still.
@@ -695,12 +769,25 @@ impl Client {
                 continue;
             }
             let op = MetaOp::Locks { ino: Ino::first_of(shard), session: *id, op: LockOp::End };
-            if let Err(error) = self.meta(&Cred::ROOT, op) {
+            let call = MetaCall { shard, cred: Cred::ROOT, op };
+            if let Err(error) = self.ask(node, &call) {
                 tracing::debug!(%node, %error, "a node believes that we may hold locks");
             }
             *id = 0;
         }
     }
+}
+
+/// What became of a claim.
+enum Claimed {
+    /// This session holds it.
+    Session(u64),
+    /// Others may have had it.
+    Lost,
+    /// The node has other shards than we believe.
+    Again,
+    /// The node has none.
+    Nothing,
 }
 
 /// All locks of a file are lost.

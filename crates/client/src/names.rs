@@ -1,10 +1,11 @@
 //! Operations on names and inodes, one method each, as requests to the shard.
 
 use crate::Client;
+use crate::peer::Retry;
 use std::collections::HashSet;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{
-    Bytes, DataState, DirEntry, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
+    Bytes, DataState, DirEntry, MetaCall, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
 };
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, SetAttr};
 
@@ -174,18 +175,61 @@ impl Client {
     }
 
     /// Tells that no handle of ours can change these files any more, at most
-    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX) of one node, and that we have nothing
+    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX), best of one node, and that we have nothing
     /// to tell of their bytes. Those in `empty` had no object when we closed them.
     pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>) -> Result<(), Errno> {
-        expect!(self.meta(&Cred::ROOT, MetaOp::Closed { inos, empty }), MetaReply::Done => ())
+        let mut left = (inos, empty);
+        let mut retry = None;
+        while let Some(first) = left.0.first().or(left.1.first()) {
+            let map = self.map();
+            let node = map.owner(first.shard()).ok_or(Errno::ESTALE)?;
+            let here = |ino: &mut Ino| map.owner(ino.shard()) == Some(node);
+            let inos: Vec<_> = left.0.extract_if(.., here).collect();
+            let empty: Vec<_> = left.1.extract_if(.., here).collect();
+            let op = MetaOp::Closed { inos: inos.clone(), empty: empty.clone() };
+            let call = MetaCall { shard: op.target().shard(), cred: Cred::ROOT, op };
+            match self.ask(node, &call)? {
+                MetaReply::Done => {}
+                MetaReply::Elsewhere { .. } => {
+                    left.0.extend(inos);
+                    left.1.extend(empty);
+                    self.learn_map_of(node);
+                    let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
+                    if self.map().epoch == map.epoch && !retry.pause() {
+                        return Err(Errno::EHOSTDOWN);
+                    }
+                }
+                _ => return Err(Errno::EPROTO),
+            }
+        }
+        Ok(())
     }
 
     /// Makes all that was acknowledged of names survive a power cut. The names on the way to a file, and what
     /// was made of them in one operation, may lie on any nodes.
     pub fn sync(&self) -> Result<(), Errno> {
-        match self.meta_everywhere(&MetaOp::Sync)?.iter().all(|reply| *reply == MetaReply::Done) {
-            true => Ok(()),
-            false => Err(Errno::EPROTO),
+        let mut retry = None;
+        loop {
+            let ours = self.map().epoch;
+            let mut newer = None;
+            for (node, reply) in self.meta_everywhere(&MetaOp::Sync)? {
+                match reply {
+                    MetaReply::Synced { epoch } if epoch <= ours => {}
+                    // Shards have moved, maybe to a node that was not asked.
+                    MetaReply::Synced { .. } => newer = Some(node),
+                    _ => return Err(Errno::EPROTO),
+                }
+            }
+            match newer {
+                None => return Ok(()),
+                Some(node) => self.learn_map_of(node),
+            }
+            // What it knows is not on its disk yet.
+            if self.map().epoch == ours
+                && !retry.get_or_insert_with(|| Retry::new(self.patience())).pause()
+            {
+                return Err(Errno::EHOSTDOWN);
+            }
         }
     }
 

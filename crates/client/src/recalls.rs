@@ -131,7 +131,8 @@ impl Client {
                 return Ok(());
             }
             match connection.receive(Class::Recall, 0, &mut [])?.0 {
-                RecallNote::Term { millis, lease } => {
+                RecallNote::Term { millis, lease, epoch } => {
+                    self.hear_of_map(peer.node, epoch);
                     let term = Duration::from_millis(millis.into());
                     if let Some(from) = asked.take() {
                         peer.delegations.extend(from, term);
@@ -143,6 +144,7 @@ impl Client {
                     news.wanted.extend(wanted);
                     news.ready.extend(ready);
                 }),
+                RecallNote::Map { epoch } => self.hear_of_map(peer.node, epoch),
                 RecallNote::Recall { id, inos } => {
                     peer.delegations.recall(&inos);
                     connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;

@@ -175,6 +175,7 @@ fn map(address: &str) -> ClusterMap {
             socket: "/nowhere".into(),
         }],
         shards: vec![NodeId(0)],
+        moves: vec![0],
     }
 }
 

@@ -89,6 +89,8 @@ pub struct VolumeFile {
     pub epoch: u64,
     /// For each shard, by number, the node that serves it.
     pub shards: Vec<NodeId>,
+    /// For each shard, by number, how many times it has moved.
+    pub moves: Vec<u32>,
     /// All nodes, by number.
     pub nodes: Vec<NodeEntry>,
 }
@@ -108,30 +110,38 @@ struct Text {
     nodes: Vec<NodeEntry>,
 }
 
-/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node.
+/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node
+/// (format 2), and how many times they have moved.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Shards {
     Each(Vec<u16>),
     Blocks(Vec<(usize, u16)>),
+    Moved(Vec<(usize, u16, u32)>),
 }
 
 impl Shards {
-    fn of(nodes: &[NodeId]) -> Shards {
-        let block = |block: &[NodeId]| Some((block.len(), block.first()?.0));
-        Shards::Blocks(nodes.chunk_by(|a, b| a == b).filter_map(block).collect())
+    fn of(nodes: &[NodeId], moves: &[u32]) -> Shards {
+        let each: Vec<_> = nodes.iter().zip(moves).collect();
+        let block = |block: &[(&NodeId, &u32)]| {
+            let (node, moves) = block.first()?;
+            Some((block.len(), node.0, **moves))
+        };
+        Shards::Moved(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
-    /// The node of each shard; more than there can be are cut off after the first too many.
-    fn nodes(&self) -> Vec<NodeId> {
-        let most = SHARDS_MAX + 1;
-        match self {
-            Shards::Each(nodes) => nodes.iter().take(most).map(|n| NodeId(*n)).collect(),
-            Shards::Blocks(blocks) => {
-                let each = blocks.iter().flat_map(|(n, node)| std::iter::repeat_n(*node, *n));
-                each.take(most).map(NodeId).collect()
-            }
-        }
+    /// The node of each shard, and how many times it has moved; more than there can be are cut off after the
+    /// first too many.
+    fn places(&self) -> (Vec<NodeId>, Vec<u32>) {
+        let blocks: Vec<(usize, u16, u32)> = match self {
+            Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0)).collect(),
+            Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0)).collect(),
+            Shards::Moved(blocks) => blocks.clone(),
+        };
+        let each = blocks
+            .iter()
+            .flat_map(|(n, node, moves)| std::iter::repeat_n((NodeId(*node), *moves), *n));
+        each.take(SHARDS_MAX + 1).unzip()
     }
 }
 
@@ -204,7 +214,19 @@ impl VolumeFile {
                 })
                 .collect(),
             shards: self.shards.clone(),
+            moves: self.moves.clone(),
         }
+    }
+
+    /// Puts in what a map of the volume knows better of its shards. Whether there was something.
+    pub fn learn(&mut self, map: &ClusterMap) -> bool {
+        let mut ours = self.map();
+        let known = |node: &NodeId| self.nodes.iter().any(|entry| entry.id == node.0);
+        if !map.shards.iter().all(known) || !ours.merge(map) {
+            return false;
+        }
+        (self.epoch, self.shards, self.moves) = (ours.epoch, ours.shards, ours.moves);
+        true
     }
 
     /// The entry of a node.
@@ -219,7 +241,7 @@ impl VolumeFile {
             name: self.name.clone(),
             durability: self.durability,
             epoch: self.epoch,
-            shards: Shards::of(&self.shards),
+            shards: Shards::of(&self.shards, &self.moves),
             nodes: self.nodes.clone(),
         });
         Ok(format!("{HEADER}{}", text.map_err(|e| e.to_string())?))
@@ -236,6 +258,9 @@ impl VolumeFile {
         }
         if !self.shards.len().is_power_of_two() || self.shards.len() > SHARDS_MAX {
             return Err(format!("`shards` must be a power of two, 1 to {SHARDS_MAX}"));
+        }
+        if self.moves.len() != self.shards.len() {
+            return Err("not all shards have a number of moves".to_owned());
         }
         let mut ids = BTreeSet::new();
         let mut addresses = BTreeSet::new();
@@ -297,12 +322,14 @@ fn parse(text: &str) -> Result<VolumeFile, Wrong> {
         .volume
         .parse()
         .map_err(|e| Wrong::Invalid(format!("volume {:?}: {e}", text.volume)))?;
+    let (shards, moves) = text.shards.places();
     let file = VolumeFile {
         volume,
         name: text.name,
         durability: text.durability,
         epoch: text.epoch,
-        shards: text.shards.nodes(),
+        shards,
+        moves,
         nodes: text.nodes,
     };
     file.check().map_err(Wrong::Invalid)?;
@@ -314,7 +341,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SHARDS: &str = "shards = [[5, 0], [3, 1]]";
+    const SHARDS: &str = "shards = [[5, 0, 0], [3, 1, 2]]";
 
     fn sample() -> VolumeFile {
         let node = |id: u16| NodeEntry {
@@ -330,6 +357,7 @@ mod tests {
             durability: Durability::Sync,
             epoch: 3,
             shards: [vec![NodeId(0); 5], vec![NodeId(1); 3]].concat(),
+            moves: [vec![0; 5], vec![2; 3]].concat(),
             nodes: (0..4).map(node).collect(),
         }
     }
@@ -357,12 +385,30 @@ mod tests {
     #[test]
     fn the_first_format_is_read() {
         let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
-        let old = text
-            .replacen("format = 3", "format = 1", 1)
-            .replacen("durability = \"sync\"\n", "", 1)
-            .replacen(SHARDS, "shards = [0]", 1);
+        let text = text.replacen("durability = \"sync\"\n", "", 1);
+        let old = text.replacen("format = 3", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
         let file = parse(&old).map_err(|_| "refused").expect("reads");
-        assert_eq!((file.shards, file.durability), (vec![NodeId(0)], Durability::Log));
+        assert_eq!((file.shards, file.moves), (vec![NodeId(0)], vec![0]));
+        assert_eq!(file.durability, Durability::Log);
+        let second = "shards = [[5, 0], [3, 1]]";
+        let old = text.replacen("format = 3", "format = 2", 1).replacen(SHARDS, second, 1);
+        let file = parse(&old).map_err(|_| "refused").expect("reads");
+        assert_eq!((file.shards, file.moves), (sample().shards, vec![0; 8]));
+    }
+
+    #[test]
+    fn what_a_map_knows_better_is_learnt() {
+        let mut file = sample();
+        let mut map = file.map();
+        assert!(!file.learn(&map), "it knows nothing better");
+        map.give((4, 2), NodeId(2));
+        assert!(file.learn(&map));
+        assert_eq!((file.epoch, file.shards[4], file.shards[5]), (5, NodeId(2), NodeId(2)));
+        assert_eq!((file.moves[3], file.moves[4], file.moves[5]), (0, 1, 3));
+        assert!(!sample().map().merge(&sample().map()));
+        assert_eq!(file.map(), map);
+        map.give((0, 1), NodeId(9));
+        assert!(!file.learn(&map), "of a node that is not listed");
     }
 
     #[test]
@@ -371,7 +417,7 @@ mod tests {
         let path = dir.path().join("volume.toml");
         let mut file = sample();
         file.nodes.truncate(1);
-        file.shards = vec![NodeId(0)];
+        (file.shards, file.moves) = (vec![NodeId(0)], vec![0]);
         file.nodes[0].socket = "node0/socket".into();
         file.nodes[0].dir = "node0".into();
         file.save(&path).expect("saved");

@@ -13,9 +13,12 @@ pub(crate) mod tag {
     pub const COMMITTED: u8 = b'C';
     pub const DROPPED: u8 = b'D';
     pub const ENTRY: u8 = b'E';
+    pub const BROUGHT: u8 = b'F';
     pub const GARBAGE: u8 = b'G';
     pub const INODE: u8 = b'I';
+    pub const CLEARED: u8 = b'K';
     pub const LOCKED: u8 = b'L';
+    pub const MAP: u8 = b'M';
     pub const LIFE: u8 = b'N';
     pub const ORPHAN: u8 = b'O';
     pub const PIECE: u8 = b'P';
@@ -80,6 +83,21 @@ pub(crate) fn life() -> Key {
 /// A partition that is to be split.
 pub(crate) fn grown(part: Ino) -> Key {
     key(tag::GROWN, &[&part.0.to_be_bytes()])
+}
+
+/// Which node serves which shard, where shards have moved.
+pub(crate) fn map() -> Key {
+    vec![tag::MAP]
+}
+
+/// Shards that another node is giving to this one.
+pub(crate) fn brought(txid: Txid) -> Key {
+    transaction(tag::BROUGHT, txid)
+}
+
+/// Shards of which records lie here that do not count any more.
+pub(crate) fn cleared() -> Key {
+    vec![tag::CLEARED]
 }
 
 /// The shard that a record belongs to; `None` for those of the store itself.
@@ -193,6 +211,9 @@ pub(crate) enum Parsed<'a> {
     Locked(Txid),
     Committed(Txid),
     Life,
+    Map,
+    Brought(Txid),
+    Cleared,
 }
 
 /// Takes a key apart; `None` where it is none of ours.
@@ -228,6 +249,9 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         (tag::LOCKED, 18) => Parsed::Locked(txid(rest)?),
         (tag::COMMITTED, 18) => Parsed::Committed(txid(rest)?),
         (tag::LIFE, 0) => Parsed::Life,
+        (tag::MAP, 0) => Parsed::Map,
+        (tag::BROUGHT, 18) => Parsed::Brought(txid(rest)?),
+        (tag::CLEARED, 0) => Parsed::Cleared,
         _ => return None,
     })
 }
@@ -285,6 +309,9 @@ mod tests {
             (locked(txid), Parsed::Locked(txid)),
             (committed(txid), Parsed::Committed(txid)),
             (life(), Parsed::Life),
+            (map(), Parsed::Map),
+            (brought(txid), Parsed::Brought(txid)),
+            (cleared(), Parsed::Cleared),
         ] {
             assert_eq!(parse(&key), Some(parsed));
         }

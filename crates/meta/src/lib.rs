@@ -31,6 +31,7 @@ mod entry;
 mod error;
 mod inode;
 mod keys;
+mod moving;
 mod orphan;
 mod overlay;
 mod permission;
@@ -47,6 +48,7 @@ mod txn;
 mod xattr;
 
 pub use error::OpenError;
+pub use moving::{MoveEvent, MoveWants};
 pub use shard::{Config, Context, Meta};
 pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};
 pub use transaction::{Applied, Finished, Out, Ticket};

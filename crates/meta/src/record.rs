@@ -130,8 +130,8 @@ impl Entry {
 /// The version of the whole set of records. A store with a higher one was
 /// written by a newer program. Version 1 had no log before the tables, versions 1 and 2 had no
 /// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only,
-/// versions 1 to 6 no transactions whose new values come with the decision and no answers to many
-/// operations at a time.
+/// versions 1 to 6 no transactions whose new values come with the decision no answers to many
+/// operations at a time, and no shards that have moved.
 pub(crate) const FORMAT_VERSION: u32 = 7;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 

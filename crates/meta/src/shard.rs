@@ -3,6 +3,7 @@
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys;
+use crate::moving::Moves;
 use crate::session::{Admission, Sessions};
 use crate::state::State;
 use crate::store::{Chore, Store, StoreError};
@@ -56,6 +57,7 @@ pub struct Meta<S> {
     pub(crate) garbage: BTreeSet<NodeId>,
     trouble: Option<Trouble>,
     pub(crate) tx: Transactions,
+    pub(crate) moves: Moves,
 }
 
 /// What the operator should know.
@@ -89,7 +91,13 @@ impl<S: Store> Meta<S> {
             _ => OpenError::Damaged("transaction record"),
         })?;
         let sessions = Sessions::default();
-        Ok(Meta { state, key: config.key, sessions, garbage, trouble: None, tx })
+        let moves = Moves::default();
+        let mut meta = Meta { state, key: config.key, sessions, garbage, trouble: None, tx, moves };
+        meta.open_moves().map_err(|e| match e {
+            Failure::Store(e) => OpenError::Store(*e),
+            _ => OpenError::Damaged("record of a move"),
+        })?;
+        Ok(meta)
     }
 
     /// Executes one operation. Its effect is visible to the next one at once,
@@ -157,30 +165,35 @@ impl<S: Store> Meta<S> {
     }
 
     /// The answer to an operation that another node must run.
-    fn is_elsewhere(&self, op: &MetaOp) -> Outcome<Option<MetaReply>> {
+    pub(crate) fn is_elsewhere(&self, op: &MetaOp) -> Outcome<Option<MetaReply>> {
         if !self.state.is_spread() || op.is_for_all_shards() {
             return Ok(None);
         }
-        let ours = |inos: &[Ino]| inos.iter().all(|ino| self.state.owns(ino.shard()));
-        match op {
-            MetaOp::Closed { inos, empty } if !ours(inos) || !ours(empty) => {
-                return Err(Errno::ESTALE.into());
+        let known = |ino: &Ino| self.state.is_shard(ino.shard());
+        let ours = |ino: &Ino| self.state.owns(ino.shard());
+        let (all_known, all_ours) = match op {
+            MetaOp::Closed { inos, empty } => {
+                let mut all = inos.iter().chain(empty);
+                (all.clone().all(known), all.all(ours))
             }
-            MetaOp::InFlux { inos, .. } if !ours(inos) => return Err(Errno::ESTALE.into()),
+            MetaOp::InFlux { inos, .. } => (inos.iter().all(known), inos.iter().all(ours)),
             // Each by itself.
             MetaOp::Acts { .. } => return Ok(None),
-            _ => {}
-        }
-        self.shard_elsewhere(op.target().shard())
+            _ => (known(&op.target()), ours(&op.target())),
+        };
+        self.told_elsewhere(all_known, all_ours)
     }
 
     /// The answer to what another node must do, since the shard is its.
     pub(crate) fn shard_elsewhere(&self, shard: ShardId) -> Outcome<Option<MetaReply>> {
-        if !self.state.is_shard(shard) {
+        self.told_elsewhere(self.state.is_shard(shard), self.state.owns(shard))
+    }
+
+    fn told_elsewhere(&self, all_known: bool, all_ours: bool) -> Outcome<Option<MetaReply>> {
+        if !all_known {
             return Err(Errno::ESTALE.into());
         }
-        let elsewhere = MetaReply::Elsewhere { epoch: self.state.epoch() };
-        Ok((!self.state.owns(shard)).then_some(elsewhere))
+        Ok((!all_ours).then_some(MetaReply::Elsewhere { epoch: self.state.epoch() }))
     }
 
     fn mutate(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
@@ -239,6 +252,7 @@ impl<S: Store> Meta<S> {
         if !self.state.is_poisoned() {
             self.begin_splits();
             self.tick_jobs();
+            self.tick_moves();
             self.ask_about_locks();
             self.tx.tell_done();
             self.free();
@@ -259,7 +273,9 @@ impl<S: Store> Meta<S> {
         let freed = self.tx.freed.first().map(|_| self.tx.now);
         let splits = self.tx.splits.due();
         let acks = self.tx.acks.due();
-        jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits).chain(acks).min()
+        let moves = self.moves.due(self.tx.now);
+        let due = jobs.chain(decided).chain(waiting).chain(held).chain(freed).chain(splits);
+        due.chain(acks).chain(moves).min()
     }
 
     /// What is to be sent to other nodes. It is there after a [`Meta::commit`] (and a [`Meta::sync`],
@@ -285,7 +301,8 @@ impl<S: Store> Meta<S> {
     /// Number of transactions that are under way here: as coordinator, or with locks.
     pub fn under_way(&self) -> usize {
         let planned = self.tx.jobs.len() + self.tx.splits.planned();
-        planned + self.tx.decided.len() + self.state.locks.held().len()
+        let moves = self.moves.under_way();
+        planned + moves + self.tx.decided.len() + self.state.locks.held().len()
     }
 
     /// The attributes of an inode now; `None` where there is none, it does not read, or
@@ -318,7 +335,8 @@ impl<S: Store> Meta<S> {
         match &result {
             Ok(()) => self.tx.committed(),
             Err(e) => {
-                if let Err(failure) = self.tx.undone(&mut self.state, e.errno()) {
+                let errno = e.errno();
+                if let Err(failure) = self.undo(errno) {
                     self.note(&failure);
                 }
             }
@@ -334,6 +352,11 @@ impl<S: Store> Meta<S> {
         result
     }
 
+    fn undo(&mut self, errno: Errno) -> Outcome<()> {
+        self.tx.undone(&mut self.state, errno)?;
+        self.reload_moves()
+    }
+
     /// Whether something waits for a [`Meta::commit`].
     pub fn is_dirty(&self) -> bool {
         self.state.is_dirty() || self.tx.is_staged()
@@ -345,6 +368,7 @@ impl<S: Store> Meta<S> {
     /// As [`Meta::commit`]. After a failed fsync the shard refuses all changes.
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.commit()?;
+        self.moves.wants_sync = false;
         let result = self.state.sync();
         if let Err(e) = &result {
             self.note_store(e);
@@ -454,7 +478,7 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
         MetaOp::Closed { inos, empty } => attr::closed(txn, inos, empty),
         // The daemon syncs once for all that ask; the answer is the same.
-        MetaOp::Sync => Ok(MetaReply::Done),
+        MetaOp::Sync => Ok(MetaReply::Synced { epoch: txn.state.epoch() }),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
         MetaOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
         MetaOp::Rename { parent, name, new_parent, new_name, mode, keep } => {

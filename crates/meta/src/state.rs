@@ -14,8 +14,10 @@ use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
 use crate::store::{Store, StoreError};
 use crate::transaction::locks::Locks;
+use crate::transaction::record;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use tatami_wire::admin::ClusterMap;
 use tatami_wire::{Errno, Ino, NodeId, ShardId, ShardMap, VolumeId};
 
 /// Inode numbers reserved at a time. A number is given out only after the
@@ -38,6 +40,18 @@ pub(crate) struct State<S> {
     entry_cache: Cache<Key, Option<Entry>>,
     shard: Shard,
     map: ShardMap,
+    /// The same, with the nodes as far as they are known.
+    cluster: ClusterMap,
+    /// What that was at the last commit, if it is not the same.
+    cluster_before: Option<ClusterMap>,
+    /// This node serves all shards.
+    alone: bool,
+    /// Other nodes serve shards, too, or did.
+    pub spread: bool,
+    /// Records of shards lie here that this node does not serve.
+    pub mixed: bool,
+    /// The record of the store is to be written with the next commit.
+    put_shard: bool,
     /// What transactions of other nodes have locked.
     pub locks: Locks,
     /// `shard.inodes` as of the last commit.
@@ -92,8 +106,29 @@ impl<S: Store> State<S> {
             store.commit(&[(keys::shard(), Some(shard.encode()))])?;
             store.sync()?;
         }
+        let (shards, moves) = map.places();
+        let mut cluster = ClusterMap {
+            volume,
+            name: String::new(),
+            epoch: map.epoch(),
+            nodes: Vec::new(),
+            shards: shards.to_vec(),
+            moves: moves.to_vec(),
+        };
+        if let Some(bytes) = store.get(&keys::map())? {
+            let known = record::decode(&bytes).map_err(|_| OpenError::Damaged("map record"))?;
+            absorb(&mut cluster, &known);
+        }
+        let map = cluster.shard_map().ok_or(OpenError::Damaged("map record"))?;
+        let alone = map.is_alone() && map.owner(ShardId(0)) == Some(wanted);
         Ok(State {
             store,
+            cluster,
+            cluster_before: None,
+            alone,
+            spread: !alone,
+            mixed: false,
+            put_shard: false,
             overlay: Overlay::default(),
             inode_cache: Cache::default(),
             entry_cache: Cache::default(),
@@ -123,9 +158,56 @@ impl<S: Store> State<S> {
         self.shard.node
     }
 
-    /// Whether other nodes have shards, too.
+    /// Whether other nodes have shards, too, or may get some.
     pub fn is_spread(&self) -> bool {
-        !self.map.is_alone()
+        self.spread
+    }
+
+    /// The map, with the nodes as far as they are known.
+    pub fn cluster(&self) -> &ClusterMap {
+        &self.cluster
+    }
+
+    /// Takes another map over, as a record if that is told.
+    pub fn put_map(&mut self, cluster: ClusterMap, record: Option<Vec<u8>>) {
+        let before = self.set_map(cluster);
+        if record.is_some() {
+            self.cluster_before.get_or_insert(before);
+            self.put(keys::map(), record);
+            self.put_shard();
+        }
+    }
+
+    fn set_map(&mut self, cluster: ClusterMap) -> ClusterMap {
+        // Only maps of as many shards are merged.
+        if let Some(map) = cluster.shard_map() {
+            self.alone = map.is_alone() && map.owner(ShardId(0)) == Some(self.shard.node);
+            self.map = map;
+        }
+        std::mem::replace(&mut self.cluster, cluster)
+    }
+
+    /// Forgets what was read of records that may be others by now.
+    pub fn forget_cached(&mut self) {
+        self.inode_cache.clear();
+        self.entry_cache.clear();
+    }
+
+    /// Numbers of inodes up to `reserved` have been given out elsewhere.
+    pub fn raise(&mut self, reserved: u64) {
+        self.shard.reserved = self.shard.reserved.max(reserved);
+        self.next = self.next.max(reserved);
+        self.put_shard();
+    }
+
+    /// Numbers of inodes up to this one may have been given out.
+    pub fn reserved(&self) -> u64 {
+        self.shard.reserved
+    }
+
+    /// Number of shards that this node serves.
+    pub fn served(&self) -> usize {
+        self.map.shards_of(self.shard.node).count()
     }
 
     /// Whether there is such a shard.
@@ -135,7 +217,7 @@ impl<S: Store> State<S> {
 
     /// The other node that has the record; `None` where it is of this node, or of no shard.
     pub fn elsewhere(&self, key: &[u8]) -> Option<NodeId> {
-        if self.map.is_alone() {
+        if self.alone {
             return None;
         }
         let node = self.map.owner(keys::shard_of(key)?)?;
@@ -333,12 +415,12 @@ impl<S: Store> State<S> {
 
     /// Writes the record of the store itself, without which no other may be there.
     pub fn put_shard(&mut self) {
-        self.overlay.insert(keys::shard(), Some(self.shard.encode()));
+        self.put_shard = true;
     }
 
     /// Whether there is something to commit.
     pub fn is_dirty(&self) -> bool {
-        !self.overlay.is_empty() || self.shard.inodes != self.committed_inodes
+        !self.overlay.is_empty() || self.put_shard || self.shard.inodes != self.committed_inodes
     }
 
     /// Writes the overlay as one batch.
@@ -347,18 +429,23 @@ impl<S: Store> State<S> {
         if !self.is_dirty() {
             return Ok(());
         }
-        if self.shard.inodes != self.committed_inodes {
+        // As it is now: numbers may have been reserved since it was asked for.
+        if self.put_shard || self.shard.inodes != self.committed_inodes {
+            self.put_shard = false;
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
         }
         let result = self.overlay.drain(|batch| self.store.commit(batch));
         match self.judged(result) {
             Ok(()) => {
                 self.committed_inodes = self.shard.inodes;
+                self.cluster_before = None;
                 Ok(())
             }
             Err(e) => {
-                self.inode_cache.clear();
-                self.entry_cache.clear();
+                self.forget_cached();
+                if let Some(before) = self.cluster_before.take() {
+                    self.set_map(before);
+                }
                 self.shard.inodes = self.committed_inodes;
                 Err(e)
             }
@@ -382,6 +469,18 @@ impl<S: Store> State<S> {
     fn judged(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
         result.inspect_err(|e| self.poisoned |= !matches!(e, StoreError::Full { .. }))
     }
+}
+
+/// Learns what another map knows better; whether there was something. Nodes of which none was known are no news: whoever made
+/// the map that this one began with knew them, and all maps that are the same have one epoch.
+pub(crate) fn absorb(cluster: &mut ClusterMap, other: &ClusterMap) -> bool {
+    let moves = |map: &ClusterMap| map.moves.iter().map(|moves| u64::from(*moves)).sum::<u64>();
+    if cluster.nodes.is_empty() && cluster.volume == other.volume {
+        cluster.nodes.clone_from(&other.nodes);
+        let as_old = (other.epoch + moves(cluster)).saturating_sub(moves(other));
+        cluster.epoch = cluster.epoch.max(as_old);
+    }
+    cluster.merge(other)
 }
 
 #[cfg(test)]

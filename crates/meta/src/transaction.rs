@@ -188,17 +188,23 @@ impl Transactions {
         all.reload(state)?;
         if state.is_spread() {
             all.splits.resume(state, now)?;
-            let life = match state.get(&keys::life())? {
-                Some(bytes) => record::decode::<u64>(&bytes)?,
-                None => 0,
-            };
-            all.life = life + 1;
-            state.put(keys::life(), Some(record::encode(&all.life)?));
-            state.put_shard();
+            all.begin_life(state)?;
             state.commit()?;
             state.sync()?;
         }
         Ok(all)
+    }
+
+    /// Begins a new life, which lasts after a sync.
+    pub fn begin_life<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
+        let life = match state.get(&keys::life())? {
+            Some(bytes) => record::decode::<u64>(&bytes)?,
+            None => 0,
+        };
+        self.life = life + 1;
+        state.put(keys::life(), Some(record::encode(&self.life)?));
+        state.put_shard();
+        Ok(())
     }
 
     /// Makes the tables in memory what the records say.
@@ -220,6 +226,7 @@ impl Transactions {
             }
             Ok(ControlFlow::Continue(()))
         })?;
+        locks.close(state.locks.closed());
         state.locks = locks;
         self.decided = decided;
         Ok(())

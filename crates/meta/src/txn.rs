@@ -350,8 +350,16 @@ impl<'a, S: Store> Txn<'a, S> {
     }
 
     /// Visits the pairs from `from` under `prefix`, without this operation's own writes.
+    /// Those of shards that this node does not serve are no concern of an operation.
     pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
-        self.state.scan(from, prefix, visit)
+        if !self.state.mixed {
+            return self.state.scan(from, prefix, visit);
+        }
+        let strange = |key: &[u8]| keys::shard_of(key).is_some_and(|shard| !self.state.owns(shard));
+        self.state.scan(from, prefix, &mut |key, value| match strange(key) {
+            true => Ok(ControlFlow::Continue(())),
+            false => visit(key, value),
+        })
     }
 
     /// The keys under `prefix`, at most `limit`, without this operation's own writes.

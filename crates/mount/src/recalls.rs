@@ -1,15 +1,28 @@
 //! Threads that let the nodes of the namespace delegate names to this mount.
 
+use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use tatami_client::Client;
+use tatami_wire::NodeId;
 
-/// The threads, one a node. Dropped, they end, and nothing is delegated any more.
+/// The threads, one a node, and one that starts them as nodes get shards. Dropped, they end, and nothing is delegated
+/// any more.
 pub(crate) struct Recalls {
-    stop: Arc<OwnedFd>,
-    threads: Vec<JoinHandle<()>>,
+    shared: Arc<Shared>,
+    watch: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    client: Arc<Client>,
+    /// Readable at the end.
+    end: OwnedFd,
+    ended: AtomicBool,
+    threads: Mutex<BTreeMap<NodeId, JoinHandle<()>>>,
 }
 
 impl Recalls {
@@ -18,31 +31,69 @@ impl Recalls {
     /// # Errors
     /// When the system is short of descriptors.
     pub(crate) fn start(client: &Arc<Client>) -> std::io::Result<Recalls> {
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let serve = |node| {
-            let (client, stop) = (client.clone(), stop.clone());
-            let thread = std::thread::Builder::new().name("recalls".into());
-            let run = move || {
-                if let Err(error) = client.hold_delegations(node, stop.as_fd()) {
-                    tracing::error!(%node, %error, "names are asked for each time");
-                }
-            };
-            thread
-                .spawn(run)
-                .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
-                .ok()
+        let shared = Arc::new(Shared {
+            client: client.clone(),
+            end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            ended: AtomicBool::new(false),
+            threads: Mutex::default(),
+        });
+        let epoch = start_missing(&shared);
+        let watched = shared.clone();
+        let watch = move || watch(&watched, epoch);
+        let watch = std::thread::Builder::new().name("map".into()).spawn(watch);
+        let watch = watch
+            .inspect_err(
+                |error| tracing::warn!(%error, "names of new nodes are asked for each time"),
+            )
+            .ok();
+        Ok(Recalls { shared, watch })
+    }
+}
+
+/// Starts the threads of nodes that have none. Returns the epoch of the map.
+fn start_missing(shared: &Arc<Shared>) -> u64 {
+    let epoch = shared.client.map().epoch;
+    let mut threads = shared.threads.lock();
+    for node in shared.client.name_nodes() {
+        if threads.contains_key(&node) {
+            continue;
+        }
+        let held = shared.clone();
+        let run = move || {
+            if let Err(error) = held.client.hold_delegations(node, held.end.as_fd()) {
+                tracing::error!(%node, %error, "names are asked for each time");
+            }
         };
-        let threads = client.name_nodes().into_iter().filter_map(serve).collect();
-        Ok(Recalls { stop, threads })
+        match std::thread::Builder::new().name("recalls".into()).spawn(run) {
+            Ok(thread) => drop(threads.insert(node, thread)),
+            Err(error) => tracing::warn!(%error, "names are asked for each time"),
+        }
+    }
+    epoch
+}
+
+/// Shards move to other nodes: those then delegate, too.
+fn watch(shared: &Arc<Shared>, mut epoch: u64) {
+    loop {
+        shared.client.wait_for_map(epoch, &shared.ended);
+        if shared.ended.load(SeqCst) {
+            return;
+        }
+        epoch = start_missing(shared);
     }
 }
 
 impl Drop for Recalls {
     fn drop(&mut self) {
+        self.shared.ended.store(true, SeqCst);
+        self.shared.client.wake_for_map();
         // Fails only when the counter is full, and then it is readable already.
-        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
-        for thread in self.threads.drain(..) {
-            // It does not panic, and its result is nothing.
+        let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
+        // They do not panic, and their result is nothing.
+        if let Some(watch) = self.watch.take() {
+            let _ = watch.join();
+        }
+        for thread in std::mem::take(&mut *self.shared.threads.lock()).into_values() {
             let _ = thread.join();
         }
     }

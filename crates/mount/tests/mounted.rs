@@ -52,6 +52,7 @@ impl Volume {
             epoch: 1,
             nodes: vec![node(0), node(1)],
             shards: vec![NodeId(0)],
+            moves: vec![0],
         };
         let nodes = map.nodes.iter().map(|n| {
             let place = dir.path().join(n.id.to_string());

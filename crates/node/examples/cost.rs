@@ -72,6 +72,7 @@ fn main() {
         epoch: 1,
         nodes: vec![node],
         shards: vec![NodeId(0)],
+        moves: vec![0],
     };
     let key = VolumeKey::new([1; 32]);
     let options = NodeOptions::new(dir.path().join("data"), map, NodeId(0), key.clone());

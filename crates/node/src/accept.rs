@@ -15,6 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tatami_wire::admin::NodeInfo;
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
 use tatami_wire::{ClientId, NodeId};
 
@@ -33,7 +34,7 @@ const LOG_EVERY: u64 = 1000;
 /// Accepts connections until the node ends.
 pub(crate) fn run(
     shared: &Arc<Shared>,
-    executor: Option<&ExecutorHandle>,
+    executor: &ExecutorHandle,
     tcp: &TcpListener,
     unix: &UnixListener,
 ) {
@@ -70,7 +71,7 @@ pub(crate) fn run(
     }
 }
 
-fn greet_on_a_thread(shared: &Arc<Shared>, executor: Option<&ExecutorHandle>, stream: Stream) {
+fn greet_on_a_thread(shared: &Arc<Shared>, executor: &ExecutorHandle, stream: Stream) {
     let Some(place) = shared.handshakes.take() else {
         // Whoever has something to say comes again; this protects the others.
         static DROPPED: Often = Often::new();
@@ -80,12 +81,12 @@ fn greet_on_a_thread(shared: &Arc<Shared>, executor: Option<&ExecutorHandle>, st
         return;
     };
     let shared = shared.clone();
-    let executor = executor.cloned();
+    let executor = executor.clone();
     let spawned = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
         let stream = Arc::new(stream);
         // From here on the end of the node ends the connection as well.
         if let Some(registered) = shared.registry.add(&stream) {
-            greet(&shared, executor.as_ref(), &stream, &registered, place);
+            greet(&shared, &executor, &stream, &registered, place);
         }
     });
     if let Err(e) = spawned {
@@ -95,7 +96,7 @@ fn greet_on_a_thread(shared: &Arc<Shared>, executor: Option<&ExecutorHandle>, st
 
 fn greet(
     shared: &Arc<Shared>,
-    executor: Option<&ExecutorHandle>,
+    executor: &ExecutorHandle,
     stream: &Arc<Stream>,
     registered: &Registered<'_>,
     place: Place,
@@ -133,7 +134,7 @@ fn greet(
     {
         return refused(&mut timed, &peer, why);
     }
-    let admission = match admit(shared, executor, &hello, &peer) {
+    let admission = match admit(shared, &hello, &peer) {
         Ok(admission) => admission,
         Err(why) => return refused(&mut timed, &peer, &why),
     };
@@ -155,7 +156,7 @@ fn greet(
     }
     drop(place);
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
-    if let (Role::Meta | Role::Recall | Role::Peer, Some(executor)) = (hello.role, executor) {
+    if matches!(hello.role, Role::Meta | Role::Recall | Role::Peer) {
         if stream.set_nonblocking().is_ok() {
             let kind = match hello.role {
                 Role::Recall => Kind::Recall,
@@ -193,12 +194,7 @@ impl Drop for Admission {
     }
 }
 
-fn admit(
-    shared: &Arc<Shared>,
-    executor: Option<&ExecutorHandle>,
-    hello: &Hello,
-    peer: &Peer,
-) -> Result<Admission, String> {
+fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, String> {
     if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }
@@ -210,18 +206,14 @@ fn admit(
         Role::Data => (&shared.data_places, "bytes"),
         Role::Admin => (&shared.admin_places, "questions"),
     };
-    let by_executor = matches!(hello.role, Role::Meta | Role::Recall | Role::Peer) && !passed_on;
-    if by_executor && executor.is_none() {
-        return Err(format!("node {} serves no shard of the namespace", shared.node()));
-    }
     // Others wait until it gives back what it was given.
     if hello.role == Role::Recall && !peer.is_trusted() {
         return Err("names are delegated to the superuser's mounts only".to_owned());
     }
     if hello.role == Role::Peer {
         let from = hello.slot;
-        let known = |(_, node): &(_, NodeId)| u32::from(node.0) == from && *node != shared.node();
-        if !peer.is_trusted() || passed_on || !shared.map.leads().iter().any(known) {
+        let known = |node: &NodeInfo| u32::from(node.id.0) == from && node.id != shared.node();
+        if !peer.is_trusted() || passed_on || !shared.map().nodes.iter().any(known) {
             return Err(format!("node {from} has nothing to say to node {}", shared.node()));
         }
     }

@@ -1,18 +1,23 @@
 //! A connection for questions and orders to the node itself.
 
+use crate::executor::Order;
 use crate::peer::Peer;
 use crate::shared::Shared;
 use crate::stream::Stream;
 use std::io::BufReader;
 use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
 use tatami_object::Listing;
-use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
+use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{self, Class, FrameError};
 use tatami_wire::{Errno, PATH_MAX};
 
 /// Most mounts that one node shows. With the bounds of what each tells of itself, a
 /// status fits a frame.
 const MOUNTS_MAX: usize = 128;
+/// How long the executor may take to answer an order: it may be waiting for clients of the daemon before.
+const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest reason of a mount for not passing files through, in bytes.
 const WHY_NOT_MAX: usize = 1024;
 
@@ -71,7 +76,15 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
             }
             AdminReply::Status(Box::new(status))
         }
-        AdminCall::Map => AdminReply::Map(shared.map.clone()),
+        AdminCall::Map => AdminReply::Map(ClusterMap::clone(&shared.map())),
+        AdminCall::Learn(map) => {
+            order(shared, Order::Learn(Box::new(map)))?;
+            AdminReply::Map(ClusterMap::clone(&shared.map()))
+        }
+        AdminCall::Move { first, count, to } => {
+            order(shared, Order::Move { first, count, to })?;
+            AdminReply::Done
+        }
         AdminCall::Shutdown => AdminReply::Done,
         AdminCall::Space => AdminReply::Space(shared.objects.space()?),
         AdminCall::Announce(info) => {
@@ -105,4 +118,11 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
             AdminReply::Object(shared.objects.stat(ino, piece)?)
         }
     })
+}
+
+/// Has the executor do something, and waits for its answer.
+fn order(shared: &Shared, order: Order) -> Result<(), Errno> {
+    let (sender, receiver) = channel();
+    shared.executor.get().ok_or(Errno::EAGAIN)?.order(order, sender);
+    receiver.recv_timeout(ORDER_TIMEOUT).map_err(|_| Errno::EAGAIN)?
 }

@@ -16,6 +16,8 @@ const DELEGATED_MAX: usize = 1 << 20;
 /// An inode that is recalled a second time within so long is not delegated again
 /// for as long: several clients work there, and recalls cost more than they save.
 const CONTENDED: Duration = Duration::from_secs(1);
+/// Most inodes in one recall: they fit a frame.
+const RECALL_MAX: usize = 32 * 1024;
 /// Recalled inodes remembered; past it, those whose time is over are swept out.
 const CONTENDED_SWEEP: usize = 4096;
 
@@ -85,6 +87,8 @@ pub(crate) struct Delegations {
     contended: Map<Ino, (Instant, Option<Instant>)>,
     /// Clients that may hold something from before our start, and until when.
     before: Option<(HashSet<ClientId>, Instant)>,
+    /// Nothing is delegated of inodes of these shards: the first, and how many.
+    withheld: Option<(u16, u16)>,
 }
 
 impl Delegations {
@@ -100,6 +104,7 @@ impl Delegations {
             recalled: Map::default(),
             contended: Map::default(),
             before: (!before.is_empty()).then(|| (before, now + term)),
+            withheld: None,
         }
     }
 
@@ -143,6 +148,11 @@ impl Delegations {
     /// The client's recall connection.
     pub(crate) fn connection(&self, client: ClientId) -> Option<usize> {
         Some(self.holders.get(self.clients.get(&client)?)?.at)
+    }
+
+    /// The recall connections of all clients.
+    pub(crate) fn connections(&self) -> Vec<usize> {
+        self.holders.values().map(|holder| holder.at).collect()
     }
 
     /// A client has opened its recall connection, and so holds nothing.
@@ -200,7 +210,7 @@ impl Delegations {
     pub(crate) fn give(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
         let Some(&id) = self.clients.get(&client) else { return false };
         let silent = self.holders.get(&id).is_none_or(|h| h.alive + self.term <= now);
-        if silent || self.recalled.contains_key(&ino) {
+        if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
             return false;
         }
         if self.contended.get(&ino).is_some_and(|(_, until)| until.is_some_and(|u| now < u)) {
@@ -255,6 +265,41 @@ impl Delegations {
         }
     }
 
+    fn is_withheld(&self, ino: Ino) -> bool {
+        // A directory may lie on the shard that gave its number out.
+        self.withheld.is_some_and(|block| is_of(block, ino))
+    }
+
+    /// Has everything back that is delegated of inodes of these shards, and delegates nothing more of them.
+    pub(crate) fn withhold(&mut self, block: (u16, u16)) {
+        if self.withheld.replace(block) == Some(block) {
+            return;
+        }
+        let holders = &mut self.holders;
+        for (ino, held) in self.delegated.extract_if(|ino, _| is_of(block, *ino)) {
+            let ids = held.ids().iter().copied().filter(|id| holders.contains_key(id));
+            let ids: Vec<_> = ids.collect();
+            for id in &ids {
+                if let Some(holder) = holders.get_mut(id) {
+                    holder.outbox.push(ino);
+                }
+            }
+            if !ids.is_empty() {
+                self.recalled.entry(ino).or_default().extend(ids);
+            }
+        }
+    }
+
+    /// Whether all that was withheld is back.
+    pub(crate) fn is_back(&self) -> bool {
+        !self.recalled.keys().any(|ino| self.is_withheld(*ino))
+    }
+
+    /// The shards are as others again.
+    pub(crate) fn stop_withholding(&mut self) {
+        self.withheld = None;
+    }
+
     /// What is to be sent because of [`Delegations::changed`].
     pub(crate) fn take_recalls(&mut self) -> Vec<Recall> {
         if self.recalled.is_empty() {
@@ -262,10 +307,12 @@ impl Delegations {
         }
         let mut recalls = Vec::new();
         for holder in self.holders.values_mut().filter(|holder| !holder.outbox.is_empty()) {
-            self.last_recall += 1;
-            let inos = std::mem::take(&mut holder.outbox);
-            holder.unanswered.insert(self.last_recall, inos.clone());
-            recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
+            for inos in std::mem::take(&mut holder.outbox).chunks(RECALL_MAX) {
+                self.last_recall += 1;
+                let inos = inos.to_vec();
+                holder.unanswered.insert(self.last_recall, inos.clone());
+                recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
+            }
         }
         recalls
     }
@@ -318,6 +365,10 @@ impl Delegations {
         let late: Vec<_> = self.holders.iter().filter_map(late).collect();
         late.into_iter().filter_map(|id| self.end(id)).collect()
     }
+}
+
+fn is_of((first, count): (u16, u16), ino: Ino) -> bool {
+    [ino.shard(), ino.birth()].iter().any(|shard| shard.0 >= first && shard.0 - first < count)
 }
 
 impl Holder {

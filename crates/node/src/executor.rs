@@ -14,6 +14,7 @@ use crate::links::Links;
 use crate::locking::Locking;
 use crate::locks::{self, Question};
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
+use crate::moving::{LockRequest, Moving};
 use crate::peer::Peer;
 use crate::recalls::Recalls;
 use crate::round::{self, Answer};
@@ -27,13 +28,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tatami_meta::{Applied, Context, FjallStore, Out, Ticket};
+use tatami_meta::{Context, FjallStore, Out, Ticket};
 use tatami_wire::act::Act;
-use tatami_wire::admin::Durability;
+use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::{Access, ClientId, Cred, Errno, Ino, Layout, NodeId, ShardId};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::{ClientId, Errno, Layout, NodeId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -62,6 +63,16 @@ enum News {
     Connection(NewConnection),
     /// The connection to another node, if it could be made.
     Link(NodeId, Option<Arc<Stream>>),
+    /// An order, and where its answer goes.
+    Order(Order, Sender<Result<(), Errno>>),
+}
+
+/// An order about shards.
+pub(crate) enum Order {
+    /// See [`AdminCall::Learn`](tatami_wire::admin::AdminCall).
+    Learn(Box<ClusterMap>),
+    /// See [`AdminCall::Move`](tatami_wire::admin::AdminCall).
+    Move { first: u16, count: u16, to: NodeId },
 }
 
 /// How other threads reach the executor.
@@ -82,6 +93,11 @@ impl ExecutorHandle {
         self.tell(News::Link(to, link));
     }
 
+    /// Gives an order. If the executor has ended, `answer` is dropped.
+    pub(crate) fn order(&self, order: Order, answer: Sender<Result<(), Errno>>) {
+        self.tell(News::Order(order, answer));
+    }
+
     fn tell(&self, news: News) {
         if self.new.send(news).is_ok() {
             self.wake();
@@ -98,11 +114,12 @@ impl ExecutorHandle {
 
 /// See the module.
 pub(crate) struct Executor {
-    shared: Arc<Shared>,
-    shards: Shards<FjallStore>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) shards: Shards<FjallStore>,
+    pub(crate) moving: Moving,
     poll: Poll,
     new: Receiver<News>,
-    connections: Vec<Option<MetaConnection>>,
+    pub(crate) connections: Vec<Option<MetaConnection>>,
     free: Vec<usize>,
     /// Which connection speaks for a slot of a client: the latest.
     slots: HashMap<(ClientId, u32), usize>,
@@ -110,13 +127,13 @@ pub(crate) struct Executor {
     ready: Vec<usize>,
     /// Room for those that are looked at.
     looked_at: Vec<usize>,
-    round: Vec<Answer>,
-    recalls: Recalls,
+    pub(crate) round: Vec<Answer>,
+    pub(crate) recalls: Recalls,
     /// Requests that are answered when other nodes have been asked.
     waiting: HashMap<Ticket, Vec<Answer>>,
-    links: Links,
-    clock: Clock,
-    locking: Locking,
+    pub(crate) links: Links,
+    pub(crate) clock: Clock,
+    pub(crate) locking: Locking,
 }
 
 impl Executor {
@@ -135,8 +152,10 @@ impl Executor {
         let (sender, new) = channel();
         let handle = ExecutorHandle { new: sender, waker };
         let links = Links::new(shared.clone(), handle.clone());
+        let moving = Moving::new(shared.map());
         let executor = Executor {
             shared,
+            moving,
             shards,
             poll,
             new,
@@ -160,6 +179,7 @@ impl Executor {
         let mut events = Events::with_capacity(EVENTS);
         self.tell_condition();
         self.give_chores_away();
+        self.ask_for_map();
         while !self.shared.stop.is_set() {
             let timeout = self.patience();
             match self.poll.poll(&mut events, timeout) {
@@ -246,6 +266,10 @@ impl Executor {
         while let Ok(news) = self.new.try_recv() {
             match news {
                 News::Connection(new) => self.take_connection(new),
+                News::Order(order, answer) => {
+                    // Whoever gave it may have gone.
+                    let _ = answer.send(self.obey(order));
+                }
                 News::Link(to, link) => {
                     let new = link.and_then(|stream| {
                         let peer = Peer::of(&stream).ok()?;
@@ -328,6 +352,7 @@ impl Executor {
         if self.shards.are_spread() && !closed {
             let now = self.clock.now();
             self.shards.tick(now);
+            self.note_moves();
         }
         let room = std::mem::take(&mut self.looked_at);
         let mut ready = std::mem::replace(&mut self.ready, room);
@@ -351,6 +376,9 @@ impl Executor {
             }
         }
         self.looked_at = ready;
+        if !closed {
+            self.further_moves();
+        }
         let changed = self.shards.is_dirty();
         if self.round.is_empty() && !changed {
             return;
@@ -359,7 +387,8 @@ impl Executor {
         let mut round = std::mem::take(&mut self.round);
         round::commit(&mut self.shards, &mut round);
         let mut outs = self.end_waits(&mut round);
-        if changed && self.shared.durability == Durability::Sync {
+        let lasting = self.shared.durability == Durability::Sync || self.shards.wants_sync();
+        if changed && lasting {
             if !round::sync(&mut self.shards, &mut round, true) {
                 outs = Some(Vec::new());
             }
@@ -378,6 +407,7 @@ impl Executor {
         }
         // The room is used again.
         self.round = round;
+        self.publish_map();
         self.tell_condition();
         self.give_chores_away();
     }
@@ -420,7 +450,7 @@ impl Executor {
     }
 
     /// Says to other nodes what may leave.
-    fn say(&mut self, outs: Vec<Out>) {
+    pub(crate) fn say(&mut self, outs: Vec<Out>) {
         let mut spoken = Vec::new();
         for Out { to, message, .. } in outs {
             if let Some((at, message)) = self.links.take(to, message)
@@ -448,6 +478,10 @@ impl Executor {
             }
         };
         self.say(outs);
+        self.send_recalls();
+    }
+
+    pub(crate) fn send_recalls(&mut self) {
         for Recall { at, id, inos } in self.recalls.take_recalls() {
             if let Some(connection) = &mut self.connections[at] {
                 connection.tell(&RecallNote::Recall { id, inos });
@@ -474,7 +508,8 @@ impl Executor {
                     self.recalls.alive(client);
                     let millis = self.recalls.term().as_millis() as u32;
                     let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
-                    connection.tell(&RecallNote::Term { millis, lease });
+                    let epoch = self.moving.map.epoch;
+                    connection.tell(&RecallNote::Term { millis, lease, epoch });
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
@@ -496,7 +531,7 @@ impl Executor {
             match connection.next_message() {
                 Ok(message) => {
                     self.shared.counters.peer_messages.add(1);
-                    self.shards.receive(now, from, message);
+                    self.receive(now, from, message);
                 }
                 Err(NoRequest::None | NoRequest::Paused) => return,
                 Err(NoRequest::Broken(e)) => {
@@ -528,15 +563,18 @@ impl Executor {
                     let client = connection.client();
                     let delegates = self.recalls.may_delegate(client);
                     let question = Question { client, session, ino, op, delegates };
-                    let answer = match refuse_lock(&mut self.shards, shard, ino, trusted, &cred) {
-                        None => self.locking.ask(at, seq, question),
-                        Some(refused) => Some(Answer::new(at, seq, refused, None)),
-                    };
-                    self.round.extend(answer);
+                    self.ask_lock(LockRequest { at, seq, shard, trusted, cred, question });
                 }
                 Ok((seq, call)) => {
-                    let mut answer =
-                        apply(&self.shared, &mut self.shards, connection, at, seq, call);
+                    let mut answer = apply(
+                        &self.shared,
+                        &self.moving.map,
+                        &mut self.shards,
+                        connection,
+                        at,
+                        seq,
+                        call,
+                    );
                     if let (true, None, Some((ctx, call))) =
                         (self.recalls.are_used(), answer.waits, &answer.request)
                     {
@@ -599,7 +637,7 @@ impl Executor {
     }
 
     /// Sends waiting answers, and takes up a connection that paused for them.
-    fn send(&mut self, at: usize) {
+    pub(crate) fn send(&mut self, at: usize) {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
         if let Err(e) = connection.send(self.poll.registry(), Token(at)) {
             tracing::debug!(peer = %connection.peer, error = %e, "connection dropped");
@@ -620,6 +658,7 @@ impl Executor {
             !answers.is_empty()
         });
         self.locking.closed(at);
+        self.moving.closed(at);
         match connection.kind {
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
                 self.slots.remove(&(client, slot));
@@ -647,6 +686,7 @@ impl Executor {
 /// Checks who asks for what, and applies one request.
 fn apply(
     shared: &Shared,
+    map: &ClusterMap,
     shards: &mut Shards<FjallStore>,
     connection: &MetaConnection,
     to: usize,
@@ -654,7 +694,7 @@ fn apply(
     mut call: MetaCall,
 ) -> Answer {
     let trusted = connection.peer.is_trusted();
-    if let Err(e) = may(shared, trusted, &call) {
+    if let Err(e) = may(shared, map, trusted, &call) {
         return Answer::new(to, seq, Err(e), None);
     }
     if let Some(cred) = &connection.peer.bound_to {
@@ -669,40 +709,16 @@ fn apply(
     Answer::of(to, seq, applied, (ctx, call))
 }
 
-/// The answer to a user who may not lock the file: who is not trusted must be allowed to read it.
-fn refuse_lock(
-    shards: &mut Shards<FjallStore>,
-    shard: ShardId,
-    ino: Ino,
-    trusted: bool,
-    cred: &Cred,
-) -> Option<MetaResult> {
-    if !shards.serves(shard) || ino.shard() != shard {
-        return Some(Err(Errno::ESTALE));
-    }
-    if trusted {
-        return None;
-    }
-    let op = MetaOp::Open { ino, access: Access::READ };
-    let call = MetaCall { shard, cred: cred.clone(), op };
-    let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
-    match shards.apply(&ctx, &call) {
-        Applied::Done(result) => result.err().map(Err),
-        // Somebody changes it on several nodes: that is soon over.
-        Applied::Waits(_) => Some(Ok(MetaReply::Later)),
-    }
-}
-
 /// Whether the request may be put to the shard at all. What the user may do
 /// there, the shard decides.
-fn may(shared: &Shared, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
-    if shared.map.owner(call.shard).is_none() {
+fn may(shared: &Shared, map: &ClusterMap, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
+    if map.owner(call.shard).is_none() {
         return Err(Errno::ESTALE);
     }
     if call.op.is_housekeeping() && !trusted {
         return Err(Errno::EPERM);
     }
-    let known = |node: NodeId| shared.map.nodes.iter().any(|n| n.id == node);
+    let known = |node: NodeId| map.nodes.iter().any(|n| n.id == node);
     let is_known = |layout: &Layout| layout.pieces().all(|(node, _)| known(node));
     match &call.op {
         MetaOp::Create { node: NewNode::File(layout), .. } | MetaOp::Tmpfile { layout, .. }

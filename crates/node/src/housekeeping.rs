@@ -79,19 +79,19 @@ struct Away;
 impl Housekeeper<'_> {
     fn run(&mut self) {
         let here = self.shared.node();
-        // A node answers for all of its shards at once.
-        let shards = self.shared.map.leads();
-        let pause = match shards.iter().any(|(_, node)| *node != here) {
-            true => LOOK_ELSEWHERE,
-            false => LOOK_HERE,
-        };
         let for_clients = (self.shared.lease / LOOKS_PER_LEASE).clamp(LOOK_ELSEWHERE, LOOK_HERE);
-        let serves = !self.shared.shards.is_empty();
-        let wait = if serves { pause.min(for_clients) } else { pause };
         let mut looked_at_clients: Option<Instant> = None;
         let (mut looked_here, mut nudged): (Option<Instant>, _) = (None, true);
         while !self.shared.stop.is_set() {
             let began = Instant::now();
+            // A node answers for all of its shards at once.
+            let shards = self.shared.map().leads();
+            let pause = match shards.iter().any(|(_, node)| *node != here) {
+                true => LOOK_ELSEWHERE,
+                false => LOOK_HERE,
+            };
+            let serves = shards.iter().any(|(_, node)| *node == here);
+            let wait = if serves { pause.min(for_clients) } else { pause };
             // Our own shards tell when there is something to do.
             let here_too = nudged || looked_here.is_none_or(|at| at.elapsed() >= LOOK_HERE);
             if here_too {
@@ -159,8 +159,11 @@ impl Housekeeper<'_> {
     /// Makes what all nodes know of names survive a power cut; whether it does. None must bring a name
     /// back whose bytes are gone, and the name may lie on another node than the inode did.
     fn sync_names(&mut self) -> Result<bool, Away> {
-        for (shard, node) in self.shared.map.leads() {
-            if self.ask_shard(shard, node, MetaOp::Sync)? != Ok(MetaReply::Done) {
+        for (shard, node) in self.shared.map().leads() {
+            let answer = self.ask_shard(shard, node, MetaOp::Sync)?;
+            // Shards may have moved to a node that was not asked.
+            let current = |epoch| epoch <= self.shared.map().epoch;
+            if !matches!(answer, Ok(MetaReply::Synced { epoch }) if current(epoch)) {
                 return Ok(false);
             }
         }
@@ -203,6 +206,7 @@ impl Housekeeper<'_> {
     /// Releases what clients held that have been away for a lease.
     fn expire_clients(&mut self, shard: ShardId) -> Result<(), Away> {
         let here = self.shared.node();
+        let mut elsewhere = None;
         // One order releases a part; a client is listed until nothing is left.
         for _ in 0..EXPIRE_ROUNDS {
             let listed = self.ask_shard(shard, here, MetaOp::Clients)?;
@@ -210,6 +214,10 @@ impl Housekeeper<'_> {
             let mut released = false;
             for client in clients {
                 if !self.shared.clients.is_expired(client, self.shared.lease) {
+                    continue;
+                }
+                // What it holds here may have come with a shard that moved, and it has not heard of that yet.
+                if elsewhere.get_or_insert_with(|| self.connected_elsewhere()).contains(&client) {
                     continue;
                 }
                 match self.ask_shard(shard, here, MetaOp::ExpireClient { client })? {
@@ -228,6 +236,26 @@ impl Housekeeper<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Clients that are connected to other nodes. Of a node that does not answer, none are.
+    fn connected_elsewhere(&mut self) -> BTreeSet<ClientId> {
+        let here = self.shared.node();
+        let mut all = BTreeSet::new();
+        for node in self.shared.map().nodes.iter().map(|info| info.id).filter(|node| *node != here)
+        {
+            let Ok(mut connection) = self.connection(node, Role::Admin) else { continue };
+            self.seq += 1;
+            let call = AdminCall::Status;
+            match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
+                Ok(Ok(AdminReply::Status(status))) => {
+                    all.extend(status.clients);
+                    self.admin.insert(node, connection);
+                }
+                Ok(_) | Err(_) => drop(self.away(node)),
+            }
+        }
+        all
     }
 
     /// Learns from the objects how large files are whose writer died.
@@ -327,7 +355,8 @@ impl Housekeeper<'_> {
         if self.retry_after.get(&node).is_some_and(|at| Instant::now() < *at) {
             return Err(Away);
         }
-        let Some(info) = self.shared.map.nodes.iter().find(|n| n.id == node) else {
+        let map = self.shared.map();
+        let Some(info) = map.nodes.iter().find(|n| n.id == node) else {
             return Err(Away);
         };
         let endpoint = match node == self.shared.node() {

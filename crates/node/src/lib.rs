@@ -28,6 +28,7 @@ mod listen;
 mod locking;
 mod locks;
 mod meta_conn;
+mod moving;
 mod node;
 mod options;
 mod pages;

@@ -74,6 +74,47 @@ impl Locking {
         }
     }
 
+    /// See [`Locks::lockers`].
+    pub(crate) fn lockers(&self, block: (u16, u16)) -> Vec<ClientId> {
+        self.locks.lockers(block)
+    }
+
+    /// See [`Locks::forget`]. Returns answers to requests that were put off.
+    pub(crate) fn forget(&mut self, (first, count): (u16, u16), epoch: u64) -> Vec<Answer> {
+        self.locks.forget((first, count));
+        let gone = |waiting: &mut Waiting| {
+            let shard = waiting.question.ino.shard().0;
+            shard >= first && shard - first < count
+        };
+        let elsewhere = || Ok(MetaReply::Elsewhere { epoch });
+        let gone = self.waiting.extract_if(.., gone);
+        gone.map(|waiting| Answer::new(waiting.to, waiting.seq, elsewhere(), None)).collect()
+    }
+
+    /// These clients may soon be expected: whichever daemon is here then must know.
+    pub(crate) fn foresee(&mut self, clients: &[ClientId]) {
+        let mut all = self.locks.clients();
+        all.extend(clients);
+        all.sort_unstable();
+        all.dedup();
+        self.write(&all);
+    }
+
+    /// See [`Locks::expect`].
+    pub(crate) fn expect(&mut self, clients: Vec<ClientId>) {
+        self.locks.expect(clients);
+        if self.locks.take_changed() {
+            self.write(&self.locks.clients());
+        }
+    }
+
+    fn write(&self, clients: &[ClientId]) {
+        if let Err(error) = self.file.write(clients) {
+            tracing::error!(path = %self.file.path().display(), %error,
+                "if this daemon dies, locks of files that have moved here may be granted twice: check the disk");
+        }
+    }
+
     /// A connection has ended.
     pub(crate) fn closed(&mut self, at: usize) {
         self.waiting.retain(|waiting| waiting.to != at);

@@ -171,6 +171,10 @@ fn refused(errno: Errno) -> Verdict {
     Verdict::Now(Err(errno))
 }
 
+fn is_of((first, count): (u16, u16), ino: Ino) -> bool {
+    ino.shard().0 >= first && ino.shard().0 - first < count
+}
+
 fn is_valid(lock: &Lock) -> bool {
     lock.span.is_valid() && (lock.sort == LockSort::Range || lock.span == Span::ALL)
 }
@@ -197,6 +201,47 @@ impl Locks {
         self.sessions.keys().chain(&self.before).copied().collect()
     }
 
+    /// All clients that hold locks of files of these shards (the first, and how many), wait for
+    /// some, or may hold some.
+    pub(crate) fn lockers(&self, block: (u16, u16)) -> Vec<ClientId> {
+        let here = |client: &ClientId, session: &Session| {
+            let mut files = session.files.iter().chain(&session.delegated);
+            files.any(|ino| is_of(block, *ino)).then_some(*client)
+        };
+        let here = self.sessions.iter().filter_map(|(client, session)| here(client, session));
+        let mut all: Vec<_> = here.chain(self.before.iter().copied()).collect();
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// These shards are another node's now.
+    pub(crate) fn forget(&mut self, block: (u16, u16)) {
+        self.stirred = true;
+        let gone: Vec<_> = self.files.extract_if(|ino, _| is_of(block, *ino)).collect();
+        for (ino, file) in gone {
+            for waiter in &file.waiters {
+                self.forget_wait(ino, waiter);
+            }
+            for held in file.whole.iter().chain(file.range.iter()) {
+                if let Some(session) = self.sessions.get_mut(&held.owner.0) {
+                    session.held = session.held.saturating_sub(1);
+                }
+            }
+        }
+        for session in self.sessions.values_mut() {
+            session.files.retain(|ino| !is_of(block, *ino));
+            session.delegated.retain(|ino| !is_of(block, *ino));
+        }
+    }
+
+    /// Shards have come, and these clients may hold locks of their files: nothing is granted before
+    /// they have told, or are gone.
+    pub(crate) fn expect(&mut self, clients: Vec<ClientId>) {
+        self.changed |= !clients.is_empty();
+        self.before.extend(clients);
+    }
+
     /// Whether [`Locks::clients`] has changed since this was asked last.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
@@ -216,7 +261,7 @@ impl Locks {
     pub(crate) fn apply(&mut self, question: &Question, now: Instant) -> Verdict {
         let Question { client, session, ino, .. } = *question;
         match &question.op {
-            LockOp::Reclaim { locks, first, last } => {
+            LockOp::Reclaim { locks, first, last, .. } => {
                 return self.reclaim(client, session, locks, (*first, *last));
             }
             LockOp::End => {
@@ -225,10 +270,13 @@ impl Locks {
             }
             _ => {}
         }
+        // With shards that have come it may hold locks, whether it knows a session here or not.
+        if self.before.contains(&client) {
+            return told(0, LockTold::Unknown { reclaim: true });
+        }
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
         if !known && session != 0 {
-            let reclaim = self.before.contains(&client);
-            return told(0, LockTold::Unknown { reclaim });
+            return told(0, LockTold::Unknown { reclaim: false });
         }
         match &question.op {
             LockOp::Set { lock, wait, delegate } => {

@@ -12,10 +12,11 @@ use crate::shared::{
 };
 use crate::stop::Stop;
 use crate::{accept, housekeeping, listen, signals};
+use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
@@ -78,15 +79,14 @@ impl Node {
         let tcp = listen::tcp(&info.address, node)?;
         let unix = listen::unix(Path::new(&info.socket), node)?;
         let identity = Identity { volume: map.volume, node, key };
-        let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
-        let shards = Shards::open(&dir.meta_dir(), &identity, &shard_map)?;
+        let (shards, map) = Shards::open(&dir.meta_dir(), &identity, map)?;
         let objects = ObjectStore::open(dir.path())?;
         let system = |what| move |source| StartError::System { what, source };
         let shared = Arc::new(Shared {
             identity,
-            map,
+            current_map: RwLock::new(Arc::new(map)),
+            executor: OnceLock::new(),
             info,
-            shards: shards.served(),
             version,
             lease,
             durability,
@@ -115,26 +115,25 @@ impl Node {
             ended: false,
             dir,
         };
-        if !shards.is_empty() {
-            let (executor, handle) = Executor::new(shared.clone(), shards, node.dir.meta_dir())
-                .map_err(system("make the executor's event queue"))?;
-            let alarm = Alarm(shared.clone());
-            let thread = spawn("executor", move || {
-                let _alarm = alarm;
-                executor.run()
-            })?;
-            node.executor = Some((handle, thread));
-        }
-        let handle = node.executor.as_ref().map(|(handle, _)| handle.clone());
+        let (executor, handle) = Executor::new(shared.clone(), shards, node.dir.meta_dir())
+            .map_err(system("make the executor's event queue"))?;
+        // It is the first one.
+        let _ = shared.executor.set(handle.clone());
+        let alarm = Alarm(shared.clone());
+        let thread = spawn("executor", move || {
+            let _alarm = alarm;
+            executor.run()
+        })?;
+        node.executor = Some((handle.clone(), thread));
         let shared = node.shared.clone();
         node.acceptor =
-            Some(spawn("acceptor", move || accept::run(&shared, handle.as_ref(), &tcp, &unix))?);
+            Some(spawn("acceptor", move || accept::run(&shared, &handle, &tcp, &unix))?);
         let shared = node.shared.clone();
         node.housekeeper = Some(spawn("housekeeping", move || housekeeping::run(&shared))?);
         tracing::info!(
             node = %node.shared.node(), name = node.shared.info.name,
             address = node.shared.info.address, socket = node.shared.info.socket,
-            shards = node.shared.shards.len(), "ready"
+            shards = node.shared.shards(), "ready"
         );
         Ok(node)
     }

@@ -188,6 +188,22 @@ impl Recalls {
         self.held_outs.extract_if(.., |out| !is_held(delegations, out)).collect()
     }
 
+    /// See [`Delegations::withhold`]. Whether all is back.
+    pub(crate) fn withhold(&mut self, block: (u16, u16)) -> bool {
+        self.delegations.withhold(block);
+        self.delegations.is_back()
+    }
+
+    /// See [`Delegations::stop_withholding`].
+    pub(crate) fn stop_withholding(&mut self) {
+        self.delegations.stop_withholding();
+    }
+
+    /// The recall connections of all clients.
+    pub(crate) fn connections(&self) -> Vec<usize> {
+        self.delegations.connections()
+    }
+
     /// See [`Delegations::take_recalls`].
     pub(crate) fn take_recalls(&mut self) -> Vec<Recall> {
         self.delegations.take_recalls()

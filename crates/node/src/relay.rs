@@ -45,7 +45,8 @@ pub(crate) fn reach_node(
     hello: &Hello,
     node: NodeId,
 ) -> Result<Stream, NotPassed> {
-    let info = shared.map.nodes.iter().find(|info| info.id == node);
+    let map = shared.map();
+    let info = map.nodes.iter().find(|info| info.id == node);
     let info = info.ok_or_else(|| NotPassed::Refused(format!("there is no node {node}")))?;
     let away = |e: io::Error| NotPassed::Away(format!("{} does not answer: {e}", info.name));
     let stream = Stream::Tcp(reach(&info.address).map_err(away)?);

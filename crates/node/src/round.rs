@@ -134,7 +134,7 @@ mod tests {
             key: VolumeKey::new([1; 32]),
         };
         let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
-        let mut shards = Shards::of([SHARD].into(), false, Some(meta));
+        let mut shards = Shards::of(Some(meta));
         // A number is reserved with a commit of its own, which shall not be the one that fails.
         let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
         commit(&mut shards, &mut first);

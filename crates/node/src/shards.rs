@@ -6,22 +6,22 @@ use crate::shared::now;
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tatami_meta::{
     Applied, Chore, Config, Context, Finished, FjallStore, Meta, OpenError, Out, Store,
 };
+use tatami_wire::admin::ClusterMap;
 use tatami_wire::handshake::Identity;
-use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Attr, Errno, NodeId, ShardId, ShardMap, Timestamp};
+use tatami_wire::{Attr, Errno, NodeId, ShardId, Timestamp};
 
 /// See the module.
 pub(crate) struct Shards<S> {
-    /// `None` on a node without shards.
+    /// `None` on a node that never had shards.
     meta: Option<Meta<S>>,
-    served: BTreeSet<ShardId>,
-    /// Other nodes serve shards, too.
-    is_spread: bool,
+    /// How to make the store of such a node.
+    maker: Option<Maker>,
     /// Of which nodes there may be garbage. A store that merges logs
     /// steps over all that was removed before it finds nothing, and nodes ask often.
     garbage: BTreeSet<NodeId>,
@@ -29,20 +29,34 @@ pub(crate) struct Shards<S> {
     dropped: BTreeSet<NodeId>,
 }
 
+/// What it takes to open the store.
+struct Maker {
+    dir: PathBuf,
+    config: Config,
+}
+
+impl Maker {
+    fn open(&self) -> Result<Meta<FjallStore>, StartError> {
+        let path = self.dir.join(STORE);
+        FjallStore::open(&path)
+            .map_err(OpenError::from)
+            .and_then(|store| Meta::open(store, self.config.clone(), now()))
+            .map_err(|source| StartError::Meta { path, source })
+    }
+}
+
 /// The directory of the store, below that of the namespace.
 const STORE: &str = "0000";
 
 impl Shards<FjallStore> {
-    /// Opens the shards of this node below `dir`, making their store if it is not there yet.
+    /// Opens the shards of this node below `dir`, making their store if it is not there yet. Returns what they know
+    /// better than `map`, too.
     pub(crate) fn open(
         dir: &Path,
         identity: &Identity,
-        map: &ShardMap,
-    ) -> Result<Shards<FjallStore>, StartError> {
-        let served: BTreeSet<_> = map.shards_of(identity.node).collect();
-        if served.is_empty() {
-            return Ok(Shards::of(served, !map.is_alone(), None));
-        }
+        mut map: ClusterMap,
+    ) -> Result<(Shards<FjallStore>, ClusterMap), StartError> {
+        let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         match rustix::fs::mkdir(dir, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
             Err(e) => {
@@ -50,25 +64,40 @@ impl Shards<FjallStore> {
                 return Err(StartError::System { what, source: e.into() });
             }
         }
-        let path = dir.join(STORE);
         let Identity { node, volume, ref key } = *identity;
-        let config = Config { node, map: map.clone(), volume, key: key.clone() };
-        let meta = FjallStore::open(&path)
-            .map_err(OpenError::from)
-            .and_then(|store| Meta::open(store, config, now()))
-            .map_err(|source| StartError::Meta { path, source })?;
-        Ok(Shards::of(served, !map.is_alone(), Some(meta)))
+        let config = Config { node, map: shard_map, volume, key: key.clone() };
+        let maker = Maker { dir: dir.to_owned(), config };
+        let mut shards = Shards::of(None);
+        if map.shards.contains(&node) || dir.join(STORE).exists() {
+            let mut meta = maker.open()?;
+            meta.learn(now(), &map);
+            map.merge(meta.map());
+            shards.meta = Some(meta);
+        }
+        shards.maker = Some(maker);
+        Ok((shards, map))
+    }
+
+    /// Makes the store of a node that has none, since it is to have shards.
+    pub(crate) fn make(&mut self, map: &ClusterMap) {
+        let (None, Some(maker)) = (&self.meta, &mut self.maker) else { return };
+        let Some(shard_map) = map.shard_map() else { return };
+        maker.config.map = shard_map;
+        match maker.open() {
+            Ok(mut meta) => {
+                meta.learn(now(), map);
+                self.meta = Some(meta);
+            }
+            // Whoever wanted to give shards asks again, and gives up.
+            Err(error) => tracing::error!(%error, "no shards can be taken"),
+        }
     }
 }
 
 impl<S: Store> Shards<S> {
-    pub(crate) fn of(
-        served: BTreeSet<ShardId>,
-        is_spread: bool,
-        meta: Option<Meta<S>>,
-    ) -> Shards<S> {
+    pub(crate) fn of(meta: Option<Meta<S>>) -> Shards<S> {
         let (garbage, dropped) = (BTreeSet::new(), BTreeSet::new());
-        Shards { meta, served, is_spread, garbage, dropped }
+        Shards { meta, maker: None, garbage, dropped }
     }
 
     #[cfg(test)]
@@ -76,14 +105,30 @@ impl<S: Store> Shards<S> {
         self.meta.as_mut().expect("the test has it")
     }
 
-    /// All shards, by number.
-    pub(crate) fn served(&self) -> Vec<ShardId> {
-        self.served.iter().copied().collect()
+    /// The namespace, for what moves of shards need.
+    pub(crate) fn moving(&mut self) -> Option<&mut Meta<S>> {
+        self.meta.as_mut()
+    }
+
+    /// The map as the shards know it.
+    pub(crate) fn map(&self) -> Option<&ClusterMap> {
+        // What is not known to be on disk must not be told.
+        Some(self.meta.as_ref().filter(|meta| !meta.is_poisoned())?.map())
     }
 
     /// Whether a shard is ours.
     pub(crate) fn serves(&self, shard: ShardId) -> bool {
-        self.served.contains(&shard)
+        self.meta.as_ref().is_some_and(|meta| meta.serves(shard))
+    }
+
+    /// Whether a move keeps the shard closed.
+    pub(crate) fn is_closed(&self, shard: ShardId) -> bool {
+        self.meta.as_ref().is_some_and(|meta| meta.is_closed(shard))
+    }
+
+    /// Whether nothing may leave before everything survives a power cut.
+    pub(crate) fn wants_sync(&self) -> bool {
+        self.meta.as_ref().is_some_and(Meta::wants_sync)
     }
 
     /// Whether something waits for a commit.
@@ -97,7 +142,7 @@ impl<S: Store> Shards<S> {
 
     /// Whether operations may need other nodes.
     pub(crate) fn are_spread(&self) -> bool {
-        self.is_spread
+        self.meta.as_ref().is_some_and(Meta::is_spread)
     }
 
     /// Takes a message of another node.
@@ -116,20 +161,20 @@ impl<S: Store> Shards<S> {
 
     /// When [`Shards::tick`] has something to do.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
-        self.meta.as_ref().filter(|_| self.is_spread)?.deadline()
+        self.meta.as_ref().filter(|meta| meta.is_spread())?.deadline()
     }
 
     /// What may leave after the last commit: messages to other nodes, and answers that had to wait.
     pub(crate) fn take_ready(&mut self) -> (Vec<Out>, Vec<Finished>) {
         match &mut self.meta {
-            Some(meta) if self.is_spread => (meta.outbox(), meta.finished()),
+            Some(meta) if meta.is_spread() => (meta.outbox(), meta.finished()),
             _ => (Vec::new(), Vec::new()),
         }
     }
 
     /// Applies one request; its answer may leave after the next commit.
     pub(crate) fn apply(&mut self, ctx: &Context, call: &MetaCall) -> Applied {
-        let Some(meta) = &mut self.meta else { return Applied::Done(Err(Errno::ESTALE)) };
+        let Some(meta) = &mut self.meta else { return Applied::Done(without_shards(&call.op)) };
         let (may_have, node, none) = match call.op {
             MetaOp::Garbage { node, .. } => {
                 (&mut self.garbage, node, MetaReply::Garbage(Vec::new()))
@@ -211,5 +256,15 @@ impl<S: Store> Shards<S> {
         self.garbage.extend(&nodes);
         self.dropped.extend(&nodes);
         nodes
+    }
+}
+
+/// What a node says that never had shards.
+fn without_shards(op: &MetaOp) -> MetaResult {
+    match op {
+        MetaOp::Sync => Ok(MetaReply::Synced { epoch: 0 }),
+        MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: 0 }),
+        op if op.is_for_all_shards() => Err(Errno::ESTALE),
+        _ => Ok(MetaReply::Elsewhere { epoch: 0 }),
     }
 }

@@ -2,19 +2,20 @@
 
 use crate::clients::Clients;
 use crate::counters::{Counters, Places};
+use crate::executor::ExecutorHandle;
 use crate::pages::Pool;
 use crate::stop::Stop;
 use crate::stream::Stream;
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::Identity;
-use tatami_wire::{NodeId, PROTOCOL_VERSION, ShardId, Timestamp};
+use tatami_wire::{NodeId, PROTOCOL_VERSION, Timestamp};
 
 /// Most connections for names.
 pub(crate) const META_CONNECTIONS_MAX: u32 = 4096;
@@ -33,10 +34,11 @@ const NEARLY_FULL: u64 = 20;
 /// See the module.
 pub(crate) struct Shared {
     pub(crate) identity: Identity,
-    pub(crate) map: ClusterMap,
+    /// See [`Shared::map`].
+    pub(crate) current_map: RwLock<Arc<ClusterMap>>,
+    /// How orders about shards reach the executor.
+    pub(crate) executor: OnceLock<ExecutorHandle>,
     pub(crate) info: NodeInfo,
-    /// The shards that this node serves.
-    pub(crate) shards: Vec<ShardId>,
     pub(crate) version: String,
     pub(crate) lease: Duration,
     pub(crate) durability: Durability,
@@ -66,6 +68,17 @@ impl Shared {
         self.identity.node
     }
 
+    /// The cluster map, as far as this node knows it.
+    pub(crate) fn map(&self) -> Arc<ClusterMap> {
+        self.current_map.read().clone()
+    }
+
+    /// Number of shards that this node serves.
+    pub(crate) fn shards(&self) -> usize {
+        let here = self.node();
+        self.map().shards.iter().filter(|node| **node == here).count()
+    }
+
     /// The path of the UNIX socket.
     pub(crate) fn socket(&self) -> PathBuf {
         PathBuf::from(&self.info.socket)
@@ -83,7 +96,7 @@ impl Shared {
             uptime_sec: self.started.elapsed().as_secs(),
             trouble: self.trouble(),
             space: self.objects.space().unwrap_or_default(),
-            shards: self.shards.len() as u32,
+            shards: self.shards() as u32,
             durability: self.durability,
             inodes: self.counters.inodes.get(),
             connections: places.iter().map(|p| p.taken()).sum(),

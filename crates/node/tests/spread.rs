@@ -251,6 +251,7 @@ fn an_old_map_is_corrected() {
     assert_eq!(client.map().epoch, 1);
     drop(nodes);
     // Nothing was made yet on the shards that move.
+    volume.map.moves = spread.iter().map(|node| u32::from(node.0)).collect();
     (volume.map.shards, volume.map.epoch) = (spread, 2);
     let _nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
     assert!(client.lookup(&ME, ROOT, b"f").is_ok());

@@ -28,6 +28,12 @@ pub enum AdminCall {
     StatObject { ino: Ino, piece: Piece },
     /// Removes one object. Trusted only. → `Done`
     RemoveObject { ino: Ino, piece: Piece },
+    /// What this map knows better is true: nodes that have come. Trusted only. → `Map`, as the node knows it then
+    Learn(ClusterMap),
+    /// Give shards of this node, from `first` on and at most `count`, to another. One such order is carried out at
+    /// a time; it is done when the map says so, or fails: then the next order is answered with the reason.
+    /// Trusted only. → `Done`: it begins; `EBUSY`: another is under way; `ESTALE`: the shards are not all of this node
+    Move { first: u16, count: u16, to: NodeId },
 }
 
 impl AdminCall {
@@ -41,6 +47,8 @@ impl AdminCall {
                 | AdminCall::RemoveObjects { .. }
                 | AdminCall::StatObject { .. }
                 | AdminCall::RemoveObject { .. }
+                | AdminCall::Learn(_)
+                | AdminCall::Move { .. }
         )
     }
 }
@@ -58,6 +66,8 @@ pub struct ClusterMap {
     pub nodes: Vec<NodeInfo>,
     /// For each shard, by number, the node that serves it.
     pub shards: Vec<NodeId>,
+    /// For each shard, how many times it has moved. Who knows of more moves of a shard knows where it is.
+    pub moves: Vec<u32>,
 }
 
 impl ClusterMap {
@@ -73,7 +83,47 @@ impl ClusterMap {
 
     /// Which node serves which shard; `None` where that cannot be.
     pub fn shard_map(&self) -> Option<ShardMap> {
-        ShardMap::new(self.epoch, &self.shards)
+        ShardMap::moved(self.epoch, &self.shards, &self.moves)
+    }
+
+    /// Learns what another map of the volume knows better: shards that have moved, nodes that have come.
+    /// Whether there was something.
+    pub fn merge(&mut self, other: &ClusterMap) -> bool {
+        let count = self.shards.len();
+        if self.volume != other.volume || other.shards.len() != count || other.moves.len() != count
+        {
+            return false;
+        }
+        let before = self.epoch;
+        // Nobody takes a node out, and numbers have no gaps.
+        for node in &other.nodes {
+            if usize::from(node.id.0) == self.nodes.len() {
+                self.nodes.push(node.clone());
+                self.epoch += 1;
+            }
+        }
+        for shard in 0..count {
+            let more = other.moves[shard].saturating_sub(self.moves[shard]);
+            if more > 0 {
+                self.shards[shard] = other.shards[shard];
+                self.moves[shard] = other.moves[shard];
+                self.epoch += u64::from(more);
+            }
+        }
+        self.epoch > before
+    }
+
+    /// Gives `count` shards from `first` on to `node`.
+    pub fn give(&mut self, (first, count): (u16, u16), node: NodeId) {
+        for shard in usize::from(first)..usize::from(first) + usize::from(count) {
+            if let (Some(owner), Some(moves)) =
+                (self.shards.get_mut(shard), self.moves.get_mut(shard))
+            {
+                *owner = node;
+                *moves += 1;
+                self.epoch += 1;
+            }
+        }
     }
 }
 

@@ -35,6 +35,8 @@ pub enum RecallNote {
         millis: u32,
         /// How long the node keeps the client's locks once the client is away, in milliseconds.
         lease: u32,
+        /// Of the cluster map: a client with a lower one should ask for it.
+        epoch: u64,
     },
     /// The client must give these back at once, and say so.
     Recall {
@@ -50,6 +52,11 @@ pub enum RecallNote {
         wanted: Vec<Ino>,
         /// Waits that have come to their end.
         ready: Vec<u64>,
+    },
+    /// The cluster map has changed, see [`RecallNote::Term`].
+    Map {
+        /// Its epoch.
+        epoch: u64,
     },
 }
 

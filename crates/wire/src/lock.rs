@@ -95,8 +95,9 @@ pub enum LockOp {
     /// [`LOCKS_MAX`]. → `Done`
     Return { locks: Vec<Lock> },
     /// All that the client holds of inodes of this node, at most [`LOCKS_MAX`] a message;
-    /// nothing is delegated to it. → `Done`
-    Reclaim { locks: Vec<(Ino, Lock)>, first: bool, last: bool },
+    /// nothing is delegated to it. `shards` tells which these are (`ShardMap::digest`): shards may just have
+    /// come. → `Done`
+    Reclaim { locks: Vec<(Ino, Lock)>, first: bool, last: bool, shards: u64 },
     /// The client holds nothing any more. → `Done`
     End,
 }

@@ -144,7 +144,7 @@ pub enum MetaOp {
     /// `empty` that they had no object when it closed them. Those that are gone are passed
     /// over. → `Done`
     Closed { inos: Vec<Ino>, empty: Vec<Ino> },
-    /// Makes everything acknowledged so far survive a power cut. → `Done`
+    /// Makes everything acknowledged so far survive a power cut. → `Synced`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that
     /// loses its last name stays until this client's `Release`. → `Removed`
@@ -596,6 +596,11 @@ pub enum MetaReply {
         end: bool,
         /// As of [`MetaReply::Entries`].
         upto: u64,
+    },
+    /// What the node knows of names survives a power cut.
+    Synced {
+        /// Of the map that the node has: a client with a lower one may not have asked all nodes.
+        epoch: u64,
     },
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Ino, NodeId, ShardId};
 use std::sync::Arc;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Most shards of a volume: what an inode number has room for.
 pub const SHARDS_MAX: usize = 4096;
@@ -13,6 +13,8 @@ pub const SHARDS_MAX: usize = 4096;
 pub struct ShardMap {
     epoch: u64,
     nodes: Arc<[NodeId]>,
+    /// For each shard, how many times it has moved.
+    moves: Arc<[u32]>,
     /// For each shard, how many from it on, round the ring, are served by one node.
     runs: Arc<[u16]>,
     alone: bool,
@@ -22,14 +24,27 @@ impl ShardMap {
     /// The map of `epoch`, with the node of each shard, by number; `None` unless there is a power of two
     /// of shards, at most [`SHARDS_MAX`].
     pub fn new(epoch: u64, nodes: &[NodeId]) -> Option<ShardMap> {
+        ShardMap::moved(epoch, nodes, &vec![0; nodes.len()])
+    }
+
+    /// As [`ShardMap::new`], of shards that have moved so many times; `None` also where
+    /// their numbers differ.
+    pub fn moved(epoch: u64, nodes: &[NodeId], moves: &[u32]) -> Option<ShardMap> {
         let alone = nodes.iter().all(|node| Some(node) == nodes.first());
         let right = nodes.len().is_power_of_two() && nodes.len() <= SHARDS_MAX;
-        right.then(|| ShardMap { epoch, nodes: nodes.into(), runs: runs(nodes).into(), alone })
+        (right && nodes.len() == moves.len()).then(|| ShardMap {
+            epoch,
+            nodes: nodes.into(),
+            moves: moves.into(),
+            runs: runs(nodes).into(),
+            alone,
+        })
     }
 
     /// One shard, on that node: the map of a volume that cannot spread.
     pub fn single(node: NodeId) -> ShardMap {
-        ShardMap { epoch: 1, nodes: [node].into(), runs: [1].into(), alone: true }
+        let (nodes, moves, runs) = ([node].into(), [0].into(), [1].into());
+        ShardMap { epoch: 1, nodes, moves, runs, alone: true }
     }
 
     /// `count` shards in blocks of about the same size, one for each of `nodes`, in order; `None` where
@@ -57,6 +72,21 @@ impl ShardMap {
     /// The node that serves `shard`; `None` where there is no such shard.
     pub fn owner(&self, shard: ShardId) -> Option<NodeId> {
         self.nodes.get(usize::from(shard.0)).copied()
+    }
+
+    /// All nodes by shard, and how many times each shard has moved.
+    pub fn places(&self) -> (&[NodeId], &[u32]) {
+        (&self.nodes, &self.moves)
+    }
+
+    /// Tells what `node` serves from what it serves by another map.
+    pub fn digest(&self, node: NodeId) -> u64 {
+        let mut hash = Xxh3Default::new();
+        for shard in self.shards_of(node) {
+            hash.update(&shard.0.to_le_bytes());
+            hash.update(&self.moves[usize::from(shard.0)].to_le_bytes());
+        }
+        hash.digest()
     }
 
     /// The shards of `node`, by number.

@@ -8,8 +8,9 @@
 //! Messages may be lost, repeated and reordered. A frame carries [`PeerMessage`]s one way, with no answer at
 //! this level.
 
+use crate::admin::ClusterMap;
 use crate::meta::Bytes;
-use crate::{NodeId, Timestamp};
+use crate::{ClientId, Errno, NodeId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Names one attempt to run an operation over several nodes, for good.
@@ -55,6 +56,29 @@ pub enum Refusal {
     Full,
 }
 
+/// A part of what a node tells another that is to serve shards in its place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cargo {
+    /// These are the shards: the first one, and for each how many times it has moved before.
+    Shards {
+        /// The first.
+        first: u16,
+        /// All, in order.
+        moves: Vec<u32>,
+    },
+    /// Some of their records: keys and values.
+    Records(Vec<(Bytes, Bytes)>),
+    /// That was all.
+    End {
+        /// Inodes among them.
+        inodes: u64,
+        /// Numbers of inodes up to this one have been given out.
+        reserved: u64,
+        /// Who may hold locks of their files.
+        lockers: Vec<ClientId>,
+    },
+}
+
 /// From one node that serves shards to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each message says what its fields mean
@@ -96,4 +120,15 @@ pub enum PeerMessage {
     Finished { txids: Vec<Txid> },
     /// How far is it? The coordinator gives it up for whoever is older. → `Finish` or `Release`; nothing while it is not decided
     Status { txid: Txid, abort: Option<Age> },
+    /// Which nodes there are and which shards they serve, as far as it knows. With `ask`, who knows more shall say so.
+    Map { map: Box<ClusterMap>, ask: bool },
+    /// A part of a move, numbered from 0. Nothing of it counts until the sender, who owns the shards, has given
+    /// them away by its map. → `Carried`
+    Carry { txid: Txid, part: u32, cargo: Cargo },
+    /// It is kept, and lasts (the last part: also when power is cut). Or the move must come to nothing.
+    Carried { txid: Txid, part: u32, refused: Option<Errno> },
+    /// What became of this move? → `Moving`
+    Moved { txid: Txid },
+    /// It is under way, or over: then it has happened if the map says so, and else never will.
+    Moving { txid: Txid, under_way: bool, map: Box<ClusterMap> },
 }

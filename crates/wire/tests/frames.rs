@@ -4,13 +4,13 @@
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
 use proptest::prelude::*;
-use tatami_wire::admin::{AdminCall, AdminResult};
+use tatami_wire::admin::{AdminCall, AdminResult, ClusterMap, NodeInfo};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::lock::{Conflict, Lock, LockKind, LockOp, LockSort, LockTold, Span};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
-use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{Age, Cargo, Digest, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::*;
 
 fn names() -> impl Strategy<Value = meta::Bytes> {
@@ -46,7 +46,7 @@ fn lock_ops() -> impl Strategy<Value = LockOp> {
         (any::<u64>(), locks()).prop_map(|(wait, lock)| LockOp::Cancel { wait, lock }),
         prop::collection::vec(locks(), 0..5).prop_map(|locks| LockOp::Return { locks }),
         (prop::collection::vec((inos(), locks()), 0..5), any::<bool>(), any::<bool>())
-            .prop_map(|(locks, first, last)| LockOp::Reclaim { locks, first, last }),
+            .prop_map(|(locks, first, last)| LockOp::Reclaim { locks, first, last, shards: 7 }),
         Just(LockOp::End),
     ]
 }
@@ -198,13 +198,60 @@ fn peer_messages() -> impl Strategy<Value = PeerMessage> {
                 reads,
                 writes,
             }),
-        (txids, any::<u64>(), any::<u32>(), any::<bool>(), values()).prop_map(
+        (txids.clone(), any::<u64>(), any::<u32>(), any::<bool>(), values()).prop_map(
             |(txid, life, question, room, values)| PeerMessage::Locked {
                 txid,
                 life,
                 question,
                 room,
                 values,
+            }
+        ),
+        any::<bool>().prop_map(|ask| PeerMessage::Map { map: Box::new(map()), ask }),
+        (txids.clone(), any::<u32>(), cargo()).prop_map(|(txid, part, cargo)| PeerMessage::Carry {
+            txid,
+            part,
+            cargo
+        }),
+        (txids.clone(), any::<u32>(), any::<bool>()).prop_map(|(txid, part, refused)| {
+            PeerMessage::Carried { txid, part, refused: refused.then_some(Errno::ENOSPC) }
+        }),
+        txids.clone().prop_map(|txid| PeerMessage::Moved { txid }),
+        (txids, any::<bool>()).prop_map(|(txid, under_way)| PeerMessage::Moving {
+            txid,
+            under_way,
+            map: Box::new(map()),
+        }),
+    ]
+}
+
+fn map() -> ClusterMap {
+    let node = |id| NodeInfo {
+        id: NodeId(id),
+        name: format!("node{id}"),
+        address: "127.0.0.1:7400".into(),
+        socket: "/run/socket".into(),
+    };
+    ClusterMap {
+        volume: VolumeId([4; 16]),
+        name: "v".into(),
+        epoch: 9,
+        nodes: (0..2).map(node).collect(),
+        shards: vec![NodeId(0), NodeId(1), NodeId(1), NodeId(0)],
+        moves: vec![0, 3, 0, 70_000],
+    }
+}
+
+fn cargo() -> impl Strategy<Value = Cargo> {
+    let records = prop::collection::vec((names(), names()), 0..5);
+    prop_oneof![
+        (any::<u16>(), prop::collection::vec(any::<u32>(), 0..9))
+            .prop_map(|(first, moves)| Cargo::Shards { first, moves }),
+        records.prop_map(Cargo::Records),
+        (any::<u64>(), any::<u64>(), prop::collection::vec(any::<[u8; 16]>(), 0..3)).prop_map(
+            |(inodes, reserved, lockers)| {
+                let lockers = lockers.into_iter().map(ClientId).collect();
+                Cargo::End { inodes, reserved, lockers }
             }
         ),
     ]

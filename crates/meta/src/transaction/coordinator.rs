@@ -156,6 +156,15 @@ impl<S: Store> Meta<S> {
 
     /// Runs the operation, and does what follows from it.
     pub(super) fn step(&mut self, mut job: Job) {
+        // Its shard may have moved since it began.
+        match self.is_elsewhere(&job.op) {
+            Ok(None) => {}
+            Ok(Some(elsewhere)) => return self.answer(job, Ok(elsewhere), Vec::new()),
+            Err(failure) => {
+                let result = Err(self.note(&failure));
+                return self.answer(job, result, Vec::new());
+            }
+        }
         let run = self.run(&mut job);
         if job.locks {
             return self.go_further(job, run);
@@ -374,6 +383,17 @@ impl<S: Store> Meta<S> {
     pub(super) fn release<'a>(&mut self, txid: Txid, nodes: impl Iterator<Item = &'a NodeId>) {
         self.tx.by_txid.remove(&txid);
         nodes.for_each(|node| self.tx.send(*node, PeerMessage::Release { txid }));
+    }
+
+    /// Shards have moved: whatever is under way starts afresh, where the records are now.
+    pub(crate) fn start_afresh(&mut self) {
+        let tickets: Vec<_> = self.tx.jobs.keys().copied().collect();
+        for ticket in tickets {
+            if let Some(mut job) = self.tx.jobs.remove(&ticket) {
+                self.abandon(&mut job);
+                self.rest(job);
+            }
+        }
     }
 
     pub(super) fn ask_all(&mut self, on: &[Txid], abort: Option<Age>) {

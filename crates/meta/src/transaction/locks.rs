@@ -4,7 +4,7 @@ use super::record::Prepared;
 use crate::keys::{self, Key, Parsed};
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::transaction::{Age, Txid};
-use tatami_wire::{Ino, Timestamp};
+use tatami_wire::{Ino, ShardId, Timestamp};
 
 /// A transaction that is prepared here.
 #[derive(Debug)]
@@ -22,16 +22,44 @@ enum Lock {
     Read(BTreeSet<Txid>),
 }
 
+/// A run of shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub first: u16,
+    pub count: u16,
+}
+
+impl Block {
+    pub fn has(self, shard: ShardId) -> bool {
+        shard.0 >= self.first && shard.0 - self.first < self.count
+    }
+
+    /// Whether the record belongs to one of them.
+    pub fn has_key(self, key: &[u8]) -> bool {
+        keys::shard_of(key).is_some_and(|shard| self.has(shard))
+    }
+
+    pub fn meets(self, other: Block) -> bool {
+        self.first < other.first + other.count && other.first < self.first + self.count
+    }
+
+    pub fn shards(self) -> impl Iterator<Item = ShardId> {
+        (self.first..self.first + self.count).map(ShardId)
+    }
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     by_key: BTreeMap<Key, Lock>,
     held: BTreeMap<Txid, Held>,
+    /// All records of these shards are locked by a move, in memory only.
+    closed: Option<(Block, Txid)>,
 }
 
 impl Locks {
     pub fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.held.is_empty() && self.closed.is_none()
     }
 
     pub fn held(&self) -> &BTreeMap<Txid, Held> {
@@ -46,21 +74,42 @@ impl Locks {
         self.held.get(txid).map(|held| held.prepared.age)
     }
 
+    /// Nobody sees or writes records of these shards until they are opened.
+    pub fn close(&mut self, closed: Option<(Block, Txid)>) {
+        self.closed = closed;
+    }
+
+    pub fn closed(&self) -> Option<(Block, Txid)> {
+        self.closed
+    }
+
+    fn closed_by(&self, key: &[u8]) -> Option<Txid> {
+        let (block, txid) = self.closed?;
+        block.has_key(key).then_some(txid)
+    }
+
+    /// Whether a transaction has something of these shards.
+    pub fn touch(&self, block: Block) -> bool {
+        self.by_key.keys().any(|key| block.has_key(key))
+    }
+
     /// Who keeps others from seeing the record.
     pub fn against_reading(&self, key: &[u8]) -> Option<Txid> {
         match self.by_key.get(key) {
             Some(Lock::Write(txid)) => Some(*txid),
-            _ => None,
+            _ => self.closed_by(key),
         }
     }
 
     /// Who keeps others from writing the record.
     pub fn against_writing(&self, key: &[u8]) -> Vec<Txid> {
-        match self.by_key.get(key) {
+        let mut on = match self.by_key.get(key) {
             Some(Lock::Write(txid)) => vec![*txid],
             Some(Lock::Read(txids)) => txids.iter().copied().collect(),
             None => Vec::new(),
-        }
+        };
+        on.extend(self.closed_by(key));
+        on
     }
 
     /// Who keeps others from seeing one of the records from `from` to `to`.
@@ -75,14 +124,16 @@ impl Locks {
             Lock::Write(txid) => Some(*txid),
             Lock::Read(_) => None,
         };
-        locks.filter_map(writer).collect()
+        locks.filter_map(writer).chain(self.closed_by(from)).collect()
     }
 
     /// Whether something of the inode, or an entry of the directory, is to be changed.
     pub fn concern(&self, ino: Ino) -> bool {
-        self.by_key
-            .iter()
-            .any(|(key, lock)| matches!(lock, Lock::Write(_)) && inode_of(key) == Some(ino))
+        self.closed.is_some_and(|(block, _)| block.has(ino.shard()) || block.has(ino.birth()))
+            || self
+                .by_key
+                .iter()
+                .any(|(key, lock)| matches!(lock, Lock::Write(_)) && inode_of(key) == Some(ino))
     }
 
     /// Adds a transaction whose keys nobody keeps from it.

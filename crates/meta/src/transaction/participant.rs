@@ -54,7 +54,11 @@ impl<S: Store> Meta<S> {
         age: Age,
         keys: Vec<Bytes>,
     ) -> Outcome<()> {
-        if keys.len() > KEYS_MAX || !keys.iter().all(|key| self.state.has(key)) {
+        if keys.len() > KEYS_MAX {
+            return Ok(());
+        }
+        if !keys.iter().all(|key| self.state.has(key)) {
+            self.tell_map(from);
             return Ok(());
         }
         let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.against_reading(k)).collect();
@@ -77,18 +81,27 @@ impl<S: Store> Meta<S> {
         let Wanted { txid, age, life, question, waits, reads, writes } = wanted;
         let held = self.state.locks.held().get(&txid).map(|held| held.prepared.life);
         let known = |key: &Bytes| self.state.has(key);
+        if !reads.iter().chain(&writes).all(known) {
+            self.tell_map(from);
+            self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
+            return Ok(());
+        }
         if txid.node != from
             || self.tx.over.has(&txid)
             || life.is_some_and(|life| held != Some(life))
             || reads.len() + writes.len() > KEYS_MAX
-            || !reads.iter().chain(&writes).all(known)
         {
             self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
             return Ok(());
         }
         let readers = reads.iter().filter_map(|key| self.state.locks.against_reading(key));
         let writers = writes.iter().flat_map(|key| self.state.locks.against_writing(key));
-        let on: BTreeSet<Txid> = readers.chain(writers).filter(|holder| *holder != txid).collect();
+        let mut on: BTreeSet<Txid> =
+            readers.chain(writers).filter(|holder| *holder != txid).collect();
+        // A move waits for those that have something of its shards: they get what else they need there.
+        if let Some((_, by)) = self.state.locks.closed().filter(|_| held.is_some()) {
+            on.remove(&by);
+        }
         if !on.is_empty() {
             let on: Vec<_> = on.into_iter().collect();
             let message = PeerMessage::Lock { txid, age, life, question, waits, reads, writes };
@@ -178,12 +191,16 @@ impl<S: Store> Meta<S> {
         }
         let refused = |why| PeerMessage::Refused { txid, why };
         let known = |key: &[u8]| self.state.has(key);
+        let reads_known = reads.iter().all(|item| known(&item.key));
+        if !reads_known || !writes.iter().all(|item| known(&item.key)) {
+            self.tell_map(from);
+            self.tx.send(from, refused(Refusal::Again));
+            return Ok(());
+        }
         if txid.node != from
             || life != self.tx.life
             || self.tx.over.has(&txid)
             || reads.len() + writes.len() > KEYS_MAX
-            || !reads.iter().all(|item| known(&item.key))
-            || !writes.iter().all(|item| known(&item.key))
         {
             self.tx.send(from, refused(Refusal::Again));
             return Ok(());
@@ -413,6 +430,7 @@ impl<S: Store> Meta<S> {
                 txids.into_iter().try_for_each(|txid| self.participant_finished(from, txid))
             }
             PeerMessage::Status { txid, abort } => self.tell_fate(from, txid, abort),
+            message => self.heed_move(from, message),
         }
     }
 

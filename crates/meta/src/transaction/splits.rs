@@ -45,10 +45,13 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
-    /// What was to be split when the node died.
+    /// What was to be split when the node died, or when another had it.
     pub fn resume<S: Store>(&mut self, state: &State<S>, now: Timestamp) -> Outcome<()> {
         state.scan(&[tag::GROWN], &[tag::GROWN], &mut |key, _| {
-            if let Some(Parsed::Grown(part)) = keys::parse(key) {
+            if let Some(Parsed::Grown(part)) = keys::parse(key)
+                && state.owns(part.shard())
+                && !self.running.contains(&part)
+            {
                 self.planned.insert(part, later(now, SOON));
             }
             Ok(ControlFlow::Continue(()))

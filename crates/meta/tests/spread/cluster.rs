@@ -2,13 +2,14 @@
 //! that die at any moment: from one number, in one thread.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, Ticket};
+use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, MoveEvent, MoveWants, Ticket};
+use tatami_wire::admin::ClusterMap;
 use tatami_wire::frame::{self, Class};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::partition::{Directories, name_seed};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    ClientId, Cred, Errno, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
+    ClientId, Cred, Errno, Ino, Layout, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
 };
 
 pub use crate::words::{name, scaled};
@@ -53,6 +54,8 @@ pub struct Faults {
     pub lost: u64,
     pub twice: u64,
     pub deaths: u64,
+    /// Shards that are told to move, in a thousand ms.
+    pub moves: u64,
 }
 
 struct Letter {
@@ -87,7 +90,14 @@ struct Asked {
 
 /// See the module.
 pub struct Cluster {
+    /// As of the last quiet moment.
     pub map: ShardMap,
+    /// As of the start: nodes that come back know nothing better, but what their stores say.
+    first: ShardMap,
+    /// What clients know.
+    maps: BTreeMap<u8, ClusterMap>,
+    /// Moves that have happened.
+    pub moved: u32,
     lives: Vec<Option<Life>>,
     letters: Vec<Letter>,
     pub rng: Rng,
@@ -117,9 +127,18 @@ const COMES_BACK: u64 = 120;
 
 impl Cluster {
     pub fn new(nodes: u16, shards: usize, seed: u64) -> Cluster {
-        let ids: Vec<_> = (0..nodes).map(NodeId).collect();
+        Cluster::with_shards_on(nodes, nodes, shards, seed)
+    }
+
+    /// As [`Cluster::new`], with all shards on the first few nodes.
+    pub fn with_shards_on(serving: u16, nodes: u16, shards: usize, seed: u64) -> Cluster {
+        let ids: Vec<_> = (0..serving).map(NodeId).collect();
+        let map = ShardMap::even(1, shards, &ids).expect("a power of two");
         let mut cluster = Cluster {
-            map: ShardMap::even(1, shards, &ids).expect("a power of two"),
+            first: map.clone(),
+            map,
+            maps: BTreeMap::new(),
+            moved: 0,
             lives: (0..nodes).map(|_| Some(Life::Down(FaultyStore::new(), 0))).collect(),
             letters: Vec::new(),
             rng: Rng::new(seed),
@@ -147,7 +166,7 @@ impl Cluster {
     fn up(&mut self, node: usize) {
         let now = self.time();
         let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
-        let config = Config { node: NodeId(node as u16), map: self.map.clone(), ..config() };
+        let config = Config { node: NodeId(node as u16), map: self.first.clone(), ..config() };
         let mut meta = Meta::open(store, config, now).expect("opens");
         if let Some(entries) = self.split_above {
             meta.split_above(entries);
@@ -167,7 +186,9 @@ impl Cluster {
 
     /// The process is killed; it comes back after a while.
     pub fn kill(&mut self, node: usize, back_after: u64) {
-        if let Some(Life::Up(meta)) = self.lives[node].take() {
+        if self.meta(node).is_some()
+            && let Some(Life::Up(meta)) = self.lives[node].take()
+        {
             let mut store = meta.into_store();
             store.kill();
             self.lives[node] = Some(Life::Down(store, self.now.saturating_add(back_after)));
@@ -176,6 +197,15 @@ impl Cluster {
                     asked.waits = None;
                 }
             }
+        }
+    }
+
+    /// Power is cut at a node: of what was not synced, some is there.
+    pub fn cut_power(&mut self, node: usize) {
+        let kept = self.rng.below(20) as usize;
+        self.kill(node, 30);
+        if let Some(Life::Down(store, _)) = self.lives[node].as_mut() {
+            store.power_cut(kept);
         }
     }
 
@@ -226,7 +256,8 @@ impl Cluster {
             known.locate(&self.map, seed(), &mut op);
             op
         });
-        let node = self.map.owner(op.target().shard()).expect("there is such a shard");
+        let map = self.maps.entry(client).or_insert_with(|| cluster_map(&self.first));
+        let node = map.owner(op.target().shard()).expect("there is such a shard");
         let (op, cred, now, seq) = (op.clone(), asked.cred.clone(), asked.now, asked.seq);
         self.asked.get_mut(&client).expect("it asks").ask_at = self.now + 300;
         let at = usize::from(node.0);
@@ -238,7 +269,7 @@ impl Cluster {
             return;
         }
         match applied {
-            Applied::Done(result) => self.answered(client, result),
+            Applied::Done(result) => self.answered(client, node, result),
             Applied::Waits(ticket) => {
                 if let Some(asked) = self.asked.get_mut(&client) {
                     asked.waits = Some((node, ticket));
@@ -248,16 +279,84 @@ impl Cluster {
         }
     }
 
-    fn answered(&mut self, client: u8, result: MetaResult) {
+    fn answered(&mut self, client: u8, node: NodeId, result: MetaResult) {
         if result == Err(Errno::EAGAIN) {
             self.asked.get_mut(&client).expect("it asked").waits = None;
             return;
         }
-        assert!(!matches!(result, Ok(MetaReply::Elsewhere { .. })), "asked at the right place");
+        if matches!(result, Ok(MetaReply::Elsewhere { .. })) {
+            return self.corrected_by(client, node);
+        }
         let Some(result) = self.heard(client, result) else { return };
         let asked = self.asked.remove(&client).expect("it asked");
         self.longest = self.longest.max(self.now - asked.since);
         self.answers.insert(client, result);
+    }
+
+    /// A client has asked the wrong node, and asks that for the map.
+    fn corrected_by(&mut self, client: u8, node: NodeId) {
+        self.seq += 1;
+        let (seq, again) = (self.seq, self.now + 2);
+        let map = self.meta(usize::from(node.0)).map(|meta| meta.map().clone());
+        let known = self.maps.get_mut(&client).expect("it has asked");
+        map.into_iter().for_each(|map| drop(known.merge(&map)));
+        let asked = self.asked.get_mut(&client).expect("it asks");
+        (asked.seq, asked.waits, asked.ask_at) = (seq, None, again);
+    }
+
+    /// Shards are told to move.
+    fn order_move(&mut self) {
+        let from = self.rng.below(self.lives.len() as u64) as usize;
+        let to = NodeId(self.rng.below(self.lives.len() as u64) as u16);
+        let (pick, count, now) = (self.rng.below(1 << 20) as usize, self.rng.below(5), self.time());
+        let Some(meta) = self.meta(from) else { return };
+        let ours: Vec<_> =
+            (0..meta.map().shards.len() as u16).filter(|s| meta.serves(ShardId(*s))).collect();
+        if ours.is_empty() {
+            return;
+        }
+        let first = ours[pick % ours.len()];
+        let run = (first..).take_while(|shard| ours.contains(shard)).count() as u16;
+        let _ = meta.give(now, first, run.min(1 + count as u16), to);
+    }
+
+    /// Gives shards away, and waits until they are.
+    pub fn move_to(&mut self, shards: std::ops::Range<u16>, to: u16) {
+        for shard in shards {
+            for _ in 0..60_000 {
+                let known: Vec<_> = (0..self.lives.len())
+                    .filter_map(|n| self.meta(n).map(|m| m.serves(ShardId(shard))))
+                    .collect();
+                let Some(owner) = known.iter().position(|serves| *serves) else {
+                    self.step();
+                    continue;
+                };
+                if owner == usize::from(to) {
+                    break;
+                }
+                let now = self.time();
+                if let Some(meta) = self.meta(owner) {
+                    let _ = meta.give(now, shard, 1, NodeId(to));
+                }
+                self.step();
+            }
+            let owner = self.meta(usize::from(to)).is_some_and(|meta| meta.serves(ShardId(shard)));
+            assert!(owner, "shard {shard} has moved");
+        }
+    }
+
+    /// Does for a move what the daemon does.
+    fn further_move(&mut self, node: usize) {
+        let late = self.rng.percent(80);
+        let Some(meta) = self.meta(node) else { return };
+        let gone = |event: &MoveEvent| matches!(event, MoveEvent::Gone(..));
+        let gone = meta.take_move_events().iter().filter(|event| gone(event)).count();
+        match meta.move_wants() {
+            Some(MoveWants::Recall(..)) if !late => meta.given_back(),
+            Some(MoveWants::Lockers(..)) => meta.tell_lockers(Vec::new()),
+            _ => {}
+        }
+        self.moved += gone as u32;
     }
 
     /// The answer that ends the operation, if that is one.
@@ -303,6 +402,9 @@ impl Cluster {
         let Some(meta) = self.meta(node) else { return false };
         if !(dies && before) {
             meta.commit().expect("memory does not fail");
+            if meta.wants_sync() {
+                meta.sync().expect("memory does not fail");
+            }
         }
         if dies {
             let back = self.rng.below(2 * COMES_BACK);
@@ -340,7 +442,7 @@ impl Cluster {
                 if self.rng.percent(self.faults.lost) {
                     self.asked.get_mut(&client).expect("it asks").waits = None;
                 } else {
-                    self.answered(client, finished.result);
+                    self.answered(client, NodeId(node as u16), finished.result);
                 }
             }
         }
@@ -371,7 +473,11 @@ impl Cluster {
                 self.collect(at);
             }
         }
+        if self.rng.below(1000) < self.faults.moves {
+            self.order_move();
+        }
         for node in 0..self.lives.len() {
+            self.further_move(node);
             let Some(meta) = self.meta(node) else { continue };
             if meta.deadline().is_some_and(|deadline| deadline <= time) {
                 meta.tick(time);
@@ -404,12 +510,44 @@ impl Cluster {
                 busy |= self.meta(node).is_none_or(|meta| meta.under_way() > 0);
             }
             if !busy {
-                return;
+                return self.learn_map();
             }
         }
         let left: Vec<_> = (0..self.lives.len())
             .map(|node| self.meta(node).map(|meta| meta.under_way()))
             .collect();
         panic!("something is left: {left:?}, {} clients wait", self.asked.len());
+    }
+
+    /// All nodes agree who serves which shard; that is the map.
+    fn learn_map(&mut self) {
+        let mut map = cluster_map(&self.first);
+        for node in 0..self.lives.len() {
+            self.meta(node).into_iter().for_each(|meta| drop(map.merge(&meta.map().clone())));
+        }
+        for (shard, owner) in map.shards.iter().enumerate() {
+            for node in 0..self.lives.len() {
+                let serves = self.meta(node).is_some_and(|meta| meta.serves(ShardId(shard as u16)));
+                assert_eq!(serves, usize::from(owner.0) == node, "shard {shard} at node {node}");
+            }
+        }
+        self.map = map.shard_map().expect("as many shards");
+    }
+
+    /// Number of nodes.
+    pub fn nodes(&self) -> usize {
+        self.lives.len()
+    }
+}
+
+fn cluster_map(map: &ShardMap) -> ClusterMap {
+    let (shards, moves) = map.places();
+    ClusterMap {
+        volume: config().volume,
+        name: String::new(),
+        epoch: map.epoch(),
+        nodes: Vec::new(),
+        shards: shards.to_vec(),
+        moves: moves.to_vec(),
     }
 }

@@ -118,7 +118,7 @@ impl Single {
 }
 
 /// With `split`, partitions with more entries are split.
-fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
+pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
     split.into_iter().for_each(|entries| cluster.split_above(entries));
@@ -149,16 +149,15 @@ fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     cluster.quiet();
     let inodes = inodes(&mut cluster);
     assert_eq!(inodes, single.meta.inodes(), "seed {seed}");
+    assert!(faults.moves == 0 || cluster.moved > 0, "nothing has moved");
 }
 
-fn inodes(cluster: &mut Cluster) -> u64 {
-    (0..cluster.map.leads().len())
-        .map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes()))
-        .sum()
+pub fn inodes(cluster: &mut Cluster) -> u64 {
+    (0..cluster.nodes()).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
 }
 
 /// Everything below the root, and whether all of it fits.
-fn walk(cluster: &mut Cluster) -> u64 {
+pub fn walk(cluster: &mut Cluster) -> u64 {
     let (mut queue, mut names) = (vec![(ROOT, ROOT)], BTreeMap::<Ino, u32>::new());
     let mut dirs = BTreeSet::new();
     while let Some((dir, parent)) = queue.pop() {
@@ -194,7 +193,7 @@ fn walk(cluster: &mut Cluster) -> u64 {
 }
 
 /// Clients that work at the same time on the same few names.
-fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
+pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
     split.into_iter().for_each(|entries| cluster.split_above(entries));
@@ -235,6 +234,7 @@ fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     cluster.quiet();
     assert_sound(&mut cluster);
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
+    assert!(faults.moves == 0 || cluster.moved > 0, "nothing has moved");
 }
 
 /// A node stays away in the midst of a storm: whoever does not need it goes on.
@@ -383,8 +383,8 @@ fn a_late_request_gets_no_newer_answer() {
     assert!(matches!(newer, Applied::Waits(_)) && newer != first, "{newer:?}");
 }
 
-const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0 };
-const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10 };
+const BAD: Faults = Faults { lost: 10, twice: 10, deaths: 0, moves: 0 };
+const WORSE: Faults = Faults { lost: 5, twice: 10, deaths: 10, moves: 0 };
 
 proptest! {
     #![proptest_config(scaled(100))]

@@ -311,7 +311,7 @@ fn a_very_large_partition_splits_with_several_messages() {
     assert_eq!(partitions(&mut cluster, d).len(), 1);
     cluster.split_above(1024);
     // One of the messages may be lost.
-    cluster.faults = Faults { lost: 5, twice: 5, deaths: 0 };
+    cluster.faults = Faults { lost: 5, twice: 5, deaths: 0, moves: 0 };
     create(&mut cluster, d, "last");
     cluster.quiet();
     let parts = partitions(&mut cluster, d);
@@ -346,6 +346,6 @@ proptest! {
     #[test]
     fn a_listing_is_complete_while_a_directory_splits(seed: u64) {
         listings(seed, Faults::default());
-        listings(seed, Faults { lost: 5, twice: 10, deaths: 10 });
+        listings(seed, Faults { lost: 5, twice: 10, deaths: 10, moves: 0 });
     }
 }

@@ -141,7 +141,8 @@ impl Housekeeper<'_> {
     }
 
     fn data_connection(&mut self, node: NodeId) -> Result<Connection, Away> {
-        let info = self.shared.map.nodes.iter().find(|n| n.id == node).ok_or(Away)?;
+        let map = self.shared.map();
+        let info = map.nodes.iter().find(|n| n.id == node).ok_or(Away)?;
         let endpoint = Endpoint::Tcp(info.address.clone());
         let opened = Connection::open(&endpoint, &self.caller, Role::Data, 0, TIMEOUT);
         opened.map_err(|_| self.away(node))

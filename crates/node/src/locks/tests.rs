@@ -172,7 +172,7 @@ fn what_is_delegated_is_asked_back() {
     // It does not know of it any more, having lost its connection.
     let unknown = LockTold::Unknown { reclaim: true };
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(unknown));
-    let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true };
+    let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(DONE)));
     assert_eq!(desk.set(B, lock(1, span(0, 9), Exclusive), None), Ok(DELEGATED));
 }
@@ -191,7 +191,7 @@ fn nothing_is_left_of_a_client_that_is_gone() {
     // Who comes back is told.
     let lost = LockTold::Unknown { reclaim: false };
     assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(lost));
-    let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true };
+    let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(lost)));
 }
 
@@ -208,7 +208,8 @@ fn after_a_start_nothing_is_granted_before_all_have_come() {
         desk.set(A, lock(1, Span::ALL, Shared), None),
         Ok(LockTold::Unknown { reclaim: true })
     );
-    let claim = |locks: Vec<(Ino, Lock)>, first, last| LockOp::Reclaim { locks, first, last };
+    let claim =
+        |locks: Vec<(Ino, Lock)>, first, last| LockOp::Reclaim { locks, first, last, shards: 0 };
     let held = lock(1, span(0, 9), Exclusive);
     assert_eq!(desk.ask(A, FILE, claim(vec![(FILE, held)], true, false)), Some(Ok(DONE)));
     let more = lock(2, span(30, 39), Exclusive);
@@ -234,7 +235,8 @@ fn what_makes_no_sense_is_refused() {
         assert_eq!(desk.ask(A, FILE, cancel), Some(Err(Errno::EINVAL)));
     }
     assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(DONE));
-    let claim = LockOp::Reclaim { locks: vec![(FILE, backwards)], first: true, last: true };
+    let claim =
+        LockOp::Reclaim { locks: vec![(FILE, backwards)], first: true, last: true, shards: 0 };
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(LockTold::Unknown { reclaim: false })));
 }
 
@@ -323,7 +325,7 @@ impl Play {
         if self.desk.sessions.get(&CLIENTS[client]).is_none_or(|id| *id == 0) {
             return;
         }
-        let op = LockOp::Reclaim { locks, first: true, last: true };
+        let op = LockOp::Reclaim { locks, first: true, last: true, shards: 0 };
         match self.desk.ask(CLIENTS[client], FILE, op) {
             Some(Ok(LockTold::Done { .. })) => {}
             Some(Ok(LockTold::Unknown { reclaim: false })) => {

@@ -59,6 +59,7 @@ impl Volume {
             epoch: 1,
             nodes,
             shards: vec![NodeId(0)],
+            moves: vec![0],
         };
         Volume { dir, map, lease: Duration::from_secs(60) }
     }
@@ -70,6 +71,7 @@ impl Volume {
         let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
         let owner = |shard: u16| map.owner(ShardId(shard)).expect("there is one");
         volume.map.shards = (0..SHARDS_MAX as u16).map(owner).collect();
+        volume.map.moves = vec![0; SHARDS_MAX];
         volume
     }
 

@@ -1,0 +1,161 @@
+//! All records of a block of shards, in portions.
+
+use crate::error::Outcome;
+use crate::keys::{self, Key, tag};
+use crate::state::State;
+use crate::store::Store;
+use crate::transaction::locks::Block;
+use std::ops::ControlFlow;
+use tatami_wire::{Ino, ShardId};
+
+/// Under these tags, what belongs to the inodes of one shard is one range.
+const RANGES: [u8; 8] = [
+    tag::ENTRY,
+    tag::GROWN,
+    tag::INODE,
+    tag::PIECE,
+    tag::TILED,
+    tag::UNSETTLED,
+    tag::WRITER,
+    tag::XATTR,
+];
+/// Under these it is not.
+const SCATTERED: [u8; 4] = [tag::DROPPED, tag::GARBAGE, tag::ORPHAN, tag::YOUNG];
+/// Most records that are looked at in one go.
+const LOOKS_MAX: usize = 64 * 1024;
+
+/// How far the records of a block have been gone through.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Cursor {
+    /// Which of the tags.
+    tag: usize,
+    /// Where to go on under it.
+    from: Option<Key>,
+}
+
+impl Cursor {
+    /// Whether all have been seen.
+    pub fn is_at_end(&self) -> bool {
+        self.tag >= RANGES.len() + SCATTERED.len()
+    }
+}
+
+impl<S: Store> State<S> {
+    /// Some records of the block from `cursor` on: at most so many, and about so many bytes. There may be
+    /// none, though more follow.
+    pub(super) fn records_of(
+        &self,
+        block: Block,
+        cursor: &mut Cursor,
+        keys_max: usize,
+        bytes_max: usize,
+    ) -> Outcome<Vec<(Key, Vec<u8>)>> {
+        let (mut found, mut bytes, mut looks) = (Vec::new(), 0, 0);
+        while !cursor.is_at_end() {
+            let (tag, ranges) = match RANGES.get(cursor.tag) {
+                Some(tag) => (*tag, true),
+                None => (SCATTERED[cursor.tag - RANGES.len()], false),
+            };
+            let start = match cursor.from.take() {
+                Some(from) => from,
+                None if ranges => keys::of_ino(tag, Ino::first_of(ShardId(block.first))),
+                None => vec![tag],
+            };
+            let mut goes_on = None;
+            self.scan(&start, &[tag], &mut |key, value| {
+                let ours = block.has_key(key);
+                if ranges && !ours {
+                    return Ok(ControlFlow::Break(()));
+                }
+                if found.len() >= keys_max || bytes >= bytes_max || looks >= LOOKS_MAX {
+                    goes_on = Some(key.to_vec());
+                    return Ok(ControlFlow::Break(()));
+                }
+                looks += 1;
+                if ours {
+                    bytes += key.len() + value.len();
+                    found.push((key.to_vec(), value.to_vec()));
+                }
+                Ok(ControlFlow::Continue(()))
+            })?;
+            if goes_on.is_some() {
+                cursor.from = goes_on;
+                break;
+            }
+            cursor.tag += 1;
+        }
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+    use tatami_wire::{ClientId, NodeId, Piece, ShardMap, VolumeId};
+
+    /// Records of all tags, of shards 3 to 9.
+    fn state() -> State<MemoryStore> {
+        let map = ShardMap::even(1, 16, &[NodeId(0)]).expect("a power of two");
+        let mut state =
+            State::open(MemoryStore::new(), VolumeId([1; 16]), NodeId(0), map).expect("opens");
+        for shard in 3..10 {
+            let shard = ShardId(shard);
+            let ino = Ino::new(shard, shard, 7);
+            let client = ClientId([5; 16]);
+            for key in [
+                keys::inode(ino),
+                keys::entry(ino, 9, b"name"),
+                keys::xattr(ino, b"user.x"),
+                keys::orphan(client, ino),
+                keys::writer(ino, client),
+                keys::garbage(NodeId(2), ino),
+                keys::unsettled(ino),
+                keys::grown(ino),
+                keys::tiled(ino),
+                keys::piece(ino, 1),
+                keys::dropped(NodeId(2), ino, Piece(3)),
+                // Lives elsewhere.
+                keys::young(Ino::new(ShardId(15), shard, 8)),
+            ] {
+                state.put(key, Some(vec![1; 10]));
+            }
+        }
+        state.put(keys::reply(ClientId([5; 16]), 1), Some(vec![1]));
+        state
+    }
+
+    #[test]
+    fn all_records_of_a_block_are_found_whatever_the_portions() {
+        let state = state();
+        let block = Block { first: 4, count: 3 };
+        for keys_max in [1, 2, 5, 1000] {
+            let (mut cursor, mut all, mut rounds) = (Cursor::default(), Vec::new(), 0);
+            while !cursor.is_at_end() {
+                let some = state.records_of(block, &mut cursor, keys_max, 1 << 20).expect("reads");
+                assert!(some.len() <= keys_max);
+                all.extend(some);
+                rounds += 1;
+            }
+            assert_eq!(all.len(), 3 * 12);
+            assert!(all.iter().all(|(key, _)| block.has_key(key)));
+            all.sort();
+            all.dedup();
+            assert_eq!(all.len(), 3 * 12);
+            assert!(keys_max > 1 || rounds >= 36);
+        }
+    }
+
+    #[test]
+    fn every_tag_belongs_to_a_shard_or_to_the_store() {
+        let of_shards: Vec<u8> = RANGES.into_iter().chain(SCATTERED).collect();
+        let ino = Ino::new(ShardId(3), ShardId(5), 1);
+        for tag in 0..=u8::MAX {
+            let mut key = vec![tag];
+            key.extend([0; 16]);
+            key.extend(ino.0.to_be_bytes());
+            let known = keys::shard_of(&key).is_some();
+            assert_eq!(known, of_shards.contains(&tag) || tag == tag::ANCESTOR, "{tag}");
+        }
+    }
+}

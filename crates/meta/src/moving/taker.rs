@@ -1,0 +1,188 @@
+//! The node that is given shards.
+
+use super::{Brought, MoveEvent, Whole};
+use crate::error::Outcome;
+use crate::keys;
+use crate::shard::Meta;
+use crate::store::Store;
+use crate::transaction::locks::Block;
+use crate::transaction::{later, record};
+use tatami_wire::meta::Bytes;
+use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
+use tatami_wire::{Errno, Timestamp};
+
+/// The giver is asked every so many ms what has become of a move.
+pub(super) const ASK: u64 = 500;
+
+/// What is being brought.
+pub(super) struct Taking {
+    pub brought: Brought,
+    /// The number of the next part.
+    pub next: u32,
+    /// When the giver is asked.
+    pub ask_at: Timestamp,
+}
+
+impl<S: Store> Meta<S> {
+    /// A part of a move to this node.
+    pub(super) fn take_part(&mut self, txid: Txid, part: u32, cargo: Cargo) -> Outcome<()> {
+        let next = self.moves.taking.get(&txid).map(|taking| taking.next);
+        let refused = match (next, cargo) {
+            // It was answered, and that was lost.
+            (Some(next), _) if next == part.wrapping_add(1) => None,
+            (None, Cargo::Shards { first, moves }) if part == 0 => {
+                match self.begin_taking(txid, first, moves)? {
+                    Some(refused) => refused,
+                    // It comes again.
+                    None => return Ok(()),
+                }
+            }
+            (Some(next), Cargo::Records(records)) if next == part => {
+                self.take_records(txid, records)?
+            }
+            (Some(next), Cargo::End { inodes, reserved, lockers }) if next == part => {
+                self.end_taking(txid, Whole { inodes, reserved, lockers })?;
+                None
+            }
+            // This node has died since, or forgotten it.
+            (None, _) => Some(Errno::EAGAIN),
+            (Some(_), _) => return Ok(()),
+        };
+        self.tx.send(txid.node, PeerMessage::Carried { txid, part, refused });
+        Ok(())
+    }
+
+    /// Whether the shards would be taken, or why not; `None` for now.
+    fn begin_taking(
+        &mut self,
+        txid: Txid,
+        first: u16,
+        moves: Vec<u32>,
+    ) -> Outcome<Option<Option<Errno>>> {
+        let shards = self.state.map().count();
+        if moves.is_empty() || usize::from(first) + moves.len() > shards {
+            return Ok(Some(Some(Errno::EINVAL)));
+        }
+        let brought = Brought { first, moves, whole: None };
+        let block = brought.block();
+        let known = self.state.map().places().1;
+        let stale = block
+            .shards()
+            .zip(&brought.moves)
+            .any(|(shard, moves)| self.state.owns(shard) || known[usize::from(shard.0)] > *moves);
+        if stale {
+            self.tell_map(txid.node);
+            return Ok(Some(Some(Errno::ESTALE)));
+        }
+        if !self.state.has_room() {
+            return Ok(Some(Some(Errno::ENOSPC)));
+        }
+        // Of two moves of one shard, one was begun after the other had come to nothing.
+        let mut before = Vec::new();
+        for (other, taking) in &self.moves.taking {
+            match taking.brought.is_before(*other, &brought, txid) {
+                Some(true) => before.push(*other),
+                Some(false) => return Ok(Some(Some(Errno::ESTALE))),
+                None => {}
+            }
+        }
+        for other in before {
+            self.drop_taking(other)?;
+        }
+        if self.moves.clearing.iter().any(|old| old.meets(block)) {
+            return Ok(None);
+        }
+        self.spread_out()?;
+        self.state.put(keys::brought(txid), Some(record::encode(&brought)?));
+        self.state.put_shard();
+        let ask_at = later(self.tx.now, ASK);
+        self.moves.taking.insert(txid, Taking { brought, next: 1, ask_at });
+        self.note_mixed();
+        Ok(Some(None))
+    }
+
+    fn take_records(&mut self, txid: Txid, records: Vec<(Bytes, Bytes)>) -> Outcome<Option<Errno>> {
+        let Some(taking) = self.moves.taking.get_mut(&txid) else { return Ok(None) };
+        let block = taking.brought.block();
+        let sound = |key: &[u8]| block.has_key(key) && keys::parse(key).is_some();
+        let refused = match records.iter().all(|(key, _)| sound(key)) {
+            false => Some(Errno::EINVAL),
+            true if !self.state.has_room() => Some(Errno::ENOSPC),
+            true => None,
+        };
+        if refused.is_some() {
+            self.drop_taking(txid)?;
+            return Ok(refused);
+        }
+        taking.next += 1;
+        for (key, value) in records {
+            self.state.put(key.into_vec(), Some(value.into_vec()));
+        }
+        Ok(None)
+    }
+
+    fn end_taking(&mut self, txid: Txid, whole: Whole) -> Outcome<()> {
+        let Some(taking) = self.moves.taking.get_mut(&txid) else { return Ok(()) };
+        taking.next += 1;
+        taking.brought.whole = Some(whole.clone());
+        let record = record::encode(&taking.brought)?;
+        self.state.put(keys::brought(txid), Some(record));
+        self.moves.wants_sync = true;
+        self.moves.events.push(MoveEvent::Foreseen(whole.lockers));
+        Ok(())
+    }
+
+    /// Serves from now on what the map says is this node's.
+    pub(super) fn take_over(&mut self) -> Outcome<()> {
+        let (mut come, mut vain) = (Vec::new(), Vec::new());
+        let moves = self.state.map().places().1;
+        for (txid, Taking { brought, .. }) in &self.moves.taking {
+            let block = brought.block();
+            let before = || block.shards().zip(&brought.moves);
+            let now = |shard: usize| moves[shard];
+            if before().all(|(shard, moves)| {
+                self.state.owns(shard) && now(usize::from(shard.0)) == moves + 1
+            }) && let Some(whole) = &brought.whole
+            {
+                come.push((*txid, whole.clone()));
+            } else if before().any(|(shard, moves)| now(usize::from(shard.0)) > *moves) {
+                vain.push(*txid);
+            }
+        }
+        for (txid, Whole { inodes, reserved, lockers }) in come {
+            self.moves.taking.remove(&txid);
+            self.state.put(keys::brought(txid), None);
+            self.state.count_inodes(i64::try_from(inodes).unwrap_or(i64::MAX));
+            self.state.raise(reserved);
+            self.state.forget_cached();
+            self.moves.wants_sync = true;
+            self.moves.events.push(MoveEvent::Come(lockers));
+            self.garbage.extend(crate::orphan::garbage_nodes(&self.state)?);
+            self.tx.splits.resume(&self.state, self.tx.now)?;
+        }
+        for txid in vain {
+            self.drop_taking(txid)?;
+        }
+        self.note_mixed();
+        Ok(())
+    }
+
+    /// A move to this node has come to nothing.
+    pub(super) fn drop_taking(&mut self, txid: Txid) -> Outcome<()> {
+        if let Some(taking) = self.moves.taking.remove(&txid) {
+            self.state.put(keys::brought(txid), None);
+            self.clear_later(taking.brought.block())?;
+        }
+        Ok(())
+    }
+}
+
+impl Brought {
+    /// Whether it was begun before the other one; `None` where they have no shard in common.
+    fn is_before(&self, txid: Txid, other: &Brought, other_txid: Txid) -> Option<bool> {
+        let (block, theirs): (Block, Block) = (self.block(), other.block());
+        let common = block.shards().find(|shard| theirs.has(*shard))?;
+        let moves = |of: &Brought| of.moves[usize::from(common.0 - of.first)];
+        Some((moves(self), txid) < (moves(other), other_txid))
+    }
+}
