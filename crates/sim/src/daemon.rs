@@ -107,8 +107,6 @@ pub(crate) struct Daemon {
     durability: Durability,
     defect: Option<Defect>,
     split_above: Option<u64>,
-    /// Whether its disk takes no more records.
-    full: bool,
     /// Slots that no client has, for [`Defect::ForgetsAnswers`].
     strange: u32,
 }
@@ -135,7 +133,6 @@ impl Daemon {
             durability,
             defect,
             split_above,
-            full: false,
             strange: 1 << 20,
         };
         daemon.up(Timestamp::from_sec(0))?;
@@ -148,23 +145,6 @@ impl Daemon {
             self.inbox.push(input);
         }
         self.inbox.len() == 1
-    }
-
-    /// Its disk is full from now on, or is not any more.
-    pub fn set_full(&mut self, full: bool) {
-        self.full = full;
-        match &mut self.life {
-            Some(Life::Up(meta)) => meta.store_mut().set_full(full),
-            Some(Life::Down(store)) => store.set_full(full),
-            None => {}
-        }
-    }
-
-    /// The disk has no room for what is committed next.
-    pub fn fail_for_want_of_room(&mut self) {
-        if let Some(Life::Up(meta)) = &mut self.life {
-            meta.store_mut().fail_commit(0, Fault::Full);
-        }
     }
 
     /// When it has something to do, if nothing arrives before.
@@ -217,12 +197,7 @@ impl Daemon {
                 meta.commit().is_ok() && (!syncs || meta.sync().is_ok())
             }
         };
-        let lives = stays || death.is_none() && !meta.is_poisoned();
-        if !stays && self.defect != Some(Defect::AnswersEarly) {
-            // What was not written has not happened.
-            replies.clear();
-        }
-        if lives {
+        if stays {
             for Finished { ticket, result, .. } in meta.finished() {
                 let asked = self.waiting.remove(&ticket).unwrap_or_default();
                 replies.extend(asked.iter().map(|request| request.answered(result.clone())));
@@ -238,13 +213,13 @@ impl Daemon {
         let some = rng.usize(..=outputs.len());
         let leaving = match death {
             _ if self.defect == Some(Defect::AnswersEarly) => outputs.len(),
-            None if lives => outputs.len(),
+            None if stays => outputs.len(),
             Some(Death::Answering) if stays => some,
             _ => 0,
         };
         outputs.truncate(leaving);
         self.life = Some(Life::Up(meta));
-        if !lives || death.is_some() {
+        if death.is_some() || !stays {
             self.die();
         }
         outputs

@@ -5,7 +5,7 @@
 //! that die at any step of their rounds, by a kill or a power cut. Several daemons share the namespace: what
 //! they tell each other is delayed, lost, repeated and reordered, too, some of it by so much that it
 //! arrives in another life; pairs of them are cut off from each other, in one direction or both; their clocks
-//! differ, and are set; their disks are full for a while, or when they commit. Then the faults stop, and it is checked that
+//! differ, and are set. Then the faults stop, and it is checked that
 //!
 //! - every operation comes to its end (*progress*), those of clients that died excepted, and no transaction
 //!   is left; while one daemon stays dead for long, all operations that do not concern it come to

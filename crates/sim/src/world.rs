@@ -25,8 +25,6 @@ const GRACE_SPREAD: Time = 60_000_000;
 /// How long one daemon stays away when there are no other faults any more, and everything that does not
 /// concern it must have come to its end.
 const ABSENCE: Time = 8_000_000;
-/// Of so many rounds, one finds the disk full when it commits.
-const FULL: u32 = 100;
 /// Clients that die in the middle of an operation. Each doubles the work of the checker.
 const DEATHS_MAX: usize = 2;
 
@@ -122,8 +120,6 @@ pub struct Report {
     pub messages: u32,
     /// Requests that were put to a partition that had not got the name.
     pub corrected: u32,
-    /// Operations that met a full disk, and were asked for anew.
-    pub refused: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
     /// A hash of all events: equal for equal runs.
@@ -168,8 +164,6 @@ enum Event {
     /// Messages of one do not reach the other any more.
     Cut(usize, usize),
     Mend(usize, usize),
-    /// The disk of one is full, or is not any more.
-    Full(usize, bool),
     /// A clock is set forward by so many microseconds, or back.
     Clock(usize, i64),
     Calm,
@@ -289,11 +283,6 @@ impl World {
                 self.cut(to, from, at, long);
             }
         }
-        for _ in 0..self.rng.u32(..2) {
-            let (at, node) = (self.rng.u64(..calm), self.rng.usize(..nodes));
-            self.agenda.after(at, Event::Full(node, true));
-            self.agenda.after(at + self.rng.u64(..calm / 4), Event::Full(node, false));
-        }
         for node in 0..nodes {
             let ahead = self.rng.i64(-5_000_000..=5_000_000);
             self.cluster.set_clock(node, ahead);
@@ -408,7 +397,6 @@ impl World {
             Event::ClientDies(slot) => self.client_dies(slot),
             Event::Cut(from, to) => self.cluster.cut(from, to),
             Event::Mend(from, to) => self.cluster.mend(from, to),
-            Event::Full(node, full) => self.cluster.daemons[node].set_full(full),
             Event::Clock(node, step) => self.cluster.set_clock(node, step),
             Event::Calm => self.calm_down(),
             Event::Return(node) => {
@@ -425,7 +413,6 @@ impl World {
     fn calm_down(&mut self) {
         self.calm = true;
         self.cluster.mend_all();
-        self.cluster.daemons.iter_mut().for_each(|daemon| daemon.set_full(false));
         if let Some(absent) = self.absent {
             self.cluster.daemons[absent].die();
         }
@@ -489,9 +476,6 @@ impl World {
         let now = self.clock(node);
         let dies = !self.calm && self.rng.u32(..self.ways.deaths) == 0;
         let death = dies.then(|| Death::ALL[self.rng.usize(..Death::ALL.len())]);
-        if !self.cluster.is_alone() && !self.calm && self.rng.u32(..FULL) == 0 {
-            self.cluster.daemons[node].fail_for_want_of_room();
-        }
         let outputs = self.cluster.daemons[node].round(&mut self.rng, now, death);
         let manners = self.manners();
         for output in outputs {
@@ -552,13 +536,6 @@ impl World {
         // Nothing has happened.
         if reply.result == Err(Errno::EAGAIN) {
             self.report.repeated += 1;
-            self.send(number);
-            return Ok(());
-        }
-        if reply.result == Err(Errno::ENOSPC) {
-            slot.sent = None;
-            slot.seq += 1;
-            self.report.refused += 1;
             self.send(number);
             return Ok(());
         }
@@ -709,8 +686,6 @@ mod tests {
             let alone = options(0).nodes == 1;
             assert!(if alone { messages == 0 } else { messages > 2000 });
             assert!(if alone { corrected == 0 } else { corrected > 50 }, "{corrected} corrected");
-            let refused = sum(|r| r.refused);
-            assert!(if alone { refused == 0 } else { refused > 10 }, "{refused} refused");
         }
     }
 
