@@ -88,7 +88,7 @@ impl Slot {
             let mut op = operation(pending);
             self.directories.locate(map, seed(), &mut op);
             // Nobody can tell but by the answer.
-            if self.seq % 2 == 0 && !self.alone { as_act(op) } else { op }
+            if self.seq.is_multiple_of(2) && !self.alone { as_act(op) } else { op }
         });
         let op = op.clone();
         let Slot { process, client, number, seq, connection, .. } = *self;
