@@ -174,7 +174,7 @@ fn close(sides: &Sides<'_>, written: Vec<(Item, FileHandle)>, preserve: bool) ->
 
 impl Facts {
     /// What is kept of the original besides the bytes.
-    pub fn to_keep(&self) -> SetAttr {
+    pub fn to_keep(self) -> SetAttr {
         SetAttr {
             mode: Some(self.mode),
             mtime: Some(tatami_wire::SetTime::At(self.mtime)),

@@ -1,10 +1,10 @@
 //! Who we are, which nodes there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
-use crate::delegations::{Asked, Delegations};
+use crate::delegations::Delegations;
 use crate::locks::Locks;
 use crate::partitions::Partitions;
-use crate::peer::{Begun, Peer, Retry};
+use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -238,28 +238,29 @@ impl Client {
         };
         // All must be ended, whatever comes of the first.
         let begun: Vec<Result<_, Errno>> = calls.iter().map(begin).collect();
-        let mut away = Vec::new();
-        let end =
-            |(begun, (node, call)): (Result<(&Arc<Peer>, Asked, Begun), _>, &(_, MetaCall))| {
-                let (peer, asked, begun) = begun?;
-                // Who has not answered another for so long is not waited for once more.
-                let patience = if away.contains(node) { Duration::ZERO } else { self.patience };
-                let (result, granted) = match peer.end_within(patience, begun, call) {
-                    Ok((result, granted)) => (result, granted),
-                    Err(e) => (Err(e), None),
-                };
-                if result == Err(Errno::EHOSTDOWN) {
-                    away.push(*node);
+        let (mut away, mut results) = (Vec::new(), Vec::with_capacity(calls.len()));
+        for (begun, (node, call)) in begun.into_iter().zip(calls) {
+            let (peer, asked, begun) = match begun {
+                Ok(begun) => begun,
+                Err(e) => {
+                    results.push(Err(e));
+                    continue;
                 }
-                peer.delegations.learn(
-                    &call.op,
-                    asked,
-                    result.as_ref().map_err(|e| *e),
-                    granted.as_ref(),
-                );
-                result
             };
-        begun.into_iter().zip(calls).map(end).collect()
+            // Who has not answered another for so long is not waited for once more.
+            let patience = if away.contains(node) { Duration::ZERO } else { self.patience };
+            let (result, granted) = match peer.end_within(patience, begun, call) {
+                Ok((result, granted)) => (result, granted),
+                Err(e) => (Err(e), None),
+            };
+            if result == Err(Errno::EHOSTDOWN) {
+                away.push(*node);
+            }
+            let told = result.as_ref().map_err(|e| *e);
+            peer.delegations.learn(&call.op, asked, told, granted.as_ref());
+            results.push(result);
+        }
+        results
     }
 
     /// Whether anything may be delegated to us.

@@ -25,7 +25,7 @@ type Told = (MetaReply, bool);
 impl<S: Store> Meta<S> {
     /// Runs an operation that changes something, or several.
     pub(crate) fn change(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<Told> {
-        let (reply, wrote) = match op {
+        let (reply, _) = match op {
             MetaOp::Acts { acts } => self.act_all(ctx, cred, acts)?,
             MetaOp::Clear { dir, after, limit, tell } => {
                 let mut txn = Txn::new(&mut self.state, ctx, cred);
@@ -34,10 +34,9 @@ impl<S: Store> Meta<S> {
             }
             _ => return self.change_one(ctx, cred, op),
         };
-        if wrote {
-            self.state.put(keys::reply(ctx.client, ctx.slot), Some(encode_reply(ctx.seq, &reply)?));
-        }
-        Ok((reply, wrote))
+        // Also where nothing was done: what a late repetition did, the client would not know of.
+        self.state.put(keys::reply(ctx.client, ctx.slot), Some(encode_reply(ctx.seq, &reply)?));
+        Ok((reply, true))
     }
 
     fn change_one(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<Told> {
