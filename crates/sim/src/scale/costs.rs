@@ -56,12 +56,12 @@ pub struct Network {
 impl Network {
     /// No time at all.
     pub const NONE: Network = Network { near: 0, far: 0 };
-    /// Machines of one hall with 10 to 100 Gbit/s Ethernet and the kernel's TCP: 25 to 50 µs one way, through the interrupt
-    /// and one to three switches ("It's Time for Low Latency", Rumble et al., HotOS 2011, has 300 µs and less there and back for
-    /// the usual data centre; netperf TCP_RR on current hardware 50 to 100 µs).
+    /// Machines of one hall with Ethernet and the kernel's TCP, 25 to 50 µs one way: interrupts, both stacks and one to three switches. Data
+    /// centres of 2011 had 200 to 500 µs there and back, of which most was software ("It's Time for Low Latency", Rumble et al.,
+    /// HotOS 2011); a round trip of 50 to 100 µs is what is usual now within a hall.
     pub const ETHERNET: Network = Network { near: 25_000, far: 50_000 };
-    /// A fabric of InfiniBand class: 1.5 to 2.5 µs one way, through the adapter and up to three switches of 0.1 to 0.2 µs
-    /// ("Design Guidelines for High Performance RDMA Systems", Kalia et al., ATC 2016: 2 µs for a small message).
+    /// A fabric of InfiniBand class, 1.5 to 2.5 µs one way: past the kernel, through two adapters and up to three switches; a
+    /// small message of RDMA takes 1 to 2 µs ("Design Guidelines for High Performance RDMA Systems", Kalia et al., USENIX ATC 2016).
     pub const INFINIBAND: Network = Network { near: 1_500, far: 2_500 };
     /// Sites some 1,000 km apart: light takes 5 µs a km in glass, so 5 ms one way, within a tenth.
     pub const WIDE: Network = Network { near: 4_500_000, far: 5_500_000 };
