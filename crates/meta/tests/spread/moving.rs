@@ -34,7 +34,9 @@ fn plant(cluster: &mut Cluster) {
     for n in 0..6 {
         let d = dir(cluster, ROOT, &format!("d{n}"));
         let below = dir(cluster, d, "below");
-        (0..10).for_each(|n| drop(create(cluster, below, &format!("f{n}"))));
+        for n in 0..10 {
+            create(cluster, below, &format!("f{n}"));
+        }
         // Nothing is ever made in it.
         dir(cluster, d, "young");
     }
