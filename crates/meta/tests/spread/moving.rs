@@ -56,6 +56,7 @@ fn a_volume_grows_from_one_node_and_shrinks_again() {
         cluster.quiet();
         assert_sound(&mut cluster);
     }
+    assert_eq!(cluster.moved, 17);
     let count = walk(&mut cluster);
     cluster.quiet();
     assert_eq!(inodes(&mut cluster), count);
