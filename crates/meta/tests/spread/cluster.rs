@@ -299,7 +299,9 @@ impl Cluster {
         let (seq, again) = (self.seq, self.now + 2);
         let map = self.meta(usize::from(node.0)).map(|meta| meta.map().clone());
         let known = self.maps.get_mut(&client).expect("it has asked");
-        map.into_iter().for_each(|map| drop(known.merge(&map)));
+        if let Some(map) = map {
+            known.merge(&map);
+        }
         let asked = self.asked.get_mut(&client).expect("it asks");
         (asked.seq, asked.waits, asked.ask_at) = (seq, None, again);
     }
@@ -523,7 +525,9 @@ impl Cluster {
     fn learn_map(&mut self) {
         let mut map = cluster_map(&self.first);
         for node in 0..self.lives.len() {
-            self.meta(node).into_iter().for_each(|meta| drop(map.merge(&meta.map().clone())));
+            if let Some(meta) = self.meta(node) {
+                map.merge(meta.map());
+            }
         }
         for (shard, owner) in map.shards.iter().enumerate() {
             for node in 0..self.lives.len() {

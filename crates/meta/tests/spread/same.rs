@@ -149,7 +149,6 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     cluster.quiet();
     let inodes = inodes(&mut cluster);
     assert_eq!(inodes, single.meta.inodes(), "seed {seed}");
-    assert!(faults.moves == 0 || cluster.moved > 0, "nothing has moved");
 }
 
 pub fn inodes(cluster: &mut Cluster) -> u64 {
@@ -234,7 +233,6 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     cluster.quiet();
     assert_sound(&mut cluster);
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
-    assert!(faults.moves == 0 || cluster.moved > 0, "nothing has moved");
 }
 
 /// A node stays away in the midst of a storm: whoever does not need it goes on.
