@@ -93,6 +93,14 @@ impl Locks {
         self.by_key.keys().any(|key| block.has_key(key))
     }
 
+    /// Whether the transaction has something of these shards.
+    pub fn has_some(&self, txid: &Txid, block: Block) -> bool {
+        self.held.get(txid).is_some_and(|Held { prepared, .. }| {
+            let writes = prepared.writes.iter().map(|item| &item.key);
+            writes.chain(&prepared.intents).chain(&prepared.reads).any(|key| block.has_key(key))
+        })
+    }
+
     /// Who keeps others from seeing the record.
     pub fn against_reading(&self, key: &[u8]) -> Option<Txid> {
         match self.by_key.get(key) {

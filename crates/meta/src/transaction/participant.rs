@@ -99,7 +99,9 @@ impl<S: Store> Meta<S> {
         let mut on: BTreeSet<Txid> =
             readers.chain(writers).filter(|holder| *holder != txid).collect();
         // A move waits for those that have something of its shards: they get what else they need there.
-        if let Some((_, by)) = self.state.locks.closed().filter(|_| held.is_some()) {
+        if let Some((block, by)) = self.state.locks.closed()
+            && self.state.locks.has_some(&txid, block)
+        {
             on.remove(&by);
         }
         if !on.is_empty() {

@@ -49,6 +49,8 @@ impl<S: Store> Txn<'_, S> {
         let Some(at) = spread.young.iter().position(|young| *young == ino) else { return };
         let young = keys::young(ino);
         spread.young.swap_remove(at);
+        // Who asks there what is above it must not be told that it is nowhere, until it is there.
+        spread.moved.push(ino);
         self.inode_delta += i64::from(self.state.owns(ino.shard()));
         self.inode_delta -= i64::from(self.state.owns(ino.birth()));
         self.delete(young);
