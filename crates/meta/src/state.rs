@@ -115,8 +115,9 @@ impl<S: Store> State<S> {
             shards: shards.to_vec(),
             moves: moves.to_vec(),
         };
-        if let Some(bytes) = store.get(&keys::map())? {
-            let known = record::decode(&bytes).map_err(|_| OpenError::Damaged("map record"))?;
+        let moved = store.get(&keys::map())?;
+        if let Some(bytes) = &moved {
+            let known = record::decode(bytes).map_err(|_| OpenError::Damaged("map record"))?;
             absorb(&mut cluster, &known);
         }
         let map = cluster.shard_map().ok_or(OpenError::Damaged("map record"))?;
@@ -126,7 +127,8 @@ impl<S: Store> State<S> {
             cluster,
             cluster_before: None,
             alone,
-            spread: !alone,
+            // Directories that were on several nodes stay in partitions, wherever these are.
+            spread: !alone || moved.is_some(),
             mixed: false,
             put_shard: false,
             overlay: Overlay::default(),

@@ -206,6 +206,26 @@ fn a_closed_shard_waits_for_a_dead_taker_no_longer_than_it_must() {
     assert_sound(&mut cluster);
 }
 
+#[test]
+fn a_large_directory_comes_back_to_one_node() {
+    let mut cluster = Cluster::new(2, 16, 1);
+    cluster.split_above(4);
+    for n in 0..40 {
+        create(&mut cluster, ROOT, &format!("f{n}"));
+    }
+    cluster.quiet();
+    let there: Vec<u16> = (0..16)
+        .filter(|shard| cluster.meta(1).is_some_and(|meta| meta.serves(ShardId(*shard))))
+        .collect();
+    there.into_iter().for_each(|shard| cluster.move_to(shard..shard + 1, 0));
+    cluster.kill(0, 10);
+    cluster.quiet();
+    assert_eq!(walk(&mut cluster), 41);
+    assert_sound(&mut cluster);
+    create(&mut cluster, ROOT, "more");
+    assert_eq!(walk(&mut cluster), 42);
+}
+
 proptest! {
     #![proptest_config(scaled(60))]
 
