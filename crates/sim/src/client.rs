@@ -3,6 +3,7 @@
 use crate::history::Process;
 use crate::spec::{Answer, Call, Name};
 use fastrand::Rng;
+use tatami_wire::act::{Act, Acted};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::partition::{Directories, name_hash, name_seed};
 use tatami_wire::{
@@ -54,6 +55,8 @@ pub(crate) struct Slot {
     pub sent: Option<MetaOp>,
     /// What was known of partitions was forgotten for it.
     pub forgotten: bool,
+    /// It was not done as one of many, and is asked alone.
+    pub alone: bool,
     /// How the listing that it has begun goes on.
     pub goes_on: Option<Call>,
     pub process: Process,
@@ -84,7 +87,8 @@ impl Slot {
         let op = self.sent.get_or_insert_with(|| {
             let mut op = operation(pending);
             self.directories.locate(map, seed(), &mut op);
-            op
+            // Nobody can tell but by the answer.
+            if self.seq.is_multiple_of(2) && !self.alone { as_act(op) } else { op }
         });
         let op = op.clone();
         let Slot { process, client, number, seq, connection, .. } = *self;
@@ -102,6 +106,41 @@ pub(crate) fn hash(name: Name) -> u64 {
     name_hash(seed(), &bytes(name))
 }
 
+/// The operation as one of many, if it can be.
+fn as_act(op: MetaOp) -> MetaOp {
+    let act = match op {
+        MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
+            Act::Create { parent, name, node, mode, umask, exclusive, open }
+        }
+        MetaOp::Unlink { parent, name, keep } => Act::Unlink { parent, name, keep },
+        MetaOp::Rmdir { parent, name, keep } => Act::Rmdir { parent, name, keep },
+        MetaOp::GetAttr { ino } => Act::GetAttr { ino },
+        op => return op,
+    };
+    // The other one finds what the first one has left.
+    let entry = act.entry().map(|(parent, name)| Act::Find { parent, name: name.clone() });
+    MetaOp::Acts { acts: [Some(act), entry].into_iter().flatten().collect() }
+}
+
+/// The operation that was sent.
+fn alone(sent: &MetaOp) -> MetaOp {
+    match sent {
+        MetaOp::Acts { acts } => acts.first().cloned().map_or(MetaOp::Sync, MetaOp::from),
+        op => op.clone(),
+    }
+}
+
+/// The answer to the operation that was sent; nothing where it was not done, since it must be asked alone.
+pub(crate) fn answer_alone(result: &MetaResult) -> Option<MetaResult> {
+    match result {
+        Ok(MetaReply::Acted(all)) => match all.first()?.clone() {
+            Acted::Parted { part, range } => Some(Ok(MetaReply::Parted { part, range })),
+            acted => acted.result(),
+        },
+        result => Some(result.clone()),
+    }
+}
+
 /// Learns from an answer that says that something is elsewhere. Whether it is to be asked for there.
 pub(crate) fn is_corrected(
     (directories, forgotten): (&mut Directories, &mut bool),
@@ -115,7 +154,7 @@ pub(crate) fn is_corrected(
             true
         }
         // The partition may be gone, or what else the operation needs.
-        Err(Errno::ESTALE) if !*forgotten && operation(call) != *sent => {
+        Err(Errno::ESTALE) if !*forgotten && operation(call) != alone(sent) => {
             *forgotten = true;
             directories.forget(seed(), &operation(call));
             true

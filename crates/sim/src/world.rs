@@ -1,6 +1,8 @@
 //! A run: who does what when, and what is checked in the end.
 
-use crate::client::{Known, NAMES, Reply, Request, Slot, answer, is_corrected, operation, seed};
+use crate::client::{
+    Known, NAMES, Reply, Request, Slot, answer, answer_alone, is_corrected, operation, seed,
+};
 use crate::cluster::Cluster;
 use crate::daemon::{Death, Defect, Durability, Input, Output};
 use crate::history::History;
@@ -237,6 +239,7 @@ impl World {
                 let slot = Slot {
                     directories: Directories::default(),
                     sent: None,
+                    alone: false,
                     goes_on: None,
                     forgotten: false,
                     process,
@@ -450,7 +453,7 @@ impl World {
         slot.left -= 1;
         slot.seq += 1;
         slot.pending = Some(call.clone());
-        (slot.sent, slot.forgotten) = (None, false);
+        (slot.sent, slot.forgotten, slot.alone) = (None, false, false);
         self.history.asked(slot.process, call);
         self.send(number);
     }
@@ -536,9 +539,15 @@ impl World {
             self.send(number);
             return Ok(());
         }
+        let Some(result) = answer_alone(&reply.result) else {
+            (slot.sent, slot.alone) = (None, true);
+            slot.seq += 1;
+            self.send(number);
+            return Ok(());
+        };
         let known = (&mut slot.directories, &mut slot.forgotten);
         if let (Some(call), Some(sent)) = (&slot.pending, &slot.sent)
-            && is_corrected(known, &self.cluster.map, (call, sent), &reply.result)
+            && is_corrected(known, &self.cluster.map, (call, sent), &result)
         {
             self.report.corrected += 1;
             slot.sent = None;
@@ -547,8 +556,8 @@ impl World {
             return Ok(());
         }
         let Some(call) = slot.pending.take() else { return Ok(()) };
-        let answer = answer(&reply.result)
-            .ok_or_else(|| format!("{call:?} was answered by {:?}", reply.result))?;
+        let answer =
+            answer(&result).ok_or_else(|| format!("{call:?} was answered by {result:?}"))?;
         if !slot.apart {
             self.known.learn(&answer);
         } else if matches!(answer, Answer::Node { is_dir: false, .. }) {
