@@ -263,7 +263,8 @@ fn an_old_map_is_corrected() {
             break;
         }
     }
-    assert_eq!(client.map().epoch, 2);
+    let map = client.map();
+    assert!(map.epoch > 1 && map.shards == volume.map.shards && map.moves == volume.map.moves);
 }
 
 /// While a node is away, what does not concern it goes on; the rest waits and is then done.
