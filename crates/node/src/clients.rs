@@ -15,6 +15,8 @@ struct Entry {
     uid: Option<u32>,
     connections: u32,
     left: Option<Instant>,
+    /// When it last said by itself that it is there, if it does that.
+    heard: Option<Instant>,
 }
 
 /// All clients that have been connected since the start.
@@ -42,7 +44,8 @@ impl Clients {
                 entries.remove(&oldest);
             }
         }
-        let entry = entries.entry(client).or_insert(Entry { uid, connections: 0, left: None });
+        let entry =
+            entries.entry(client).or_insert(Entry { uid, connections: 0, left: None, heard: None });
         if entry.uid != uid {
             return false;
         }
@@ -87,11 +90,21 @@ impl Clients {
         *strangers.entry(client).or_insert_with(Instant::now)
     }
 
-    /// All connected clients, in order.
-    pub(crate) fn connected(&self) -> Vec<ClientId> {
+    /// The client says that it is there, as it does again and again from now on.
+    pub(crate) fn hear(&self, client: ClientId) {
+        if let Some(entry) = self.entries.lock().get_mut(&client) {
+            entry.heard = Some(Instant::now());
+        }
+    }
+
+    /// All connected clients, in order, without those that have not said for `lease` that they are there: a
+    /// process that was stopped keeps its connections.
+    pub(crate) fn alive(&self, lease: Duration) -> Vec<ClientId> {
         let entries = self.entries.lock();
+        let is_alive =
+            |e: &Entry| e.connections > 0 && e.heard.is_none_or(|at| at.elapsed() < lease);
         let mut ids: Vec<_> =
-            entries.iter().filter(|(_, e)| e.connections > 0).map(|(id, _)| *id).collect();
+            entries.iter().filter(|(_, e)| is_alive(e)).map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids
     }
@@ -112,7 +125,10 @@ mod tests {
         assert!(clients.arrive(A, None));
         clients.leave(A);
         assert!(!clients.is_expired(A, Duration::ZERO), "one connection is left");
-        assert_eq!(clients.connected(), [A]);
+        assert_eq!(clients.alive(Duration::ZERO), [A], "it has not said that it would tell");
+        clients.hear(A);
+        assert_eq!(clients.alive(Duration::from_secs(3600)), [A]);
+        assert_eq!(clients.alive(Duration::ZERO), []);
         clients.leave(A);
         assert!(clients.is_expired(A, Duration::ZERO));
         assert!(!clients.is_expired(A, Duration::from_secs(3600)));

@@ -506,6 +506,7 @@ impl Executor {
             match connection.next_word() {
                 Ok(RecallCall::Alive) => {
                     self.recalls.alive(client);
+                    self.shared.clients.hear(client);
                     let millis = self.recalls.term().as_millis() as u32;
                     let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
                     let epoch = self.moving.map.epoch;

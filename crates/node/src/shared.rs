@@ -106,7 +106,7 @@ impl Shared {
             bytes_read: self.counters.bytes_read.get(),
             bytes_written: self.counters.bytes_written.get(),
             mounts: self.mounts.lock().values().cloned().collect(),
-            clients: self.clients.connected(),
+            clients: self.clients.alive(self.lease),
         }
     }
 

@@ -251,7 +251,7 @@ pub struct NodeStatus {
     pub bytes_written: u64,
     /// Mounts that live on this node.
     pub mounts: Vec<MountInfo>,
-    /// Clients that hold a session here.
+    /// Clients that are connected here, without those that were to say that they are there and have not for a lease.
     pub clients: Vec<ClientId>,
 }
 
