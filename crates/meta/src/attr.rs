@@ -12,8 +12,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, CLOSED_MAX, DataState, MetaReply};
 use tatami_wire::{
-    Access, Cap, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr, SetTime, Timestamp,
-    VolumeKey,
+    Access, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr, SetTime,
+    Timestamp, VolumeKey,
 };
 
 pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
@@ -232,6 +232,17 @@ const MARK: &[u8] = &[1];
 /// The same, where nobody else could since there was no object: what the client says of the
 /// object's existence is true.
 const SOLE_MARK: &[u8] = &[2];
+/// The same as [`MARK`], of a client that has made pieces of the file.
+const MAKER_MARK: &[u8] = &[3];
+
+/// The client has made pieces: when it closes the file, they are looked at.
+pub(crate) fn note_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+    let mark = keys::writer(ino, txn.ctx.client);
+    if txn.get(&mark)?.is_some() {
+        txn.put(mark, MAKER_MARK.to_vec());
+    }
+    Ok(())
+}
 
 /// Somebody else may make an object now.
 fn not_sole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
@@ -255,9 +266,9 @@ pub(crate) fn commit<S: Store>(
         return Err(Errno::EINVAL.into());
     }
     let mark = keys::writer(ino, txn.ctx.client);
-    let marked = old.writers > 0 && txn.get(&mark)?.is_some();
+    let marked = if old.writers > 0 { txn.get(&mark)? } else { None };
     if let Some(state) = state {
-        if !marked {
+        if marked.is_none() {
             // A client that was taken for dead and came back: it may still
             // tell what it could write if it opened the file now.
             permission::check(&old, txn.cred, want::WRITE)?;
@@ -283,18 +294,26 @@ pub(crate) fn commit<S: Store>(
             inode.touched = true;
         }
     }
-    if close && marked {
-        unmark(txn, ino, mark)?;
+    if let Some(value) = marked.filter(|_| close) {
+        unmark(txn, ino, txn.ctx.client, (mark, &value))?;
     }
     Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
 }
 
 /// Takes the note away that a client may change the bytes.
-fn unmark<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mark: Key) -> Outcome<()> {
+pub(crate) fn unmark<S: Store>(
+    txn: &mut Txn<'_, S>,
+    ino: Ino,
+    client: ClientId,
+    (mark, value): (Key, &[u8]),
+) -> Outcome<()> {
     txn.edit_hidden(ino)?.writers -= 1;
     txn.delete(mark);
-    tiled::release(txn, ino, Some(txn.ctx.client))?;
-    tiled::abandon(txn, ino)
+    tiled::release(txn, ino, Some(client))?;
+    if value == MAKER_MARK {
+        tiled::abandon(txn, ino, client)?;
+    }
+    Ok(())
 }
 
 /// Files that the client has not open for writing any more; those in `empty` have no object,
@@ -319,7 +338,7 @@ pub(crate) fn closed<S: Store>(
             let told_of = inode.size > 0 || inode.blocks > 0 || inode.pieces || inode.unsettled;
             inode.touched = told_of || inode.writers > 1;
         }
-        unmark(txn, ino, mark)?;
+        unmark(txn, ino, txn.ctx.client, (mark, &value))?;
     }
     Ok(MetaReply::Done)
 }

@@ -33,13 +33,11 @@ pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaR
 /// Takes the writer's mark of `client` away; whether there was one.
 fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
     let mark = keys::writer(ino, client);
-    if txn.inode(ino)?.writers == 0 || txn.get(&mark)?.is_none() {
+    if txn.inode(ino)?.writers == 0 {
         return Ok(false);
     }
-    txn.edit(ino)?.writers -= 1;
-    txn.delete(mark);
-    tiled::release(txn, ino, Some(client))?;
-    tiled::abandon(txn, ino)?;
+    let Some(value) = txn.get(&mark)? else { return Ok(false) };
+    attr::unmark(txn, ino, client, (mark, &value))?;
     Ok(true)
 }
 

@@ -16,7 +16,7 @@ mod relayout;
 pub(crate) use record::{PieceRecord, Tiled};
 pub(crate) use relayout::{disturb, is_reserved, relayout, release, reserve};
 
-use crate::attr::{check_state, is_later};
+use crate::attr::{check_state, is_later, note_maker};
 use crate::error::Outcome;
 use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
@@ -81,6 +81,7 @@ pub(crate) fn add_pieces<S: Store>(
     let inode = txn.edit_hidden(ino)?;
     inode.pieces = true;
     inode.touched = true;
+    note_maker(txn, ino)?;
     Ok(MetaReply::Pieces { first, stamp })
 }
 
@@ -395,18 +396,28 @@ pub(crate) fn learn<S: Store>(
     Ok(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state })
 }
 
-/// A client has the file not open for writing any more: if it leaves open pieces behind,
-/// their journals must be read.
-pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+/// A client that has made pieces has the file not open for writing any more: if it leaves open
+/// ones behind, their journals must be read.
+pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<()> {
     if !txn.peek(ino, |inode| inode.layout.is_tiled() && !inode.unsettled)? {
         return Ok(());
     }
     let inode = txn.inode(ino)?;
-    if load(txn, ino, &inode)?.is_some_and(|tiled| tiled.open > 0) {
+    if load(txn, ino, &inode)?.is_some_and(|tiled| tiled.open > 0) && has_open(txn, ino, client)? {
         txn.edit_hidden(ino)?.unsettled = true;
         txn.put(keys::unsettled(ino), vec![1]);
     }
     Ok(())
+}
+
+/// Whether pieces that this client has made are open.
+fn has_open<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
+    let (prefix, mut found) = (keys::of_ino(tag::PIECE, ino), false);
+    txn.scan(&prefix, &prefix, &mut |_, value| {
+        found = PieceRecord::decode(value)?.writer == Some(client);
+        Ok(if found { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(found)
 }
 
 /// Removes all records of pieces; their objects become garbage. Returns the nodes that keep some.

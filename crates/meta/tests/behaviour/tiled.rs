@@ -280,6 +280,26 @@ fn a_close_without_a_publication_is_the_end_of_a_writer_too() {
 }
 
 #[test]
+fn who_made_no_piece_leaves_none_behind() {
+    let mut s = Shard::new();
+    let (ino, first, stamp) = tiled(&mut s);
+    s.as_client(B).open(ino, Access::BOTH).expect("open");
+    s.as_client(B).commit(ino, None, true).expect("closed");
+    assert!(s.as_client(A).unsettled().is_empty(), "the pieces are another's, who has it open");
+    // The one piece of its own is closed before.
+    s.as_client(B).open(ino, Access::BOTH).expect("open");
+    let (own, _) = s.as_client(B).add_pieces(ino, &[(0, 1)]).expect("a piece");
+    let parts = vec![part(own, run(9, stamp + 1, 0, 5), true)];
+    s.as_client(B).publish(ino, parts).expect("published");
+    s.as_client(B).commit(ino, None, true).expect("closed");
+    assert!(s.as_client(A).unsettled().is_empty());
+    s.publish(ino, vec![part(first, run(0, stamp + 1, 0, 500), true)]).expect("published");
+    s.commit(ino, None, true).expect("closed");
+    assert_eq!(s.unsettled(), [ino]);
+    s.assert_sound();
+}
+
+#[test]
 fn a_removed_file_is_garbage_on_all_its_nodes() {
     let mut s = Shard::new();
     let (ino, _, _) = tiled(&mut s);
