@@ -44,6 +44,28 @@ fn warm(cluster: &Cluster, path: &Path) {
     becomes_free(cluster, 500, || drop(fs::metadata(path)));
 }
 
+/// Read calls of a mount so far: one for each request of the kernel, and few others.
+fn kernel_requests(cluster: &Cluster, node: u16) -> u64 {
+    let path = format!("/proc/{}/io", cluster.mount_pid(node));
+    let text = fs::read_to_string(path).expect("a process of ours");
+    let calls = text.lines().find_map(|line| line.strip_prefix("syscr: ")).expect("syscr");
+    calls.parse().expect("a number")
+}
+
+/// Repeats `work` until `rounds` of it have cost fewer than `most` requests of the kernel.
+fn is_kept(cluster: &Cluster, node: u16, (rounds, most): (u64, u64), mut work: impl FnMut()) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let before = kernel_requests(cluster, node);
+        (0..rounds).for_each(|_| work());
+        let cost = kernel_requests(cluster, node) - before;
+        if cost < most {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{cost} requests of the kernel for {rounds} rounds");
+    }
+}
+
 fn mode(path: impl AsRef<Path>) -> u32 {
     stat(path).mode() & 0o7777
 }
@@ -62,6 +84,73 @@ fn what_is_known_costs_no_request() {
             assert_eq!(stat(mount.join("d/f")).len(), 1);
             assert_eq!(refused(fs::metadata(mount.join("d/none"))), libc::ENOENT);
         });
+    }
+    cluster.finish();
+}
+
+/// The kernel does not even ask the mount.
+#[test]
+fn what_is_known_the_kernel_keeps() {
+    let (cluster, a, b) = two();
+    fs::create_dir_all(a.join("d/e")).expect("mkdir");
+    put(a.join("d/e/f"), "x");
+    for (node, mount) in [(0, &a), (1, &b)] {
+        let (file, none) = (mount.join("d/e/f"), mount.join("d/e/none"));
+        is_kept(&cluster, node, (500, 500), || {
+            assert_eq!(stat(&file).len(), 1);
+            assert_eq!(refused(fs::metadata(&none)), libc::ENOENT);
+        });
+        let open = File::open(&file).expect("open");
+        is_kept(&cluster, node, (500, 100), || {
+            assert_eq!(open.metadata().expect("fstat").len(), 1);
+        });
+    }
+    cluster.finish();
+}
+
+#[test]
+fn what_the_kernel_keeps_is_never_old() {
+    let (cluster, a, b) = two();
+    fs::create_dir_all(a.join("d/e")).expect("mkdir");
+    put(a.join("d/e/f"), "");
+    for round in 1..5u32 {
+        for (node, here, there) in [(0, &a, &b), (1, &b, &a)] {
+            let (dir, file, none) = (here.join("d/e"), here.join("d/e/f"), here.join("d/e/none"));
+            let open = File::open(&file).expect("open");
+            let size = stat(&file).len();
+            is_kept(&cluster, node, (100, 50), || {
+                assert_eq!(open.metadata().expect("fstat").len(), size);
+                assert_eq!(refused(fs::metadata(&none)), libc::ENOENT);
+                assert!(fs::metadata(&dir).expect("stat").is_dir());
+            });
+            match round {
+                1 => {
+                    set_mode(there.join("d/e/f"), 0o604);
+                    assert_eq!(open.metadata().expect("fstat").mode() & 0o7777, 0o604);
+                    set_mode(there.join("d/e/f"), 0o600);
+                    assert_eq!(mode(&file), 0o600);
+                }
+                2 => {
+                    put(there.join("d/e/none"), "it is");
+                    assert_eq!(stat(&none).len(), 5);
+                    fs::remove_file(there.join("d/e/none")).expect("unlink");
+                    assert_eq!(refused(fs::metadata(&none)), libc::ENOENT);
+                }
+                3 => {
+                    put(there.join("d/e/f"), vec![0; size as usize + 1]);
+                    assert_eq!(open.metadata().expect("fstat").len(), size + 1);
+                    assert_eq!(stat(&file).len(), size + 1);
+                }
+                _ => {
+                    fs::rename(there.join("d/e"), there.join("d/g")).expect("rename");
+                    assert_eq!(refused(fs::metadata(&file)), libc::ENOENT);
+                    assert_eq!(refused(fs::metadata(&dir)), libc::ENOENT);
+                    assert_eq!(stat(here.join("d/g/f")).len(), size);
+                    fs::rename(there.join("d/g"), there.join("d/e")).expect("rename");
+                    assert_eq!(stat(&file).len(), size);
+                }
+            }
+        }
     }
     cluster.finish();
 }

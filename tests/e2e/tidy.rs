@@ -258,7 +258,15 @@ fn commands_of_the_readme_exist() {
         // One may run another: what stands before the first is a launcher's.
         for words in words.split(|word| *word == "tatami").skip(1) {
             let Some((command, words)) = words.split_first() else { continue };
-            let help = run(Command::new(tatami_bin()).args([*command, "--help"])).out;
+            let help_of =
+                |words: &[&str]| run(Command::new(tatami_bin()).args(words).arg("--help")).out;
+            let mut help = help_of(&[command]);
+            if let Some(verb) = words.first().filter(|verb| !verb.starts_with('-'))
+                && help.lines().any(|line| line.trim_start().starts_with(&format!("{verb} ")))
+                && help.contains("\nCommands:\n")
+            {
+                help = help_of(&[command, verb]);
+            }
             // What stands behind `--` is another program's.
             let own = words.iter().take_while(|word| **word != "--");
             for option in own.filter(|word| word.starts_with("--")) {

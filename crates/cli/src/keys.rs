@@ -85,6 +85,7 @@ pub mod name {
     pub const MOUNT_ENABLED: &str = "mount.enabled";
     pub const MOUNT_PATH: &str = "mount.path";
     pub const MOUNT_PASSTHROUGH: &str = "mount.passthrough";
+    pub const MOUNT_KERNEL_CACHE: &str = "mount.kernel_cache";
     pub const MOUNT_ALLOW_OTHER: &str = "mount.allow_other";
     pub const MOUNT_THREADS: &str = "mount.threads";
     pub const MOUNT_THREADS_MAX: &str = "mount.threads_max";
@@ -93,7 +94,7 @@ pub mod name {
 }
 
 /// Every key. Those of one section follow each other.
-pub static KEYS: [Key; 15] = [
+pub static KEYS: [Key; 16] = [
     Key {
         name: name::LOG,
         flag: "log",
@@ -225,6 +226,17 @@ pub static KEYS: [Key; 15] = [
         default: ["64", "64"],
         doc: "Most threads of a mount. Each request that waits for a node occupies one; so many \
               can wait before others have to.",
+    },
+    Key {
+        name: name::MOUNT_KERNEL_CACHE,
+        flag: "mount-kernel-cache",
+        env: "TATAMI_MOUNT_KERNEL_CACHE",
+        range: Range::Bool,
+        unit: "",
+        default: ["true", "true"],
+        doc: "Whether the kernel may keep names and attributes that are delegated to the mount. It \
+              forgets them before changes of other nodes are seen; those may wait for it, a \
+              fifth of a second at most.",
     },
     Key {
         name: name::MOUNT_ENTRY_TIMEOUT,

@@ -25,7 +25,7 @@ pub struct MountArgs {
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough,
-    /// attr_timeout_ms=N, entry_timeout_ms=N
+    /// kernel_cache, nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Show this directory of any file system, with its containers as ordinary files,
@@ -167,6 +167,7 @@ fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
     let config = &place.config;
     options.attr_timeout = config.duration(name::MOUNT_ATTR_TIMEOUT);
     options.entry_timeout = config.duration(name::MOUNT_ENTRY_TIMEOUT);
+    options.kernel_cache = config.flag(name::MOUNT_KERNEL_CACHE);
     options.allow_other = config.flag(name::MOUNT_ALLOW_OTHER);
     // Bounded by their ranges.
     options.threads = config.number(name::MOUNT_THREADS) as usize;
@@ -230,6 +231,8 @@ fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
         ("noallow_other", None) => options.allow_other = false,
         ("passthrough", None) => options.passthrough = Passthrough::Auto,
         ("nopassthrough", None) => options.passthrough = Passthrough::Off,
+        ("kernel_cache", None) => options.kernel_cache = true,
+        ("nokernel_cache", None) => options.kernel_cache = false,
         ("attr_timeout_ms", Some(_)) => {
             options.attr_timeout = milliseconds(timeout(name::MOUNT_ATTR_TIMEOUT)?);
         }
@@ -333,16 +336,19 @@ mod tests {
             assert_eq!(default(name).to_string(), value.to_string(), "{name}");
         }
         assert_eq!(default(name::MOUNT_ALLOW_OTHER), Value::Bool(options.allow_other));
+        assert_eq!(default(name::MOUNT_KERNEL_CACHE), Value::Bool(options.kernel_cache));
         assert_eq!(options.passthrough, Passthrough::Auto);
     }
 
     #[test]
     fn options_are_those_of_the_help() {
         let mut options = MountOptions::new("/");
-        for option in ["ro", "noallow_other", "nopassthrough", "attr_timeout_ms=5"] {
+        for option in
+            ["ro", "noallow_other", "nopassthrough", "nokernel_cache", "attr_timeout_ms=5"]
+        {
             set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
         }
-        assert!(options.read_only && !options.allow_other);
+        assert!(options.read_only && !options.allow_other && !options.kernel_cache);
         assert_eq!(options.passthrough, Passthrough::Off);
         assert_eq!(options.attr_timeout.as_millis(), 5);
         for wrong in ["rx", "ro=1", "attr_timeout_ms", "attr_timeout_ms=-1", ""] {

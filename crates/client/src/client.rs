@@ -15,7 +15,7 @@ use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{ClientId, Cred, Errno, Ino, NodeId, ShardId, VolumeId, VolumeKey};
+use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, NodeId, ShardId, VolumeId, VolumeKey};
 
 /// How long an operation waits for a daemon that is away, unless told otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
@@ -277,6 +277,25 @@ impl Client {
         };
         let of = |node: NodeId| self.peer(node).ok().map(|peer| &peer.delegations);
         [home.and_then(of), birth.filter(|node| Some(*node) != home).and_then(of)]
+    }
+
+    /// For how long the kernel may keep these attributes: zero unless they are what is delegated to us. It is told before
+    /// they change: see [`Client::hold_delegations`].
+    pub fn attr_time(&self, attr: &Attr) -> Duration {
+        let times = self.delegations(attr.ino).into_iter().flatten();
+        times.filter_map(|known| known.lend_attr(attr)).next().unwrap_or_default()
+    }
+
+    /// For how long the kernel may keep that `name` leads to that inode, or to none: zero unless the directory is
+    /// delegated to us, and nobody else has changed it for some time.
+    pub fn name_time(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
+        let times = self.delegations(dir).into_iter().flatten();
+        times.filter_map(|known| known.lend_name(dir, name, to)).next().unwrap_or_default()
+    }
+
+    /// The kernel shall not keep the attributes of `ino`, because what the nodes know of them is not all.
+    pub fn end_attr_time(&self, ino: Ino) {
+        self.delegations(ino).into_iter().flatten().for_each(|known| known.end_loan(ino));
     }
 
     /// Asks `node`, which says that it does not serve `shard`, who does. Whether it is another now.

@@ -8,10 +8,12 @@
 //! that goes up with each such event; the last event of an inode or entry is kept
 //! by hash, so that two that share a place are at worst asked again.
 
+use crate::lent::{KernelCache, Lent, Owed, name_time};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::act::Act;
 use tatami_wire::delegation::Granted;
@@ -28,6 +30,9 @@ const MARGIN: u32 = 10;
 
 /// Directories with at most so many names known are looked at whether these are all.
 const COUNTED_MAX: usize = 64;
+/// Attributes of a directory are lent to the kernel when they have stayed the same for so long: whoever fills one has
+/// them changed all the time.
+const SETTLED: Duration = Duration::from_millis(20);
 
 /// Whether a name leads to an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,17 +47,21 @@ enum Name {
 #[derive(Default)]
 struct Known {
     attr: Option<Attr>,
+    /// When the attributes were noted, by [`uptime`].
+    noted: Duration,
     dir: Option<Box<Dir>>,
 }
 
-#[derive(Default)]
 struct Dir {
     names: HashMap<Box<[u8]>, Name, hash::Build>,
     /// Whatever is not in `names` is not in the directory.
     complete: bool,
+    /// Since when nobody else has changed it, as far as we know, by [`uptime`].
+    since: Duration,
 }
 
 struct Shard {
+    lent: Lent,
     known: HashMap<Ino, Known, hash::Build>,
     /// How many changes of ours are under way in a directory.
     busy: HashMap<Ino, u32, hash::Build>,
@@ -66,7 +75,14 @@ impl Default for Shard {
     fn default() -> Shard {
         let events = || Box::new([0; EVENTS]);
         let (attrs, names, recalls) = (events(), events(), events());
-        Shard { known: HashMap::default(), busy: HashMap::default(), attrs, names, recalls }
+        Shard {
+            lent: Lent::default(),
+            known: HashMap::default(),
+            busy: HashMap::default(),
+            attrs,
+            names,
+            recalls,
+        }
     }
 }
 
@@ -126,6 +142,8 @@ pub(crate) struct Delegations {
     /// Inodes and entries remembered.
     size: AtomicUsize,
     hasher: hash::Build,
+    /// To which some of it is lent.
+    kernel: OnceLock<Arc<dyn KernelCache>>,
 }
 
 impl Default for Delegations {
@@ -137,6 +155,7 @@ impl Default for Delegations {
             until: AtomicU64::new(0),
             size: AtomicUsize::new(0),
             hasher: hash::Build::default(),
+            kernel: OnceLock::new(),
         }
     }
 }
@@ -183,11 +202,60 @@ impl Delegations {
         self.until.fetch_max(end.as_micros() as u64, SeqCst);
     }
 
-    /// The recall connection has ended: nothing is delegated to us any more.
-    pub(crate) fn end(&self) {
+    /// The recall connection has ended: nothing is delegated to us any more. Returns for how long the kernel still
+    /// keeps names.
+    pub(crate) fn end(&self) -> Duration {
         self.until.store(0, SeqCst);
         self.since.store(u64::MAX, SeqCst);
         self.forget_all();
+        let mut owed = Owed::default();
+        self.shards.iter().for_each(|shard| shard.lock().lent.take_all(&mut owed));
+        owed.settle(self.kernel())
+    }
+
+    /// Who keeps what [`Delegations::lend_attr`] and [`Delegations::lend_name`] allow.
+    pub(crate) fn lend_to(&self, kernel: &Arc<dyn KernelCache>) {
+        self.kernel.get_or_init(|| kernel.clone());
+    }
+
+    fn kernel(&self) -> Option<&dyn KernelCache> {
+        self.kernel.get().map(Arc::as_ref)
+    }
+
+    /// For how long the kernel may keep these attributes, if they are what is delegated to us. From then on it is told
+    /// when they are not.
+    pub(crate) fn lend_attr(&self, attr: &Attr) -> Option<Duration> {
+        self.kernel()?;
+        let now = uptime();
+        let end = Duration::from_micros(self.until.load(SeqCst));
+        let left = end.checked_sub(now)?;
+        let mut shard = self.shard(attr.ino).lock();
+        let known = shard.known.get(&attr.ino)?;
+        let is_settled = attr.kind != Kind::Dir || now.saturating_sub(known.noted) >= SETTLED;
+        let lends = is_settled && known.attr.as_ref() == Some(attr);
+        (lends && shard.lent.lend_attr(attr.ino, now, end)).then_some(left)
+    }
+
+    /// For how long the kernel may keep that `name` leads to that inode, or to none.
+    pub(crate) fn lend_name(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Option<Duration> {
+        self.kernel()?;
+        let now = uptime();
+        let end = Duration::from_micros(self.until.load(SeqCst));
+        let mut shard = self.shard(dir).lock();
+        let known = shard.known.get(&dir)?.dir.as_ref()?;
+        let absent = known.complete && is_plain(name);
+        let leads_to = known.names.get(name).copied().or(absent.then_some(Name::Absent))?;
+        let time = name_time(now.saturating_sub(known.since))?;
+        let lends = leads_to == to.map_or(Name::Absent, Name::Is) && now + time < end;
+        (lends && shard.lent.lend_name(dir, now, time)).then_some(time)
+    }
+
+    /// The kernel shall keep these attributes no longer, because what we know of them is not all.
+    pub(crate) fn end_loan(&self, ino: Ino) {
+        let given = self.shard(ino).lock().lent.take_attr(ino);
+        if let (Some(given), Some(kernel)) = (given, self.kernel()) {
+            kernel.forget_attr(ino, given);
+        }
     }
 
     /// Something was changed and it is not known what.
@@ -209,16 +277,19 @@ impl Delegations {
         self.size.fetch_sub(size, SeqCst);
     }
 
-    /// A shard of the namespace wants these back. When this returns, they are
-    /// not used any more.
-    pub(crate) fn recall(&self, inos: &[Ino]) {
+    /// A shard of the namespace wants these back. When this returns, they are not used any more, but that the kernel
+    /// keeps names for as long as is returned.
+    pub(crate) fn recall(&self, inos: &[Ino]) -> Duration {
+        let mut owed = Owed::default();
         for ino in inos {
             let mut shard = self.shard(*ino).lock();
+            shard.lent.take(*ino, &mut owed);
             shard.recalls[self.event(*ino)] = self.tick();
             if let Some(known) = shard.known.remove(ino) {
                 self.size.fetch_sub(known.size(), SeqCst);
             }
         }
+        owed.settle(self.kernel())
     }
 
     fn attr(&self, ino: Ino) -> Option<Attr> {
@@ -277,7 +348,8 @@ impl Delegations {
     fn count(&self, dir: Ino) {
         let mut shard = self.shard(dir).lock();
         let busy = shard.busy.contains_key(&dir);
-        let Some(Known { attr: Some(attr), dir: Some(names) }) = shard.known.get_mut(&dir) else {
+        let Some(Known { attr: Some(attr), dir: Some(names), .. }) = shard.known.get_mut(&dir)
+        else {
             return;
         };
         if busy || names.complete || names.names.len() > COUNTED_MAX {
@@ -319,9 +391,23 @@ impl Delegations {
             self.recall_cleared(op);
         }
         self.take_in(op, asked.at, result, granted);
+        if op.is_mutation() && self.kernel().is_some() {
+            self.end_own(op, granted);
+        }
         if let Some((dir, _)) = op.entry().filter(|_| self.are_on()) {
             self.count(dir);
         }
+    }
+
+    /// Of our own changes the kernel knows, but not that what it was told just before is older.
+    fn end_own(&self, op: &MetaOp, granted: Option<&Granted>) {
+        // Of attributes that are set, and of an inode whose name goes, it does.
+        if matches!(op, MetaOp::SetAttr { .. }) {
+            return;
+        }
+        let changed = granted.into_iter().flat_map(|granted| granted.changed.iter().copied());
+        let is_removal = matches!(op, MetaOp::Unlink { .. } | MetaOp::Rmdir { .. });
+        foreseen(op).chain(changed.filter(|_| !is_removal)).for_each(|ino| self.end_loan(ino));
     }
 
     fn take_in(
@@ -392,9 +478,10 @@ impl Delegations {
         }
         let known = self.enter(&mut shard, attr.ino);
         known.attr = Some(attr.clone());
+        known.noted = uptime();
         // Whoever makes a directory knows that it is empty.
         if fresh && attr.kind == Kind::Dir {
-            known.dir.get_or_insert_default().complete = true;
+            known.dir.get_or_insert_with(Dir::new).complete = true;
         }
     }
 
@@ -407,7 +494,7 @@ impl Delegations {
         {
             return;
         }
-        self.enter(&mut shard, dir).dir.get_or_insert_default();
+        self.enter(&mut shard, dir).dir.get_or_insert_with(Dir::new);
         self.put_name(&mut shard, dir, name, leads_to);
     }
 
@@ -437,6 +524,12 @@ impl Delegations {
             Some(more) => self.size.fetch_add(more, SeqCst),
             None => self.size.fetch_sub(1, SeqCst),
         };
+    }
+}
+
+impl Dir {
+    fn new() -> Box<Dir> {
+        Box::new(Dir { names: HashMap::default(), complete: false, since: uptime() })
     }
 }
 
@@ -504,357 +597,4 @@ fn is_plain(name: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use tatami_wire::{Layout, NodeId, Timestamp};
-
-    const TERM: Duration = Duration::from_secs(600);
-    const DIR: Ino = Ino(1);
-
-    fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
-        let t = Timestamp::default();
-        Attr {
-            ino,
-            kind,
-            mode: 0o755,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-            version,
-            layout: Layout::Whole { node: NodeId(0) },
-            has_acl: false,
-        }
-    }
-
-    impl Delegations {
-        fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
-            super::answer(op, |_| [Some(self), None])
-        }
-    }
-
-    fn create(n: u64) -> MetaOp {
-        MetaOp::Create {
-            parent: DIR,
-            name: name(n),
-            node: tatami_wire::meta::NewNode::Fifo,
-            mode: 0,
-            umask: 0,
-            exclusive: true,
-            open: None,
-        }
-    }
-
-    fn on() -> Delegations {
-        let delegations = Delegations::default();
-        delegations.begin();
-        delegations.extend(uptime(), TERM);
-        delegations
-    }
-
-    fn name(n: u64) -> Bytes {
-        Bytes::from(n.to_string().into_bytes())
-    }
-
-    fn lookup(n: u64) -> MetaOp {
-        MetaOp::Lookup { parent: DIR, name: name(n) }
-    }
-
-    fn unlink(n: u64) -> MetaOp {
-        MetaOp::Unlink { parent: DIR, name: name(n), keep: false }
-    }
-
-    fn get(ino: Ino) -> MetaOp {
-        MetaOp::GetAttr { ino }
-    }
-
-    fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
-        Granted { changed: changed.to_vec(), delegated: delegated.to_vec(), dir: dir.map(Box::new) }
-    }
-
-    fn found(ino: Ino) -> MetaReply {
-        MetaReply::Attr(attr(ino, Kind::File, 1))
-    }
-
-    #[test]
-    fn what_is_delegated_needs_no_question() {
-        let d = on();
-        let asked = d.ask(&lookup(5));
-        d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[DIR, Ino(5)], None)));
-        assert_eq!(d.answer(&lookup(5)), Some(Ok(found(Ino(5)))));
-        assert_eq!(d.answer(&get(Ino(5))), Some(Ok(found(Ino(5)))));
-        assert_eq!(d.answer(&lookup(6)), None);
-        let asked = d.ask(&lookup(6));
-        d.learn(&lookup(6), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
-        assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-        // What was not delegated is not kept.
-        let asked = d.ask(&lookup(7));
-        d.learn(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
-        assert_eq!((d.answer(&lookup(7)), d.answer(&get(Ino(7)))), (None, None));
-        d.recall(&[Ino(5)]);
-        assert_eq!((d.answer(&lookup(5)), d.answer(&get(Ino(5)))), (None, None));
-        assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-        d.end();
-        assert_eq!(d.answer(&lookup(6)), None);
-    }
-
-    #[test]
-    fn an_answer_from_before_a_recall_is_not_kept() {
-        let d = on();
-        let asked = d.ask(&get(Ino(5)));
-        d.recall(&[Ino(5)]);
-        d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
-        assert_eq!(d.answer(&get(Ino(5))), None);
-        // Nor one of an earlier connection.
-        let asked = d.ask(&get(Ino(5)));
-        d.end();
-        d.begin();
-        d.extend(uptime(), TERM);
-        d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
-        assert_eq!(d.answer(&get(Ino(5))), None);
-    }
-
-    #[test]
-    fn a_term_ends() {
-        let d = Delegations::default();
-        d.begin();
-        let (begin, term) = (uptime(), Duration::from_millis(1));
-        d.extend(begin, term);
-        let asked = d.ask(&get(Ino(5)));
-        d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
-        while uptime() < begin + term {
-            std::hint::spin_loop();
-        }
-        assert_eq!(d.answer(&get(Ino(5))), None);
-    }
-
-    #[test]
-    fn a_new_directory_is_known_as_a_whole() {
-        let d = on();
-        let mkdir = MetaOp::Create {
-            parent: Ino(9),
-            name: name(0),
-            node: tatami_wire::meta::NewNode::Dir,
-            mode: 0o755,
-            umask: 0,
-            exclusive: true,
-            open: None,
-        };
-        let asked = d.ask(&mkdir);
-        let made = MetaReply::Created { attr: attr(DIR, Kind::Dir, 1), cap: None, created: true };
-        let dir = Some(attr(Ino(9), Kind::Dir, 2));
-        let with = granted(&[Ino(9), DIR], &[Ino(9), DIR], dir.clone());
-        d.learn(&mkdir, asked, Ok(&made), Some(&with));
-        assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
-        assert_eq!(d.answer(&get(Ino(9))), dir.map(|dir| Ok(MetaReply::Attr(dir))));
-        // While a name is being made, only the shard knows.
-        let asked = d.ask(&unlink(5));
-        assert_eq!(d.answer(&lookup(5)), None);
-        assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-        d.learn(&unlink(5), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
-        assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
-    }
-
-    #[test]
-    fn who_knows_as_many_names_as_there_are_knows_all() {
-        let d = on();
-        let dir = |size, version| Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
-        let made = |n| {
-            let attr = attr(Ino(n), Kind::Fifo, 1);
-            MetaReply::Created { attr, cap: None, created: true }
-        };
-        let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
-        // While another name is being made, nothing is known of it.
-        let (first, other) = (d.ask(&create(1)), d.ask(&create(2)));
-        d.learn(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
-        assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
-        d.learn(&create(2), other, Ok(&made(2)), Some(&told(2, 2)));
-        let third = d.ask(&create(3));
-        d.learn(&create(3), third, Ok(&made(3)), Some(&told(3, 3)));
-        assert_eq!(d.answer(&lookup(4)), Some(Err(Errno::ENOENT)));
-        let asked = d.ask(&create(4));
-        assert_eq!(d.answer(&lookup(4)), None);
-        d.learn(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
-        d.recall(&[DIR]);
-        // Somebody else has made a name that we do not know.
-        let asked = d.ask(&create(5));
-        d.learn(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
-        assert_eq!(d.answer(&lookup(6)), None);
-    }
-
-    #[test]
-    fn an_inode_elsewhere_is_known_by_another_node() {
-        let (here, there) = (on(), on());
-        let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
-        let find = MetaOp::Find { parent: DIR, name: name(5) };
-        let asked = here.ask(&find);
-        let leads = MetaReply::Leads(Ino(5));
-        here.learn(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
-        assert_eq!(answer(&find, of), Some(Ok(leads)));
-        assert_eq!(answer(&lookup(5), of), None);
-        let asked = there.ask(&get(Ino(5)));
-        let with = granted(&[], &[Ino(5)], None);
-        there.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
-        assert_eq!(answer(&find, of), Some(Ok(found(Ino(5)))));
-    }
-
-    #[test]
-    fn a_change_of_unknown_effect_ends_all_knowledge() {
-        let d = on();
-        let asked = d.ask(&get(Ino(5)));
-        d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
-        let asked = d.ask(&unlink(3));
-        d.learn(&unlink(3), asked, Err(Errno::EHOSTDOWN), None);
-        assert_eq!(d.answer(&get(Ino(5))), None);
-    }
-
-    /// Threads of one client and another client, in any order, against a shard
-    /// that applies requests one by one. What is answered without the shard must be what
-    /// it would say, but for names that a thread is just changing.
-    #[test]
-    fn no_interleaving_leaves_something_old() {
-        use proptest::prelude::*;
-        #[derive(Clone, Debug)]
-        enum Step {
-            /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`.
-            Ask(usize, u8, u64),
-            /// The shard applies what thread `.0` has asked.
-            Apply(usize),
-            /// Its answer comes in.
-            Learn(usize),
-            /// Somebody else makes or removes a name, and the recall comes in.
-            Other(u64),
-        }
-        struct Call {
-            op: MetaOp,
-            asked: Asked,
-            answer: Option<(MetaResult, Granted)>,
-        }
-        let step = prop_oneof![
-            3 => (0..3usize, 0..3u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
-            3 => (0..3usize).prop_map(Step::Apply),
-            3 => (0..3usize).prop_map(Step::Learn),
-            1 => (0..2u64).prop_map(Step::Other),
-        ];
-        proptest!(ProptestConfig::with_cases(2000), |(
-            steps in proptest::collection::vec(step, 1..40)
-        )| {
-            let d = on();
-            let mut entries: HashMap<u64, Ino> = HashMap::new();
-            let (mut next, mut version) = (100u64, 1u64);
-            let mut threads: Vec<Option<Call>> = vec![None, None, None];
-            for step in steps {
-                match step {
-                    Step::Ask(t, kind, n) if threads[t].is_none() => {
-                        let op = match kind {
-                            0 => lookup(n),
-                            1 => create(n),
-                            _ => unlink(n),
-                        };
-                        let asked = d.ask(&op);
-                        threads[t] = Some(Call { op, asked, answer: None });
-                    }
-                    Step::Apply(t) => {
-                        let Some(call) = threads[t].as_mut().filter(|c| c.answer.is_none()) else {
-                            continue;
-                        };
-                        let n: u64 = std::str::from_utf8(call.op.entry().expect("one").1)
-                            .expect("digits").parse().expect("digits");
-                        let there = entries.get(&n).copied();
-                        let mut changed = Vec::new();
-                        let result = match (&call.op, there) {
-                            (MetaOp::Lookup { .. }, Some(ino)) => Ok(found(ino)),
-                            (MetaOp::Create { .. }, None) => {
-                                next += 1;
-                                entries.insert(n, Ino(next));
-                                changed = vec![DIR, Ino(next)];
-                                let attr = attr(Ino(next), Kind::File, 1);
-                                Ok(MetaReply::Created { attr, cap: None, created: true })
-                            }
-                            (MetaOp::Create { .. }, Some(_)) => Err(Errno::EEXIST),
-                            (MetaOp::Unlink { .. }, Some(ino)) => {
-                                entries.remove(&n);
-                                changed = vec![DIR, ino];
-                                Ok(MetaReply::Removed { ino: Some(ino), last: true })
-                            }
-                            (_, _) => Err(Errno::ENOENT),
-                        };
-                        version += changed.len() as u64;
-                        let size = entries.len() as u64;
-                        let dir = Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
-                        let dir = dir.filter(|_| !changed.is_empty());
-                        let mut to = vec![DIR];
-                        to.extend(match &result {
-                            Ok(MetaReply::Attr(a) | MetaReply::Created { attr: a, .. }) => Some(a.ino),
-                            _ => None,
-                        });
-                        call.answer = Some((result, granted(&changed, &to, dir)));
-                    }
-                    Step::Learn(t) => {
-                        if threads[t].as_ref().is_none_or(|call| call.answer.is_none()) {
-                            continue;
-                        }
-                        let Some(Call { op, asked, answer: Some((result, granted)) }) =
-                            threads[t].take() else { continue };
-                        d.learn(&op, asked, result.as_ref().map_err(|e| *e), Some(&granted));
-                    }
-                    Step::Other(n) => {
-                        match entries.remove(&n) {
-                            Some(ino) => d.recall(&[DIR, ino]),
-                            None => {
-                                next += 1;
-                                entries.insert(n, Ino(next));
-                                d.recall(&[DIR]);
-                            }
-                        }
-                        version += 1;
-                    }
-                    Step::Ask(..) => {}
-                }
-                // A name that no thread is changing must be answered as the shard would.
-                for n in 0..2 {
-                    let busy = |c: &Call| c.op.is_mutation() && c.op.entry() == lookup(n).entry();
-                    if threads.iter().flatten().any(busy) {
-                        continue;
-                    }
-                    match d.answer(&lookup(n)) {
-                        Some(Ok(MetaReply::Attr(a))) => {
-                            prop_assert_eq!(Some(a.ino), entries.get(&n).copied());
-                        }
-                        Some(Err(_)) => prop_assert!(!entries.contains_key(&n)),
-                        _ => {}
-                    }
-                }
-                if !threads.iter().flatten().any(|c| c.op.is_mutation())
-                    && let Some(Ok(MetaReply::Attr(a))) = d.answer(&get(DIR))
-                {
-                    prop_assert_eq!(a.version, version);
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn what_is_remembered_is_bounded() {
-        let d = on();
-        for n in 0..(KNOWN_MAX as u64 * 2) {
-            let op = lookup(n);
-            let asked = d.ask(&op);
-            let ino = Ino(1000 + n);
-            d.learn(&op, asked, Ok(&found(ino)), Some(&granted(&[], &[DIR, ino], None)));
-        }
-        let held: usize = d
-            .shards
-            .iter()
-            .flat_map(|s| s.lock().known.values().map(Known::size).collect::<Vec<_>>())
-            .sum();
-        assert_eq!(held, d.size.load(SeqCst));
-        assert!(held <= KNOWN_MAX + SHARDS);
-    }
-}
+mod tests;

@@ -3,10 +3,12 @@
 use crate::Client;
 use crate::connection::Connection;
 use crate::delegations::uptime;
+use crate::lent::KernelCache;
 use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::{Class, FrameError};
@@ -34,12 +36,21 @@ impl Client {
     /// Lets `node` delegate names to us, until `stop` is readable. It is a thread's
     /// whole work, and a front end's decision: what is delegated to us is answered
     /// without asking whether the user may look it up. Whoever calls this checks
-    /// that himself, as the kernel does for a mount.
+    /// that himself, as the kernel does for a mount. Through [`Client::attr_time`] and [`Client::name_time`], `kernel`
+    /// may keep some of it.
     ///
     /// # Errors
     /// `ENXIO` for a node that does not exist.
-    pub fn hold_delegations(&self, node: NodeId, stop: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub fn hold_delegations(
+        &self,
+        node: NodeId,
+        stop: BorrowedFd<'_>,
+        kernel: Option<&Arc<dyn KernelCache>>,
+    ) -> Result<(), Errno> {
         let peer = self.peer(node)?;
+        if let Some(kernel) = kernel {
+            peer.delegations.lend_to(kernel);
+        }
         let mut pause = PAUSE;
         loop {
             let (shortest, longest) = match self.hold_once(peer, stop) {
@@ -89,10 +100,17 @@ impl Client {
         peer.locks.begin();
         // The daemon may be another one, and wait for us.
         self.locks.note(|news| _ = news.reclaim.insert(node));
-        let ended = self.serve(&mut connection, peer, stop);
+        let mut kept = Vec::new();
+        let ended = self.serve(&mut connection, peer, stop, &mut kept);
         let served = peer.delegations.are_on();
         // Before the connection is closed: that says that we have forgotten all.
-        peer.delegations.end();
+        let names = peer.delegations.end();
+        let now = uptime();
+        let kept = kept.iter().map(|(until, _)| until.saturating_sub(now)).max();
+        let names = kept.map_or(names, |kept| kept.max(names));
+        if !names.is_zero() {
+            is_readable(&[], names);
+        }
         peer.locks.end();
         match ended {
             Ok(()) => Ended::Stopped,
@@ -103,12 +121,14 @@ impl Client {
         }
     }
 
-    /// Serves one connection; `Ok` when it is time to stop.
+    /// Serves one connection; `Ok` when it is time to stop. `kept` are recalls that wait for the kernel, and until
+    /// when.
     fn serve(
         &self,
         connection: &mut Connection,
         peer: &Peer,
         stop: BorrowedFd<'_>,
+        kept: &mut Vec<(Duration, u64)>,
     ) -> Result<(), FrameError> {
         let mut asked = Some(uptime());
         connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
@@ -116,6 +136,9 @@ impl Client {
         let mut next = uptime() + WAIT;
         loop {
             let now = uptime();
+            for (_, id) in kept.extract_if(.., |(until, _)| *until <= now) {
+                connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+            }
             if now >= next && asked.is_none() {
                 asked = Some(now);
                 connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
@@ -124,6 +147,8 @@ impl Client {
                 Some(_) => WAIT,
                 None => next.saturating_sub(now),
             };
+            let end = kept.iter().map(|(until, _)| until.saturating_sub(now)).min();
+            let wait = end.map_or(wait, |end| wait.min(end));
             if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
                 continue;
             }
@@ -145,10 +170,12 @@ impl Client {
                     news.ready.extend(ready);
                 }),
                 RecallNote::Map { epoch } => self.hear_of_map(peer.node, epoch),
-                RecallNote::Recall { id, inos } => {
-                    peer.delegations.recall(&inos);
-                    connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
-                }
+                RecallNote::Recall { id, inos } => match peer.delegations.recall(&inos) {
+                    Duration::ZERO => {
+                        connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+                    }
+                    names => kept.push((uptime() + names, id)),
+                },
             }
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Tells the kernel to forget what it has cached. Must not be used by the
 /// thread that handles a request on the same inode or directory: the kernel
-/// may wait for that request first.
+/// may wait for that request first. Only to drop attributes without bytes it waits for nobody.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<Device>);
 

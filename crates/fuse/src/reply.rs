@@ -90,6 +90,11 @@ impl<'a> Reply<'a> {
         self.send(0, [body.bytes(), &[]])
     }
 
+    /// LOOKUP: there is no such name, and will not be for so long.
+    pub fn absent(self, valid: Duration) -> bool {
+        self.entry(&Attr::default(), &Validity { entry: valid, attr: Duration::ZERO })
+    }
+
     /// CREATE, TMPFILE: the inode and the open file.
     pub fn created(self, attr: &Attr, valid: &Validity, opened: &Opened) -> bool {
         let body = Fixed::<144>::new().entry(attr, valid).opened(opened);

@@ -95,6 +95,7 @@ impl FileSystem {
         let inode = self.open.enter(ino);
         if writes {
             inode.state.lock().writers += 1;
+            self.client.end_attr_time(ino);
         }
         Opening { fs: self, inode: Some(inode), writes }
     }

@@ -29,6 +29,8 @@ pub(crate) struct FileSystem {
     /// The kernel may read and write local files itself.
     pub(crate) passthrough: bool,
     pub(crate) valid: Validity,
+    /// The kernel may keep what is delegated to us.
+    pub(crate) keeps: bool,
     pub(crate) open: OpenInodes,
     pub(crate) files: Handles<OpenFile>,
     pub(crate) dirs: Handles<OpenDir>,
@@ -47,6 +49,7 @@ impl FileSystem {
         device: Arc<Device>,
         passthrough: bool,
         valid: Validity,
+        keeps: bool,
     ) -> FileSystem {
         FileSystem {
             closings: Closings::new(client.clone()),
@@ -54,6 +57,7 @@ impl FileSystem {
             device,
             passthrough,
             valid,
+            keeps,
             open: OpenInodes::new(),
             files: Handles::new(),
             dirs: Handles::new(),
@@ -81,11 +85,26 @@ impl FileSystem {
         })
     }
 
-    fn entry(&self, reply: Reply<'_>, result: Result<Attr, Errno>) {
+    fn entry(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>, result: Result<Attr, Errno>) {
         match result {
-            Ok(attr) => reply.entry(&attr::to_kernel(&attr), &self.valid),
+            Ok(attr) => {
+                let times = self.times(Ino(r.header.node), name, &attr);
+                reply.entry(&attr::to_kernel(&attr), &times)
+            }
             Err(e) => reply.error(to_kernel(e)),
         };
+    }
+
+    fn answer_lookup(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>) {
+        let found = self.lookup(r, name);
+        if found == Err(Errno::ENOENT) {
+            let time = self.name_time(Ino(r.header.node), name, None);
+            if !time.is_zero() {
+                reply.absent(time);
+                return;
+            }
+        }
+        self.entry(r, name, reply, found);
     }
 }
 
@@ -111,14 +130,15 @@ impl Handler for FileSystem {
     fn handle(&self, r: Request<'_>, reply: Reply<'_>) {
         let node = Ino(r.header.node);
         match r.op {
-            Op::Lookup { name } => self.entry(reply, self.lookup(&r, name)),
+            Op::Lookup { name } => self.answer_lookup(&r, name, reply),
             Op::GetAttr { .. } | Op::Statx { .. } => {
                 match self.attr_asked(&r) {
                     Ok(attr) => {
+                        let time = self.attr_time(&attr);
                         let attr = attr::to_kernel(&attr);
                         match r.op {
-                            Op::Statx { .. } => reply.statx(&attr, self.valid.attr),
-                            _ => reply.attr(&attr, self.valid.attr),
+                            Op::Statx { .. } => reply.statx(&attr, time),
+                            _ => reply.attr(&attr, time),
                         }
                     }
                     Err(e) => reply.error(of_inode(e)),
@@ -138,16 +158,16 @@ impl Handler for FileSystem {
             }
             Op::Symlink { name, target } => {
                 let target = NewNode::Symlink(Bytes::from(target));
-                self.entry(reply, self.make(&r, name, target, 0o777, 0));
+                self.entry(&r, name, reply, self.make(&r, name, target, 0o777, 0));
             }
             Op::Mknod { name, mode, umask, rdev } => {
                 let made = self
                     .new_node(mode, rdev)
                     .and_then(|kind| self.make(&r, name, kind, mode, umask));
-                self.entry(reply, made);
+                self.entry(&r, name, reply, made);
             }
             Op::Mkdir { name, mode, umask } => {
-                self.entry(reply, self.make(&r, name, NewNode::Dir, mode, umask));
+                self.entry(&r, name, reply, self.make(&r, name, NewNode::Dir, mode, umask));
             }
             Op::Unlink { name } => {
                 done(reply, self.remove(&r, name, Sort::File).map_err(to_kernel));
@@ -157,7 +177,9 @@ impl Handler for FileSystem {
                 let renamed = self.rename(&r, name, Ino(new_parent), new_name, flags);
                 done(reply, renamed.map_err(to_kernel));
             }
-            Op::Link { ino, name } => self.entry(reply, self.link(&r, Ino(ino), name)),
+            Op::Link { ino, name } => {
+                self.entry(&r, name, reply, self.link(&r, Ino(ino), name));
+            }
             Op::Open { flags, .. } => match self.open(&r, flags) {
                 Ok(opened) => {
                     // Whoever wanted it is gone.
@@ -170,10 +192,10 @@ impl Handler for FileSystem {
                 }
             },
             Op::Create { name, flags, mode, umask } => {
-                self.created(&r, reply, self.create(&r, name, flags, mode, umask));
+                self.created(&r, Some(name), reply, self.create(&r, name, flags, mode, umask));
             }
             Op::Tmpfile { flags, mode, umask } => {
-                self.created(&r, reply, self.tmpfile(&r, flags, mode, umask));
+                self.created(&r, None, reply, self.tmpfile(&r, flags, mode, umask));
             }
             Op::Read { handle, offset, size, .. } => {
                 self.answer_read(reply, handle, offset, size as usize);
@@ -269,13 +291,16 @@ impl FileSystem {
     fn created(
         &self,
         r: &Request<'_>,
+        name: Option<&[u8]>,
         reply: Reply<'_>,
         result: Result<(Attr, tatami_fuse::Opened), Errno>,
     ) {
         match result {
             Ok((attr, opened)) => {
                 self.known.tell(&attr, r.header.pid);
-                if !reply.created(&attr::to_kernel(&attr), &self.valid, &opened) {
+                let parent = Ino(r.header.node);
+                let times = name.map_or(self.valid, |name| self.times(parent, name, &attr));
+                if !reply.created(&attr::to_kernel(&attr), &times, &opened) {
                     self.release(opened.handle);
                 }
             }

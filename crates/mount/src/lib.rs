@@ -27,6 +27,7 @@ mod file;
 mod filesystem;
 mod gone;
 mod handles;
+mod keeping;
 mod known;
 mod locks;
 mod mount;

@@ -3,6 +3,7 @@
 use crate::announce::Announcer;
 use crate::error::MountError;
 use crate::filesystem::FileSystem;
+use crate::keeping::Kernel;
 use crate::locks::LockThreads;
 use crate::options::{MountOptions, Passthrough};
 use crate::recalls::Recalls;
@@ -11,8 +12,8 @@ use crate::{passthrough, place};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_client::Client;
 use tatami_client::connection::{Caller, Endpoint};
+use tatami_client::{Client, KernelCache};
 use tatami_fuse::abi::init;
 use tatami_fuse::{Channel, Session, Threads, UnmountError, Validity, Wanted};
 use tatami_wire::admin::MountInfo;
@@ -95,13 +96,17 @@ impl Mount {
         };
         let valid = Validity { entry: options.entry_timeout, attr: options.attr_timeout };
         let device = channel.device().clone();
-        let fs = Arc::new(FileSystem::new(client.clone(), device, info.passthrough, valid));
+        let kernel = options
+            .kernel_cache
+            .then(|| -> Arc<dyn KernelCache> { Arc::new(Kernel::new(device.clone())) });
+        let (passes, keeps) = (info.passthrough, options.kernel_cache);
+        let fs = Arc::new(FileSystem::new(client.clone(), device, passes, valid, keeps));
         let threads = Threads { base: options.threads, max: options.threads_max };
         let session = Session::start(channel, &agreed, fs.clone(), threads)
             .map_err(|source| MountError::Serve { path, source })?;
         let locks = LockThreads::start(&fs)
             .map_err(|source| MountError::Serve { path: info.path.clone().into(), source })?;
-        let recalls = Recalls::start(&client)
+        let recalls = Recalls::start(&client, kernel)
             .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
             .ok();
         let announcer = home.map(|node| {

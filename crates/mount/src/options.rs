@@ -31,6 +31,9 @@ pub struct MountOptions {
     /// How long the kernel may believe that a name leads to an inode. Zero:
     /// other mounts' changes are seen at once.
     pub entry_timeout: Duration,
+    /// Whether the kernel may keep names and attributes that are delegated to this mount. It forgets
+    /// them before other mounts' changes are seen.
+    pub kernel_cache: bool,
     /// Whether the kernel may read and write local files past us.
     pub passthrough: Passthrough,
     /// Other users than the one who mounts may enter. For anyone but root the
@@ -51,6 +54,7 @@ impl MountOptions {
             threads_max: 64,
             attr_timeout: Duration::ZERO,
             entry_timeout: Duration::ZERO,
+            kernel_cache: true,
             passthrough: Passthrough::Auto,
             allow_other: rustix::process::geteuid().is_root(),
             max_write: 1 << 20,

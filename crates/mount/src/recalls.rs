@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
-use tatami_client::Client;
+use tatami_client::{Client, KernelCache};
 use tatami_wire::NodeId;
 
 /// The threads, one a node, and one that starts them as nodes get shards. Dropped, they end, and nothing is delegated
@@ -23,6 +23,8 @@ struct Shared {
     end: OwnedFd,
     ended: AtomicBool,
     threads: Mutex<BTreeMap<NodeId, JoinHandle<()>>>,
+    /// Keeps what is delegated, if it may.
+    kernel: Option<Arc<dyn KernelCache>>,
 }
 
 impl Recalls {
@@ -30,12 +32,16 @@ impl Recalls {
     ///
     /// # Errors
     /// When the system is short of descriptors.
-    pub(crate) fn start(client: &Arc<Client>) -> std::io::Result<Recalls> {
+    pub(crate) fn start(
+        client: &Arc<Client>,
+        kernel: Option<Arc<dyn KernelCache>>,
+    ) -> std::io::Result<Recalls> {
         let shared = Arc::new(Shared {
             client: client.clone(),
             end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             ended: AtomicBool::new(false),
             threads: Mutex::default(),
+            kernel,
         });
         let epoch = start_missing(&shared);
         let watched = shared.clone();
@@ -60,7 +66,8 @@ fn start_missing(shared: &Arc<Shared>) -> u64 {
         }
         let held = shared.clone();
         let run = move || {
-            if let Err(error) = held.client.hold_delegations(node, held.end.as_fd()) {
+            let kernel = held.kernel.as_ref();
+            if let Err(error) = held.client.hold_delegations(node, held.end.as_fd(), kernel) {
                 tracing::error!(%node, %error, "names are asked for each time");
             }
         };

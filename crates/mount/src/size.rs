@@ -101,7 +101,7 @@ impl FileSystem {
         }
     }
 
-    fn is_changed(&self, inode: &OpenInode) -> bool {
+    pub(crate) fn is_changed(&self, inode: &OpenInode) -> bool {
         inode.is_ahead() || inode.generation.load(SeqCst) > 0
     }
 

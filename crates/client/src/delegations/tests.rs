@@ -1,0 +1,423 @@
+//! What is known to a client, and lent to its kernel: whatever happens in between, it is never old.
+
+use super::*;
+use tatami_wire::{Layout, NodeId, Timestamp};
+
+const TERM: Duration = Duration::from_secs(600);
+const DIR: Ino = Ino(1);
+
+fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
+    let t = Timestamp::default();
+    Attr {
+        ino,
+        kind,
+        mode: 0o755,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        btime: t,
+        version,
+        layout: Layout::Whole { node: NodeId(0) },
+        has_acl: false,
+    }
+}
+
+impl Delegations {
+    fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
+        super::answer(op, |_| [Some(self), None])
+    }
+}
+
+fn create(n: u64) -> MetaOp {
+    MetaOp::Create {
+        parent: DIR,
+        name: name(n),
+        node: tatami_wire::meta::NewNode::Fifo,
+        mode: 0,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    }
+}
+
+fn on() -> Delegations {
+    let delegations = Delegations::default();
+    delegations.begin();
+    delegations.extend(uptime(), TERM);
+    delegations
+}
+
+fn name(n: u64) -> Bytes {
+    Bytes::from(n.to_string().into_bytes())
+}
+
+fn lookup(n: u64) -> MetaOp {
+    MetaOp::Lookup { parent: DIR, name: name(n) }
+}
+
+fn unlink(n: u64) -> MetaOp {
+    MetaOp::Unlink { parent: DIR, name: name(n), keep: false }
+}
+
+fn get(ino: Ino) -> MetaOp {
+    MetaOp::GetAttr { ino }
+}
+
+fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
+    Granted { changed: changed.to_vec(), delegated: delegated.to_vec(), dir: dir.map(Box::new) }
+}
+
+fn found(ino: Ino) -> MetaReply {
+    MetaReply::Attr(attr(ino, Kind::File, 1))
+}
+
+#[test]
+fn what_is_delegated_needs_no_question() {
+    let d = on();
+    let asked = d.ask(&lookup(5));
+    d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[DIR, Ino(5)], None)));
+    assert_eq!(d.answer(&lookup(5)), Some(Ok(found(Ino(5)))));
+    assert_eq!(d.answer(&get(Ino(5))), Some(Ok(found(Ino(5)))));
+    assert_eq!(d.answer(&lookup(6)), None);
+    let asked = d.ask(&lookup(6));
+    d.learn(&lookup(6), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
+    assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
+    // What was not delegated is not kept.
+    let asked = d.ask(&lookup(7));
+    d.learn(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
+    assert_eq!((d.answer(&lookup(7)), d.answer(&get(Ino(7)))), (None, None));
+    d.recall(&[Ino(5)]);
+    assert_eq!((d.answer(&lookup(5)), d.answer(&get(Ino(5)))), (None, None));
+    assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
+    d.end();
+    assert_eq!(d.answer(&lookup(6)), None);
+}
+
+#[test]
+fn an_answer_from_before_a_recall_is_not_kept() {
+    let d = on();
+    let asked = d.ask(&get(Ino(5)));
+    d.recall(&[Ino(5)]);
+    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    assert_eq!(d.answer(&get(Ino(5))), None);
+    // Nor one of an earlier connection.
+    let asked = d.ask(&get(Ino(5)));
+    d.end();
+    d.begin();
+    d.extend(uptime(), TERM);
+    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    assert_eq!(d.answer(&get(Ino(5))), None);
+}
+
+#[test]
+fn a_term_ends() {
+    let d = Delegations::default();
+    d.begin();
+    let (begin, term) = (uptime(), Duration::from_millis(1));
+    d.extend(begin, term);
+    let asked = d.ask(&get(Ino(5)));
+    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    while uptime() < begin + term {
+        std::hint::spin_loop();
+    }
+    assert_eq!(d.answer(&get(Ino(5))), None);
+}
+
+#[test]
+fn a_new_directory_is_known_as_a_whole() {
+    let d = on();
+    let mkdir = MetaOp::Create {
+        parent: Ino(9),
+        name: name(0),
+        node: tatami_wire::meta::NewNode::Dir,
+        mode: 0o755,
+        umask: 0,
+        exclusive: true,
+        open: None,
+    };
+    let asked = d.ask(&mkdir);
+    let made = MetaReply::Created { attr: attr(DIR, Kind::Dir, 1), cap: None, created: true };
+    let dir = Some(attr(Ino(9), Kind::Dir, 2));
+    let with = granted(&[Ino(9), DIR], &[Ino(9), DIR], dir.clone());
+    d.learn(&mkdir, asked, Ok(&made), Some(&with));
+    assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
+    assert_eq!(d.answer(&get(Ino(9))), dir.map(|dir| Ok(MetaReply::Attr(dir))));
+    // While a name is being made, only the shard knows.
+    let asked = d.ask(&unlink(5));
+    assert_eq!(d.answer(&lookup(5)), None);
+    assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
+    d.learn(&unlink(5), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
+    assert_eq!(d.answer(&lookup(5)), Some(Err(Errno::ENOENT)));
+}
+
+#[test]
+fn who_knows_as_many_names_as_there_are_knows_all() {
+    let d = on();
+    let dir = |size, version| Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
+    let made = |n| {
+        let attr = attr(Ino(n), Kind::Fifo, 1);
+        MetaReply::Created { attr, cap: None, created: true }
+    };
+    let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
+    // While another name is being made, nothing is known of it.
+    let (first, other) = (d.ask(&create(1)), d.ask(&create(2)));
+    d.learn(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
+    assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
+    d.learn(&create(2), other, Ok(&made(2)), Some(&told(2, 2)));
+    let third = d.ask(&create(3));
+    d.learn(&create(3), third, Ok(&made(3)), Some(&told(3, 3)));
+    assert_eq!(d.answer(&lookup(4)), Some(Err(Errno::ENOENT)));
+    let asked = d.ask(&create(4));
+    assert_eq!(d.answer(&lookup(4)), None);
+    d.learn(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
+    d.recall(&[DIR]);
+    // Somebody else has made a name that we do not know.
+    let asked = d.ask(&create(5));
+    d.learn(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
+    assert_eq!(d.answer(&lookup(6)), None);
+}
+
+#[test]
+fn an_inode_elsewhere_is_known_by_another_node() {
+    let (here, there) = (on(), on());
+    let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
+    let find = MetaOp::Find { parent: DIR, name: name(5) };
+    let asked = here.ask(&find);
+    let leads = MetaReply::Leads(Ino(5));
+    here.learn(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
+    assert_eq!(answer(&find, of), Some(Ok(leads)));
+    assert_eq!(answer(&lookup(5), of), None);
+    let asked = there.ask(&get(Ino(5)));
+    let with = granted(&[], &[Ino(5)], None);
+    there.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
+    assert_eq!(answer(&find, of), Some(Ok(found(Ino(5)))));
+}
+
+#[test]
+fn a_change_of_unknown_effect_ends_all_knowledge() {
+    let d = on();
+    let asked = d.ask(&get(Ino(5)));
+    d.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&granted(&[], &[Ino(5)], None)));
+    let asked = d.ask(&unlink(3));
+    d.learn(&unlink(3), asked, Err(Errno::EHOSTDOWN), None);
+    assert_eq!(d.answer(&get(Ino(5))), None);
+}
+
+/// Threads of one client and another client, in any order, against a shard
+/// that applies requests one by one. What is answered without the shard must be what
+/// it would say, but for names that a thread is just changing.
+#[test]
+fn no_interleaving_leaves_something_old() {
+    use proptest::prelude::*;
+    #[derive(Clone, Debug)]
+    enum Step {
+        /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`.
+        Ask(usize, u8, u64),
+        /// The shard applies what thread `.0` has asked.
+        Apply(usize),
+        /// Its answer comes in.
+        Learn(usize),
+        /// Somebody else makes or removes a name, and the recall comes in.
+        Other(u64),
+    }
+    struct Call {
+        op: MetaOp,
+        asked: Asked,
+        answer: Option<(MetaResult, Granted)>,
+    }
+    let step = prop_oneof![
+        3 => (0..3usize, 0..3u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
+        3 => (0..3usize).prop_map(Step::Apply),
+        3 => (0..3usize).prop_map(Step::Learn),
+        1 => (0..2u64).prop_map(Step::Other),
+    ];
+    proptest!(ProptestConfig::with_cases(2000), |(
+        steps in proptest::collection::vec(step, 1..40)
+    )| {
+        let d = on();
+        let mut entries: HashMap<u64, Ino> = HashMap::new();
+        let (mut next, mut version) = (100u64, 1u64);
+        let mut threads: Vec<Option<Call>> = vec![None, None, None];
+        for step in steps {
+            match step {
+                Step::Ask(t, kind, n) if threads[t].is_none() => {
+                    let op = match kind {
+                        0 => lookup(n),
+                        1 => create(n),
+                        _ => unlink(n),
+                    };
+                    let asked = d.ask(&op);
+                    threads[t] = Some(Call { op, asked, answer: None });
+                }
+                Step::Apply(t) => {
+                    let Some(call) = threads[t].as_mut().filter(|c| c.answer.is_none()) else {
+                        continue;
+                    };
+                    let n: u64 = std::str::from_utf8(call.op.entry().expect("one").1)
+                        .expect("digits").parse().expect("digits");
+                    let there = entries.get(&n).copied();
+                    let mut changed = Vec::new();
+                    let result = match (&call.op, there) {
+                        (MetaOp::Lookup { .. }, Some(ino)) => Ok(found(ino)),
+                        (MetaOp::Create { .. }, None) => {
+                            next += 1;
+                            entries.insert(n, Ino(next));
+                            changed = vec![DIR, Ino(next)];
+                            let attr = attr(Ino(next), Kind::File, 1);
+                            Ok(MetaReply::Created { attr, cap: None, created: true })
+                        }
+                        (MetaOp::Create { .. }, Some(_)) => Err(Errno::EEXIST),
+                        (MetaOp::Unlink { .. }, Some(ino)) => {
+                            entries.remove(&n);
+                            changed = vec![DIR, ino];
+                            Ok(MetaReply::Removed { ino: Some(ino), last: true })
+                        }
+                        (_, _) => Err(Errno::ENOENT),
+                    };
+                    version += changed.len() as u64;
+                    let size = entries.len() as u64;
+                    let dir = Some(Attr { size, ..attr(DIR, Kind::Dir, version) });
+                    let dir = dir.filter(|_| !changed.is_empty());
+                    let mut to = vec![DIR];
+                    to.extend(match &result {
+                        Ok(MetaReply::Attr(a) | MetaReply::Created { attr: a, .. }) => Some(a.ino),
+                        _ => None,
+                    });
+                    call.answer = Some((result, granted(&changed, &to, dir)));
+                }
+                Step::Learn(t) => {
+                    if threads[t].as_ref().is_none_or(|call| call.answer.is_none()) {
+                        continue;
+                    }
+                    let Some(Call { op, asked, answer: Some((result, granted)) }) =
+                        threads[t].take() else { continue };
+                    d.learn(&op, asked, result.as_ref().map_err(|e| *e), Some(&granted));
+                }
+                Step::Other(n) => {
+                    match entries.remove(&n) {
+                        Some(ino) => {
+                                d.recall(&[DIR, ino]);
+                            }
+                        None => {
+                            next += 1;
+                            entries.insert(n, Ino(next));
+                            d.recall(&[DIR]);
+                        }
+                    }
+                    version += 1;
+                }
+                Step::Ask(..) => {}
+            }
+            // A name that no thread is changing must be answered as the shard would.
+            for n in 0..2 {
+                let busy = |c: &Call| c.op.is_mutation() && c.op.entry() == lookup(n).entry();
+                if threads.iter().flatten().any(busy) {
+                    continue;
+                }
+                match d.answer(&lookup(n)) {
+                    Some(Ok(MetaReply::Attr(a))) => {
+                        prop_assert_eq!(Some(a.ino), entries.get(&n).copied());
+                    }
+                    Some(Err(_)) => prop_assert!(!entries.contains_key(&n)),
+                    _ => {}
+                }
+            }
+            if !threads.iter().flatten().any(|c| c.op.is_mutation())
+                && let Some(Ok(MetaReply::Attr(a))) = d.answer(&get(DIR))
+            {
+                prop_assert_eq!(a.version, version);
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_remembered_is_bounded() {
+    let d = on();
+    for n in 0..(KNOWN_MAX as u64 * 2) {
+        let op = lookup(n);
+        let asked = d.ask(&op);
+        let ino = Ino(1000 + n);
+        d.learn(&op, asked, Ok(&found(ino)), Some(&granted(&[], &[DIR, ino], None)));
+    }
+    let held: usize = d
+        .shards
+        .iter()
+        .flat_map(|s| s.lock().known.values().map(Known::size).collect::<Vec<_>>())
+        .sum();
+    assert_eq!(held, d.size.load(SeqCst));
+    assert!(held <= KNOWN_MAX + SHARDS);
+}
+
+/// Notes what it is told to forget.
+#[derive(Default)]
+struct Told(Mutex<Vec<Ino>>);
+
+impl KernelCache for Told {
+    fn forget_attr(&self, ino: Ino, given: Duration) {
+        assert!(given <= uptime());
+        self.0.lock().push(ino);
+    }
+}
+
+#[test]
+fn what_is_lent_is_forgotten_before_it_is_given_back() {
+    let d = on();
+    let told = Arc::new(Told::default());
+    let file = attr(Ino(5), Kind::File, 1);
+    let learn = |d: &Delegations| {
+        let asked = d.ask(&lookup(5));
+        let with = granted(&[], &[DIR, Ino(5)], None);
+        d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
+    };
+    learn(&d);
+    assert_eq!(d.lend_attr(&file), None, "there is no kernel");
+    let kernel: Arc<dyn KernelCache> = told.clone();
+    d.lend_to(&kernel);
+    assert!(d.lend_attr(&file).is_some_and(|time| time <= TERM));
+    assert_eq!(d.lend_attr(&attr(Ino(5), Kind::File, 2)), None, "others than are known");
+    assert_eq!(d.lend_attr(&attr(Ino(6), Kind::File, 1)), None);
+    d.recall(&[Ino(5)]);
+    d.recall(&[Ino(5)]);
+    assert_eq!(*told.0.lock(), [Ino(5)]);
+    assert_eq!(d.lend_attr(&file), None);
+    // A change of our own.
+    learn(&d);
+    assert!(d.lend_attr(&file).is_some());
+    let link = MetaOp::Link { ino: Ino(5), parent: DIR, name: name(6) };
+    let asked = d.ask(&link);
+    let linked = MetaReply::Attr(attr(Ino(5), Kind::File, 2));
+    d.learn(&link, asked, Ok(&linked), Some(&granted(&[DIR, Ino(5)], &[DIR, Ino(5)], None)));
+    assert_eq!(*told.0.lock(), [Ino(5), Ino(5)]);
+    assert_eq!(d.lend_attr(&file), None);
+    assert!(d.lend_attr(&attr(Ino(5), Kind::File, 2)).is_some());
+    d.end();
+    assert_eq!(*told.0.lock(), [Ino(5), Ino(5), Ino(5)]);
+}
+
+#[test]
+fn names_are_lent_where_all_is_quiet_and_waited_for() {
+    let d = on();
+    let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
+    d.lend_to(&kernel);
+    let asked = d.ask(&lookup(5));
+    let with = granted(&[], &[DIR, Ino(5)], None);
+    d.learn(&lookup(5), asked, Ok(&found(Ino(5))), Some(&with));
+    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(5))), None, "it was delegated just now");
+    let quiet = uptime() + Duration::from_millis(200);
+    while uptime() < quiet {
+        std::thread::yield_now();
+    }
+    assert!(d.lend_name(DIR, &name(5), Some(Ino(5))).is_some());
+    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(6))), None);
+    assert_eq!(d.lend_name(DIR, &name(6), None), None, "nothing is known of it");
+    assert!(!d.recall(&[DIR]).is_zero());
+    assert!(d.recall(&[DIR]).is_zero());
+    assert_eq!(d.lend_name(DIR, &name(5), Some(Ino(5))), None);
+}
