@@ -32,7 +32,8 @@ pub enum EchoPart {
         depth: Depth,
     },
     /// Asks, one request at a time. Its phases are `create ADDRESS`, `stat
-    /// ADDRESS` and `unlink ADDRESS`.
+    /// ADDRESS` and `unlink ADDRESS`; with several addresses, with commas between, it asks now one, now another,
+    /// as whoever works in a directory that is spread does.
     Client {
         /// Number of requests in a phase.
         requests: u64,
@@ -209,13 +210,13 @@ const READ_MAX: usize = 16 << 10;
 pub struct Echo {
     part: EchoPart,
     listener: Option<Listener>,
-    connection: Option<Socket>,
+    connections: Vec<Socket>,
 }
 
 impl Echo {
     /// A process that has not started anything yet.
     pub fn new(part: EchoPart) -> Echo {
-        Echo { part, listener: None, connection: None }
+        Echo { part, listener: None, connections: Vec::new() }
     }
 }
 
@@ -228,8 +229,10 @@ impl Workload for Echo {
                 Ok(bound.1)
             }
             EchoPart::Client { .. } => {
-                let (_, address) = split(phase)?;
-                self.connection = Some(Socket::connect(address).map_err(doing("connecting"))?);
+                let (_, addresses) = split(phase)?;
+                let connections = addresses.split(',').map(Socket::connect);
+                let connections = connections.collect::<io::Result<_>>();
+                self.connections = connections.map_err(doing("connecting"))?;
                 Ok(String::new())
             }
         }
@@ -242,11 +245,11 @@ impl Workload for Echo {
                 serve(&listener, *clients, *depth).map_err(doing("serving the echo"))
             }
             EchoPart::Client { requests, depth } => {
-                let mut socket = self.connection.take().expect("prepared before it runs");
+                let mut sockets = std::mem::take(&mut self.connections);
                 let (operation, _) = split(phase)?;
                 let done = match depth {
-                    Depth::Messages => ask(&mut socket, operation, *requests),
-                    Depth::Bytes => ask_bytes(&mut socket, operation, *requests),
+                    Depth::Messages => ask(&mut sockets, operation, *requests),
+                    Depth::Bytes => ask_bytes(&mut sockets, operation, *requests),
                 };
                 done.map_err(doing("asking the echo"))?;
                 Ok(Done { ops: *requests, bytes: 0 })
@@ -266,11 +269,19 @@ fn wrong(e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
 }
 
+/// Whom the next request goes to.
+fn any<'a>(sockets: &'a mut [Socket], order: &mut fastrand::Rng) -> &'a mut Socket {
+    let at = order.usize(..sockets.len());
+    &mut sockets[at]
+}
+
 /// One request at a time, each encoded anew and each answer decoded.
-fn ask(socket: &mut Socket, operation: &str, requests: u64) -> io::Result<()> {
+fn ask(sockets: &mut [Socket], operation: &str, requests: u64) -> io::Result<()> {
     let mut out = Vec::new();
     let mut input = vec![0; READ_MAX];
+    let mut order = fastrand::Rng::new();
     for number in 0..requests {
+        let socket = any(sockets, &mut order);
         let call = request(operation, number).expect("checked when the phase was prepared");
         out.clear();
         frame::encode(&mut out, Class::Meta, number, &call, 0);
@@ -293,12 +304,14 @@ fn ask(socket: &mut Socket, operation: &str, requests: u64) -> io::Result<()> {
 }
 
 /// The same bytes again and again.
-fn ask_bytes(socket: &mut Socket, operation: &str, requests: u64) -> io::Result<()> {
+fn ask_bytes(sockets: &mut [Socket], operation: &str, requests: u64) -> io::Result<()> {
     let call = request(operation, 0).expect("checked when the phase was prepared");
     let mut out = Vec::new();
     frame::encode(&mut out, Class::Meta, 0, &call, 0);
     let mut input = vec![0; out.len()];
+    let mut order = fastrand::Rng::new();
     for _ in 0..requests {
+        let socket = any(sockets, &mut order);
         socket.write_all(&out)?;
         socket.read_exact(&mut input)?;
     }

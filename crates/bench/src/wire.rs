@@ -65,11 +65,12 @@ pub struct WireReport {
     pub operations: Vec<WireResult>,
 }
 
-/// An echo: its server is started anew for every phase, its clients stay.
+/// An echo: its servers are started anew for every phase, its clients stay.
 pub struct EchoRun<'a> {
     launcher: &'a Launcher,
     clients: Gang,
     procs: usize,
+    servers: usize,
     depth: Depth,
     socket: Option<PathBuf>,
 }
@@ -88,7 +89,13 @@ impl<'a> EchoRun<'a> {
     ) -> Result<EchoRun<'a>, BenchError> {
         let tasks = (0..procs).map(|_| Task::Echo(EchoPart::Client { requests, depth })).collect();
         let socket = socket.map(Path::to_path_buf);
-        Ok(EchoRun { launcher, clients: Gang::start(launcher, tasks)?, procs, depth, socket })
+        let clients = Gang::start(launcher, tasks)?;
+        Ok(EchoRun { launcher, clients, procs, servers: 1, depth, socket })
+    }
+
+    /// The same with several servers, reached by TCP: each client asks now one, now another.
+    pub fn with_servers(self, servers: usize) -> EchoRun<'a> {
+        EchoRun { servers, socket: None, ..self }
     }
 
     /// One phase. The time is that of the clients; the CPU time is that of all.
@@ -101,11 +108,12 @@ impl<'a> EchoRun<'a> {
             socket: self.socket.clone(),
             depth: self.depth,
         };
-        let mut server = Gang::start(self.launcher, vec![Task::Echo(part)])?;
-        let address = server.prepare("serve")?.swap_remove(0);
-        server.go()?;
-        let mut outcome = self.clients.phase(&format!("{operation} {address}"))?;
-        outcome.cpu_ns += Outcome::of(&server.collect()?).cpu_ns;
+        let parts = (0..self.servers).map(|_| Task::Echo(part.clone())).collect();
+        let mut servers = Gang::start(self.launcher, parts)?;
+        let addresses = servers.prepare("serve")?.join(",");
+        servers.go()?;
+        let mut outcome = self.clients.phase(&format!("{operation} {addresses}"))?;
+        outcome.cpu_ns += Outcome::of(&servers.collect()?).cpu_ns;
         Ok(outcome)
     }
 }

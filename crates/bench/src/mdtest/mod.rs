@@ -52,6 +52,9 @@ pub struct MdtestArgs {
     /// With --library: so many operations in one request
     #[arg(long, default_value_t = 1, requires = "library", value_name = "N", value_parser = crate::args::bulk)]
     pub bulk: usize,
+    /// Threads of each process, each with a part of its items
+    #[arg(short = 't', long, default_value_t = 1, value_parser = crate::args::procs)]
+    pub threads: usize,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -90,6 +93,8 @@ pub struct MdtestReport {
     pub shared: bool,
     /// Operations in one request.
     pub bulk: usize,
+    /// Threads of each process.
+    pub threads: usize,
     /// Number of iterations.
     pub iterations: u32,
     /// The phases, in order.
@@ -128,6 +133,7 @@ pub fn run(
         items: args.items,
         shared: args.shared,
         bulk: args.bulk,
+        threads: args.threads,
         iterations: args.iterations,
         phases,
     })
@@ -139,7 +145,8 @@ fn measure(
     site: &Site,
 ) -> Result<Vec<PhaseResult>, BenchError> {
     let parts = site.parts(args.procs, args.items, args.shared, args.shift);
-    let parts = parts.into_iter().map(|part| MdtestPart { bulk: args.bulk, ..part });
+    let parts =
+        parts.into_iter().map(|part| MdtestPart { bulk: args.bulk, threads: args.threads, ..part });
     let mut gang = Gang::start(launcher, parts.map(Task::Mdtest).collect())?;
     let mut runs: [Vec<(crate::gang::Outcome, f64)>; 6] = Default::default();
     for _ in 0..args.iterations {
@@ -229,6 +236,7 @@ impl Site {
                 shared,
                 shift,
                 bulk: 1,
+                threads: 1,
             })
             .collect()
     }
@@ -265,10 +273,11 @@ impl MdtestReport {
             ]);
         }
         format!(
-            "mdtest on {} ({}): {} processes × {} items, {}, {}{} iterations\n{}",
+            "mdtest on {} ({}): {} processes{} × {} items, {}, {}{} iterations\n{}",
             self.dir,
             self.through,
             self.procs,
+            if self.threads > 1 { format!(" of {} threads", self.threads) } else { String::new() },
             self.items,
             if self.shared { "one shared directory" } else { "a directory each" },
             if self.bulk > 1 { format!("{} in a request, ", self.bulk) } else { String::new() },

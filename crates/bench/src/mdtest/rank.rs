@@ -23,6 +23,8 @@ pub struct MdtestPart {
     pub shift: usize,
     /// So many operations in one request, through the library.
     pub bulk: usize,
+    /// Threads of the process, each with a part of its items.
+    pub threads: usize,
 }
 
 impl MdtestPart {
@@ -95,10 +97,25 @@ impl Workload for MdtestRank {
     fn run(&mut self, phase: &str) -> Result<Done, BenchError> {
         let op = op_of(phase)?;
         let names = self.names_of(op);
-        if self.part.bulk > 1 {
-            self.names.chunks(self.part.bulk).try_for_each(|some| names.run_many(op, some))?;
+        let work = |items: &[CString]| match self.part.bulk {
+            0 | 1 => items.iter().try_for_each(|name| names.run(op, name)),
+            bulk => items.chunks(bulk).try_for_each(|some| names.run_many(op, some)),
+        };
+        let threads = self.part.threads.max(1);
+        if threads == 1 {
+            work(&self.names)?;
         } else {
-            self.names.iter().try_for_each(|name| names.run(op, name))?;
+            let share = self.names.len().div_ceil(threads).max(1);
+            std::thread::scope(|scope| {
+                let shares = self.names.chunks(share);
+                let running: Vec<_> =
+                    shares.map(|items| scope.spawn(move || work(items))).collect();
+                // All must have ended, whatever the first says.
+                let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
+                ended.into_iter().try_for_each(|done| {
+                    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+            })?;
         }
         Ok(Done { ops: self.names.len() as u64, bytes: 0 })
     }
@@ -123,6 +140,7 @@ mod tests {
             shared: false,
             shift: 1,
             bulk: 1,
+            threads: 2,
         };
         let mut ranks =
             [0, 1].map(|r| MdtestRank::new(part(r)).expect("its directories are there"));

@@ -2,6 +2,9 @@
 //! costs with 1, 2, 4 and 5 servers, in CPU time of all who take part. Where all servers share a few CPUs,
 //! that it costs the same is what scaling means. And what a rename between servers costs, against one within a server.
 //!
+//! A server does what has come in meanwhile at once, so it matters how many requests are under way: four programs with one each keep one
+//! server's rounds filled, and those of five empty. So this is measured with programs of one thread, and of [`THREADS`].
+//!
 //! Every round has a directory of its own: that it spreads while it grows is part of the cost. All servers are reached by
 //! TCP, as those of other machines are: a UNIX socket, by which the program of one node would reach its own, takes half the CPU time.
 
@@ -10,10 +13,12 @@ use super::figure::{Better, Figure, Runs};
 use super::pairs;
 use super::volume::Volume;
 use crate::clock::{Steal, StealSum, cpu_ns_of, own_cpu_ns};
+use crate::echo::Depth;
 use crate::error::{BenchError, on};
 use crate::gang::{Gang, Outcome};
-use crate::mdtest::{Op, Place, Site, own_cred};
+use crate::mdtest::{MdtestPart, Op, Place, Site, own_cred};
 use crate::reach::Reach;
+use crate::wire::EchoRun;
 use crate::worker::Task;
 use std::collections::BTreeMap;
 use tatami_client::Client;
@@ -30,6 +35,8 @@ const RENAME_GOAL: f64 = 4.0;
 /// What a create may take of the servers' CPU time, in microseconds.
 const SERVER_GOAL_US: f64 = 8.0;
 const PROCS: usize = 4;
+/// Threads of each program, and numbers of servers that are measured with them.
+const THREADS: [(usize, &[u16]); 2] = [(1, &SERVERS), (16, &[SERVERS[0], HELD])];
 /// Directories made in search of two that are on different servers.
 const DIRS_MAX: usize = 64;
 
@@ -94,12 +101,17 @@ impl Side {
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     let rename = rename_name();
-    let names = OPERATIONS.iter().flat_map(|(_, name)| SERVERS.map(|n| names_of(name, n)));
-    let mut names = names.flatten().chain([server_name()]);
-    if names.any(|name| bench.wants(&name)) {
-        let sides =
-            SERVERS.iter().map(|n| Side::start(bench, *n)).collect::<Result<Vec<_>, _>>()?;
-        figures.extend(in_one_directory(bench, sides)?);
+    for (threads, servers) in THREADS {
+        let of = |name| servers.iter().flat_map(move |n| names_of(name, *n, threads));
+        let mut names = OPERATIONS.iter().flat_map(|(_, name)| of(name));
+        if names.any(|name| bench.wants(&name)) || threads == 1 && bench.wants(&server_name()) {
+            let sides =
+                servers.iter().map(|n| Side::start(bench, *n)).collect::<Result<Vec<_>, _>>()?;
+            figures.extend(in_one_directory(bench, sides, threads)?);
+        }
+    }
+    if SERVERS.iter().any(|servers| bench.wants(&echo_name(*servers))) {
+        figures.extend(echoes(bench)?);
     }
     if bench.wants(&rename) {
         figures.extend(renames(bench)?);
@@ -108,19 +120,58 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
 }
 
 /// CPU time and rate of an operation.
-fn names_of(operation: &str, servers: u16) -> [String; 2] {
-    ["CPU", "rate"].map(|what| format!("servers {operation}, {servers} of them, {what}"))
+fn names_of(operation: &str, servers: u16, threads: usize) -> [String; 2] {
+    let many = under_way(threads);
+    ["CPU", "rate"].map(|what| format!("servers {operation}{many}, {servers} of them, {what}"))
+}
+
+fn under_way(threads: usize) -> String {
+    match threads {
+        1 => String::new(),
+        threads => format!(" by {} threads", PROCS * threads),
+    }
 }
 
 fn server_name() -> String {
     "servers create, 1 of them, server's CPU".into()
 }
 
+fn echo_name(servers: u16) -> String {
+    format!("servers echo of a create, {servers} of them, CPU")
+}
+
+/// What several servers cost that have nothing to do but to answer: that of processes that share CPUs.
+fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
+    let requests = bench.items() / 2;
+    let start = |servers: u16| -> Result<EchoRun<'_>, BenchError> {
+        let run = EchoRun::start(&bench.launcher, PROCS, requests, Depth::Messages, None)?;
+        Ok(run.with_servers(servers.into()))
+    };
+    let mut one = start(SERVERS[0])?;
+    let mut figures = Vec::new();
+    for servers in &SERVERS[1..] {
+        let mut several = start(*servers)?;
+        let cost = |echo: &mut EchoRun<'_>| Ok(echo.phase("create")?.cpu_us_per_op());
+        let pairs = pairs::alternate(bench.runs, || cost(&mut several), || cost(&mut one))?;
+        let goal = (Better::Lower, None);
+        let runs = pairs.runs(|us| *us);
+        bench.keep(
+            &mut figures,
+            Figure::new(echo_name(*servers), "µs/op", "one server", goal, &runs),
+        );
+    }
+    Ok(figures)
+}
+
 fn rename_name() -> String {
     "servers rename between two, CPU".into()
 }
 
-fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, BenchError> {
+fn in_one_directory(
+    bench: &Bench,
+    mut sides: Vec<Side>,
+    threads: usize,
+) -> Result<Vec<Figure>, BenchError> {
     let items = bench.items() / 2;
     let mut stolen = StealSum::default();
     // The first round warms up.
@@ -130,8 +181,10 @@ fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, 
         for side in &sides {
             let place = Place::Library { reach: side.reach.clone(), dir: "/".into() };
             let site = Site::make(&place, PROCS, true)?;
-            let tasks = site.parts(PROCS, items, true, 0).into_iter().map(Task::Mdtest).collect();
-            runs.push((site, Gang::start(&bench.launcher, tasks)?));
+            let parts = site.parts(PROCS, items, true, 0).into_iter();
+            let tasks = parts.map(|part| Task::Mdtest(MdtestPart { threads, ..part }));
+            let gang = Gang::start(&bench.launcher, tasks.collect())?;
+            runs.push((site, gang));
         }
         for (i, (op, _)) in OPERATIONS.into_iter().enumerate() {
             for (side, (_, gang)) in sides.iter_mut().zip(&mut runs) {
@@ -157,8 +210,8 @@ fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, 
     };
     for (i, (_, operation)) in OPERATIONS.into_iter().enumerate() {
         for side in more {
-            let [cpu, rate] = names_of(operation, side.servers);
-            let goal = (side.servers == HELD).then_some(GOAL);
+            let [cpu, rate] = names_of(operation, side.servers, threads);
+            let goal = (side.servers == HELD && threads == 1).then_some(GOAL);
             let figure = Figure::new(
                 cpu,
                 "µs/op",
@@ -176,6 +229,9 @@ fn in_one_directory(bench: &Bench, mut sides: Vec<Side>) -> Result<Vec<Figure>, 
             );
             bench.keep(&mut figures, figure);
         }
+    }
+    if threads > 1 {
+        return Ok(figures);
     }
     let create = OPERATIONS.iter().position(|(op, _)| *op == Op::FileCreate).unwrap_or_default();
     let ours: Vec<f64> = one.costs[create].iter().map(|c| c.server_us).collect();
