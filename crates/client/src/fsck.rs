@@ -4,12 +4,14 @@
 //! Each node verifies the records of its own shards in one step, so nothing can change
 //! between two looks there. Where several nodes have shards, names are then compared with
 //! the inodes that they lead to, in number order, with a few words of memory for each directory;
-//! what is wrong there is told, and not mended. Inodes and objects are then walked side by side,
+//! what is wrong there is mended by one transaction each, which does nothing if something
+//! is not as it was seen any more. Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
 //! one inode at a time, and dropped when somebody has the file open for
 //! writing, when its objects wait for removal, or when it fits now.
 
+mod mend;
 mod names;
 mod objects;
 mod walk;
@@ -112,7 +114,8 @@ pub fn check(
 ) -> Result<Report, FsckError> {
     let mut epoch = client.refresh_map();
     for _ in 0..ATTEMPTS {
-        let mut fsck = Fsck { client, repair, report: Report::default(), progress };
+        let report = Report::default();
+        let mut fsck = Fsck { client, repair, report, progress, lost: None };
         for (shard, _) in client.map().leads() {
             fsck.names(shard)?;
         }
@@ -134,6 +137,8 @@ struct Fsck<'a> {
     repair: bool,
     report: Report,
     progress: &'a mut dyn FnMut(u64, u64),
+    /// The directory `lost+found`, once it was needed.
+    lost: Option<Ino>,
 }
 
 impl Fsck<'_> {

@@ -2,6 +2,7 @@
 
 use crate::act::{Act, Acted, Left, Sum};
 use crate::lock::{LockOp, LockTold};
+use crate::mend::{Mend, Named};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
@@ -265,6 +266,13 @@ pub enum MetaOp {
     /// Adds up what the entries of `dir` lead to that `ReadDir` would tell, for those who may see their attributes: who
     /// may read and search the directory. → `Summed`
     Sum { dir: Ino, after: u64, limit: u32 },
+
+    // A check of several nodes, see `mend`.
+    /// Housekeeping: the entries on the node of `shard` that lead to these inodes, at most [`NAMED_MAX`](crate::mend::NAMED_MAX)
+    /// of both. → `Named`
+    NamesOf { shard: ShardId, inos: Vec<Ino> },
+    /// Housekeeping: mends what ties a name to this inode, if it still is as whoever asks has seen it. → `Mended`
+    Mend { ino: Ino, mend: Mend },
 }
 
 impl MetaOp {
@@ -292,6 +300,7 @@ impl MetaOp {
             // Done twice in a row, they have done the same.
             | Locks { .. }
             | Sum { .. }
+            | NamesOf { .. }
             | ScanInodes { .. } => false,
             Acts { acts } => acts.iter().any(Act::is_mutation),
             Open { access, .. } => access.write,
@@ -317,6 +326,7 @@ impl MetaOp {
             | ExpireClient { .. }
             | Split { .. }
             | Clear { .. }
+            | Mend { .. }
             | Settle { .. } => true,
         }
     }
@@ -338,6 +348,8 @@ impl MetaOp {
                 | Check { .. }
                 | Ties { .. }
                 | Split { .. }
+                | NamesOf { .. }
+                | Mend { .. }
                 | InFlux { .. }
         )
     }
@@ -356,6 +368,7 @@ impl MetaOp {
                 | Clients
                 | Unsettled { .. }
                 | Ties { .. }
+                | NamesOf { .. }
                 | ScanInodes { .. }
         )
     }
@@ -438,7 +451,8 @@ impl MetaOp {
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
             Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
-            Ties { shard, .. } => Ino::first_of(*shard),
+            Ties { shard, .. } | NamesOf { shard, .. } => Ino::first_of(*shard),
+            Mend { ino, mend } => mend.part().unwrap_or(*ino),
             Sync
             | StatVolume
             | Garbage { .. }
@@ -602,6 +616,15 @@ pub enum MetaReply {
         /// Of the map that the node has: a client with a lower one may not have asked all nodes.
         epoch: u64,
     },
+    /// Entries that lead to inodes that were asked for, in no order.
+    Named {
+        /// The entries.
+        names: Vec<Named>,
+        /// There are more of them.
+        more: bool,
+    },
+    /// Whether it was mended. If not, nothing was done: it is not as it was seen any more.
+    Mended(bool),
 }
 
 /// A part of a directory's entries.
