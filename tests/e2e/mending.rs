@@ -64,6 +64,25 @@ impl Records {
         self.put(node, key, Some(value));
     }
 
+    /// The numbers under which entries of a directory lie.
+    fn parts(&self, dir: u64) -> BTreeSet<u64> {
+        let mut parts = BTreeSet::new();
+        for store in &self.stores {
+            let mut visit = |key: &[u8], _: &[u8]| {
+                let part = u64::from_be_bytes(*key[1..].first_chunk().expect("a number"));
+                // A partition has its directory's number on another shard.
+                if Ino(part).birth() == Ino(dir).birth()
+                    && Ino(part).counter() == Ino(dir).counter()
+                {
+                    parts.insert(part);
+                }
+                ControlFlow::Continue(())
+            };
+            store.scan(b"E", b"E", &mut visit).expect("reads");
+        }
+        parts
+    }
+
     /// The key of a directory's entry, and the node that has it.
     fn entry(&self, dir: u64, name: &str) -> (usize, Vec<u8>) {
         let prefix = [&b"E"[..], &dir.to_be_bytes()].concat();
@@ -308,6 +327,46 @@ fn what_is_broken_between_nodes_is_told_and_mended() {
     cluster.finish();
 }
 
+/// Directories that have split lose their records, and others one of a partition: all names are there again.
+#[test]
+fn directories_that_have_split_are_put_together_again() {
+    const FILES: usize = 1500;
+    let cluster = Cluster::start(3);
+    let root = cluster.mount(0);
+    let dirs = [root.join("headless"), root.join("torn")];
+    for dir in &dirs {
+        fs::create_dir(dir).expect("mkdir");
+        (0..FILES).for_each(|n| put(dir.join(format!("file{n}")), format!("{n}")));
+    }
+    let numbers = dirs.each_ref().map(number);
+    cluster.fsck();
+    cluster.down();
+    let mut records = Records::open(&cluster);
+    let parts = numbers.map(|ino| records.parts(ino));
+    assert!(parts.iter().all(|parts| parts.len() > 1), "both have split: {parts:?}");
+    records.remove(&inode(numbers[0]));
+    let part = parts[1].iter().find(|part| **part != numbers[1]).expect("there are others");
+    records.remove(&inode(*part));
+    drop(records);
+    cluster.up();
+    let (said, findings) = fsck(&cluster, &[]);
+    assert_eq!(said.code, LEFT, "{findings:#?}");
+    let (said, findings) = fsck(&cluster, &["--repair"]);
+    assert_eq!(said.code, MENDED, "{findings:#?}");
+    assert!(findings.len() < 10, "nothing else is touched: {findings:#?}");
+    let all: BTreeSet<_> = (0..FILES).map(|n| format!("file{n}")).collect();
+    for dir in &dirs {
+        assert_eq!(names(dir).into_iter().collect::<BTreeSet<_>>(), all);
+        for n in 0..FILES {
+            assert_eq!(get(dir.join(format!("file{n}"))), format!("{n}").into_bytes());
+        }
+        assert_eq!(number(dir.join("..")), number(&root));
+        fs::remove_dir_all(dir).expect("all of it is removed");
+    }
+    assert_eq!(names(&root), [""; 0]);
+    cluster.finish();
+}
+
 /// One random operation of a program on names that others work on, too.
 fn step(root: &Path, worker: u16, rng: &mut Rng) -> std::io::Result<()> {
     let place = |rng: &mut Rng| root.join(format!("work{}", rng.u32(..DIRS)));
@@ -377,7 +436,9 @@ fn a_volume_in_use_is_mended_and_what_is_right_is_let_be() {
     let cluster = Cluster::start(3);
     let root = cluster.mount(0);
     let files = furnish(&root);
+    // It splits while it is looked at.
     fs::create_dir(root.join("grows")).expect("mkdir");
+    (0..1000).for_each(|n| put(root.join("grows").join(format!("old{n}")), "grown"));
     for n in 0..DIRS {
         fs::create_dir(root.join(format!("work{n}"))).expect("mkdir");
     }

@@ -5,7 +5,8 @@
 //! between two looks there. Where several nodes have shards, names are then compared with
 //! the inodes that they lead to, in number order, with a few words of memory for each directory;
 //! what is wrong there is mended by one transaction each, which does nothing if something
-//! is not as it was seen any more. Inodes and objects are then walked side by side,
+//! is not as it was seen any more. (Partitions of directories come before all that: a node would take the entries of one
+//! whose record is lost for lost themselves.) Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
 //! one inode at a time, and dropped when somebody has the file open for
@@ -14,6 +15,7 @@
 mod mend;
 mod names;
 mod objects;
+mod parts;
 mod walk;
 
 use crate::{Client, Tiles};
@@ -116,6 +118,7 @@ pub fn check(
     for _ in 0..ATTEMPTS {
         let report = Report::default();
         let mut fsck = Fsck { client, repair, report, progress, lost: None };
+        fsck.partitions()?;
         for (shard, _) in client.map().leads() {
             fsck.names(shard)?;
         }
@@ -190,6 +193,12 @@ impl Fsck<'_> {
             next = following.filter(|n| *n > after);
         }
         Ok(())
+    }
+
+    /// Whether other nodes serve shards, or did. If not, the node of all shards compares names with inodes by itself.
+    fn is_spread(&self) -> bool {
+        let map = self.client.map();
+        map.leads().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
     }
 
     fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {

@@ -29,11 +29,13 @@ use tatami_wire::{Errno, Ino};
 
 mod judge;
 mod mend;
+mod parts;
 mod pieces;
 mod survey;
 mod ties;
 
 pub(crate) use mend::{mend, names_of};
+pub(crate) use parts::parts;
 pub(crate) use ties::ties;
 
 /// Most inodes examined in one step.

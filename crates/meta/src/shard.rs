@@ -509,6 +509,7 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Split { part, above } => split::split(txn, *part, *above),
         MetaOp::Ties { after, last, limit, .. } => check::ties(txn, *after, *last, *limit),
         MetaOp::NamesOf { inos, .. } => check::names_of(txn, inos),
+        MetaOp::Parts { after, .. } => check::parts(txn, *after),
         MetaOp::Mend { ino, mend } => check::mend(txn, *ino, mend),
         MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
         MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),

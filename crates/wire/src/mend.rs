@@ -6,11 +6,18 @@
 //! makes or removes a name of an inode changes that.
 
 use crate::meta::Bytes;
+use crate::partition::Range;
 use crate::{Ino, Kind};
 use serde::{Deserialize, Serialize};
 
 /// Most inodes that one [`NamesOf`](crate::meta::MetaOp::NamesOf) asks for, and most entries in its answer.
 pub const NAMED_MAX: usize = 1024;
+
+/// Most directories and partitions in one answer to [`Parts`](crate::meta::MetaOp::Parts).
+pub const PARTED_MAX: usize = 8 * 1024;
+
+/// Most entries that one [`Mend::Empty`] takes elsewhere.
+pub const EMPTIED_MAX: usize = 128;
 
 /// An entry of a directory that leads to an inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -73,6 +80,31 @@ pub enum Mend {
         /// An entry of it, in a directory that cannot be reached either.
         from: Option<Place>,
     },
+    /// The inode is a partition that has no record any more: it is made anew for the entries that are left of it, like
+    /// another one of its directory. Where it is the first one, which is the directory itself, that does not
+    /// know where it lies.
+    Part {
+        /// The names that it has.
+        range: Range,
+        /// The other one: of the first partition any; of another one that which has split into it.
+        like: Ino,
+    },
+    /// The inode is a partition of which its directory does not know: at most [`EMPTIED_MAX`] of its entries go where its directory
+    /// has such names, unless it has them there, too. If there is none, the partition goes.
+    Empty,
+}
+
+/// What a directory, or a partition, of which the entries are in several says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Parted {
+    /// Its number.
+    pub ino: Ino,
+    /// The names that it has.
+    pub range: Range,
+    /// Number of its entries.
+    pub entries: u64,
+    /// A transaction is about to write it.
+    pub changing: bool,
 }
 
 impl Mend {
@@ -85,7 +117,9 @@ impl Mend {
             | Mend::Links { .. }
             | Mend::Twin
             | Mend::Remove { .. }
-            | Mend::Rescue { .. } => None,
+            | Mend::Rescue { .. }
+            | Mend::Part { .. }
+            | Mend::Empty => None,
         }
     }
 

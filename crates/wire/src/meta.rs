@@ -2,7 +2,7 @@
 
 use crate::act::{Act, Acted, Left, Sum};
 use crate::lock::{LockOp, LockTold};
-use crate::mend::{Mend, Named};
+use crate::mend::{Mend, Named, Parted};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
@@ -273,6 +273,9 @@ pub enum MetaOp {
     NamesOf { shard: ShardId, inos: Vec<Ino> },
     /// Housekeeping: mends what ties a name to this inode, if it still is as whoever asks has seen it. → `Mended`
     Mend { ino: Ino, mend: Mend },
+    /// Housekeeping: the directories and partitions on the node of `shard`, above `after` in number order, of which the entries are
+    /// in several partitions. → `Parts`
+    Parts { shard: ShardId, after: Ino },
 }
 
 impl MetaOp {
@@ -301,6 +304,7 @@ impl MetaOp {
             | Locks { .. }
             | Sum { .. }
             | NamesOf { .. }
+            | Parts { .. }
             | ScanInodes { .. } => false,
             Acts { acts } => acts.iter().any(Act::is_mutation),
             Open { access, .. } => access.write,
@@ -349,6 +353,7 @@ impl MetaOp {
                 | Ties { .. }
                 | Split { .. }
                 | NamesOf { .. }
+                | Parts { .. }
                 | Mend { .. }
                 | InFlux { .. }
         )
@@ -369,6 +374,7 @@ impl MetaOp {
                 | Unsettled { .. }
                 | Ties { .. }
                 | NamesOf { .. }
+                | Parts { .. }
                 | ScanInodes { .. }
         )
     }
@@ -451,7 +457,9 @@ impl MetaOp {
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
             Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
-            Ties { shard, .. } | NamesOf { shard, .. } => Ino::first_of(*shard),
+            Ties { shard, .. } | NamesOf { shard, .. } | Parts { shard, .. } => {
+                Ino::first_of(*shard)
+            }
             Mend { ino, mend } => mend.part().unwrap_or(*ino),
             Sync
             | StatVolume
@@ -625,6 +633,13 @@ pub enum MetaReply {
     },
     /// Whether it was mended. If not, nothing was done: it is not as it was seen any more.
     Mended(bool),
+    /// Directories and partitions of which the entries are in several.
+    Parts {
+        /// In number order.
+        parts: Vec<Parted>,
+        /// The last inode looked at; `None` when nothing follows.
+        next: Option<Ino>,
+    },
 }
 
 /// A part of a directory's entries.

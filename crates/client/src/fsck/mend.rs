@@ -111,7 +111,7 @@ pub(super) struct Doubt {
 }
 
 /// What came of an attempt.
-enum Did {
+pub(super) enum Did {
     /// It was mended; and what was done, in words.
     Mended(String),
     /// It was not as it was seen any more.
@@ -361,7 +361,7 @@ impl Fsck<'_> {
     }
 
     /// One mend; `how` says what it does.
-    fn put(&self, ino: Ino, mend: Mend, how: &str) -> Result<Did, FsckError> {
+    pub(super) fn put(&self, ino: Ino, mend: Mend, how: &str) -> Result<Did, FsckError> {
         match self.client.meta(&Cred::ROOT, MetaOp::Mend { ino, mend }) {
             Ok(MetaReply::Mended(true)) => Ok(Did::Mended(how.to_owned())),
             // What was to be changed may be gone, or the directory that it was to be put into.
@@ -369,8 +369,7 @@ impl Fsck<'_> {
             Ok(_) => Err(self.failed(ino, Errno::EPROTO)),
             Err(errno) if is_for_all(errno) => Err(self.failed(ino, errno)),
             Err(Errno::ENOTEMPTY) => Ok(Did::Cannot(
-                "not removed, since other partitions of it are there: restore its node's data from a copy"
-                    .into(),
+                "not removed, since other partitions of it are there: repair once more".into(),
             )),
             Err(Errno::EEXIST) => Ok(Did::Cannot(format!(
                 "/lost+found/{} is something else: rename that, and repair again",

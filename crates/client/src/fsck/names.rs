@@ -33,12 +33,10 @@ type Told = BTreeMap<Ino, Facts>;
 impl Fsck<'_> {
     /// Compares names and inodes of all nodes; nothing where one node always had all of them.
     pub(super) fn ties(&mut self) -> Result<(), FsckError> {
-        let map = self.client.map();
-        let leads = map.leads();
-        // Once shards have moved, no node compares names with inodes by itself.
-        if leads.len() < 2 && map.moves.iter().all(|moves| *moves == 0) {
+        if !self.is_spread() {
             return Ok(());
         }
+        let leads = self.client.map().leads();
         let mut above: HashMap<Ino, Ino> = HashMap::new();
         let mut after = Ino(0);
         // The shards of a node lie side by side, so its inodes are asked for first.

@@ -3,7 +3,7 @@
 //! Each mend looks at all that it depends on before it writes. It is run as any operation that touches several nodes: what it has
 //! looked at elsewhere is locked, so all of it is true when it takes effect.
 
-use super::uncount;
+use super::{parts, uncount};
 use crate::error::{Failure, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Parsed, tag};
@@ -53,6 +53,8 @@ pub(crate) fn mend<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: &Mend) -> Out
         Mend::Twin => twin(txn, ino)?,
         Mend::Remove { version } => remove(txn, ino, *version)?,
         Mend::Rescue { version, lost, from } => rescue(txn, ino, *version, *lost, from.as_ref())?,
+        Mend::Part { range, like } => parts::make_anew(txn, ino, *range, *like)?,
+        Mend::Empty => parts::empty(txn, ino)?,
     };
     Ok(MetaReply::Mended(mended))
 }

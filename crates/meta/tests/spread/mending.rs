@@ -8,12 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::store::Store;
 use tatami_wire::mend::{Mend, Named, Place};
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, NewNode, TIES_MAX};
-use tatami_wire::partition::name_hash;
+use tatami_wire::partition::{Range, name_hash};
 use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardId};
 
 // Offsets as docs/FORMAT.md draws them.
 const NLINK: usize = 4;
 const PARENT: usize = 48;
+const FLAGS: usize = 132;
 
 fn key(tag: u8, ino: Ino) -> Vec<u8> {
     [&[tag][..], &ino.0.to_be_bytes()].concat()
@@ -64,6 +65,7 @@ fn attr(cluster: &mut Cluster, ino: Ino) -> Result<Attr, Errno> {
     }
 }
 
+const MENDED: MetaResult = Ok(MetaReply::Mended(true));
 const REFUSED: MetaResult = Ok(MetaReply::Mended(false));
 
 /// All entries that lead to an inode.
@@ -163,6 +165,7 @@ fn only_who_is_trusted_mends() {
     for op in [
         MetaOp::Mend { ino: file, mend: Mend::Twin },
         MetaOp::NamesOf { shard: ShardId(0), inos: vec![file] },
+        MetaOp::Parts { shard: ShardId(0), after: Ino(0) },
     ] {
         let refused = tatami_meta::Applied::Done(Err(Errno::EPERM));
         assert_eq!(meta.apply(&ctx, &Cred::ROOT, &op), refused);
@@ -195,6 +198,102 @@ fn a_directory_of_which_partitions_are_left_keeps_its_name() {
     let at = Place { part: ROOT, name: entry_of(&mut cluster, ROOT, d) };
     put(&mut cluster, d.shard(), &key(b'I', d), None);
     assert_eq!(mend(&mut cluster, d, Mend::Entry(at)), Err(Errno::ENOTEMPTY));
+}
+
+fn listed(cluster: &mut Cluster, dir: Ino) -> BTreeSet<Vec<u8>> {
+    let list = MetaOp::ReadDir { dir, after: 0, limit: 1000, plus: false };
+    match cluster.call(9, &Cred::ROOT, list) {
+        Ok(MetaReply::Entries { entries, .. }) => {
+            entries.into_iter().map(|entry| entry.name.into_vec()).collect()
+        }
+        other => panic!("no listing: {other:?}"),
+    }
+}
+
+fn parts(cluster: &mut Cluster) -> BTreeMap<Ino, Range> {
+    let mut all = BTreeMap::new();
+    for (shard, _) in cluster.map.leads() {
+        match cluster.call(9, &Cred::ROOT, MetaOp::Parts { shard, after: Ino(0) }) {
+            Ok(MetaReply::Parts { parts, next: None }) => {
+                all.extend(parts.into_iter().map(|part| (part.ino, part.range)));
+            }
+            other => panic!("no partitions: {other:?}"),
+        }
+    }
+    all
+}
+
+/// Each partition in turn loses its record, the first one, too: all names are there again.
+#[test]
+fn lost_partitions_are_made_anew() {
+    let (mut cluster, d) = crate::splitting::spread(16, 40);
+    assert_sound(&mut cluster);
+    let (before, all) = (listed(&mut cluster, d), parts(&mut cluster));
+    assert!(all.len() >= 8 && all.keys().all(|part| cluster.map.directory_of(*part) == d));
+    for (part, range) in &all {
+        let like = match *part == d {
+            true => *all.keys().find(|other| **other != d).expect("there are others"),
+            false => d,
+        };
+        let anew = Mend::Part { range: *range, like };
+        assert_eq!(mend(&mut cluster, *part, anew.clone()), REFUSED, "it is there");
+        put(&mut cluster, part.shard(), &key(b'I', *part), None);
+        let wrong = Mend::Part { range: *range, like: *part };
+        assert_eq!(mend(&mut cluster, *part, wrong), REFUSED);
+        assert_eq!(mend(&mut cluster, *part, anew), MENDED, "{part} {range:?}");
+        cluster.quiet();
+        mend_all(&mut cluster, Faults::default());
+        assert_sound(&mut cluster);
+        assert_eq!(listed(&mut cluster, d), before);
+        assert_eq!(parts(&mut cluster), all);
+    }
+    walk(&mut cluster);
+}
+
+/// A partition that its directory does not know has names of its own, and some that the directory has, too.
+#[test]
+fn what_an_unknown_partition_has_comes_home() {
+    let (mut cluster, d, file) = tree(6);
+    let sub = dir(&mut cluster, d, None);
+    cluster.quiet();
+    let sub_name = String::from_utf8(entry_of(&mut cluster, d, sub).into_vec()).expect("text");
+    let range = Range { from: 1 << 62, bits: 4 };
+    let part = cluster.map.partition(d, range.from);
+    let mut value = record(&mut cluster, d.shard(), &key(b'I', d)).expect("it is there");
+    // As docs/FORMAT.md draws it: two entries, one of a directory, and the range.
+    value[NLINK..NLINK + 4].copy_from_slice(&3u32.to_le_bytes());
+    value[24..32].copy_from_slice(&3u64.to_le_bytes());
+    value[PARENT..PARENT + 8].copy_from_slice(&d.0.to_le_bytes());
+    value[FLAGS] |= 64;
+    value.extend(range.from.to_le_bytes());
+    value.push(range.bits);
+    put(&mut cluster, part.shard(), &key(b'I', part), Some(value));
+    put(&mut cluster, part.shard(), &entry_key(part, "file"), Some(entry(file, 1)));
+    put(&mut cluster, part.shard(), &entry_key(part, &sub_name), Some(entry(sub, 2)));
+    let other = create(&mut cluster, ROOT, "other");
+    cluster.quiet();
+    put(&mut cluster, part.shard(), &entry_key(part, "second name"), Some(entry(other, 1)));
+    assert_eq!(parts(&mut cluster), [(part, range)].into());
+    // The subdirectory is only there.
+    put(&mut cluster, d.shard(), &entry_key(d, &sub_name), None);
+    assert_eq!(mend(&mut cluster, d, Mend::Empty), REFUSED);
+    assert_eq!(mend(&mut cluster, part, Mend::Empty), MENDED);
+    assert_eq!(mend(&mut cluster, part, Mend::Empty), MENDED, "now it goes");
+    assert_eq!(mend(&mut cluster, part, Mend::Empty), REFUSED);
+    mend_all(&mut cluster, Faults::default());
+    assert_sound(&mut cluster);
+    assert_eq!(parts(&mut cluster), BTreeMap::new());
+    let expected = ["file", "second name", &sub_name];
+    assert_eq!(listed(&mut cluster, d), expected.map(|name| name.as_bytes().to_vec()).into());
+    assert_eq!(attr(&mut cluster, other).map(|attr| attr.nlink), Ok(2));
+    let (found, count) = (walk(&mut cluster), inodes(&mut cluster));
+    assert_eq!(found, count);
+    // Those that a directory knows stay.
+    let (mut cluster, d) = crate::splitting::spread(16, 40);
+    for part in parts(&mut cluster).into_keys() {
+        assert_eq!(mend(&mut cluster, part, Mend::Empty), REFUSED, "{part} of {d}");
+    }
+    assert_sound(&mut cluster);
 }
 
 /// One round of what a client does: whether something was wrong.
