@@ -115,6 +115,7 @@ pub fn check(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Report, FsckError> {
     let mut epoch = client.refresh_map();
+    let mut mended = Vec::new();
     for _ in 0..ATTEMPTS {
         let report = Report::default();
         let mut fsck = Fsck { client, repair, report, progress, lost: None };
@@ -126,9 +127,17 @@ pub fn check(
         fsck.bytes()?;
         // What has moved meanwhile was seen twice, or not at all.
         let before = std::mem::replace(&mut epoch, client.refresh_map());
+        let mut report = fsck.report;
         if before == epoch {
-            return Ok(fsck.report);
+            mended.append(&mut report.findings);
+            report.more += mended.len().saturating_sub(FINDINGS_MAX) as u64;
+            mended.truncate(FINDINGS_MAX);
+            report.findings = mended;
+            return Ok(report);
         }
+        // That is done, and not found again.
+        mended.extend(report.findings.into_iter().filter(|finding| finding.repaired));
+        mended.truncate(FINDINGS_MAX);
     }
     let (node, what) =
         (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");

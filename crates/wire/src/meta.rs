@@ -205,7 +205,7 @@ pub enum MetaOp {
     /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
     ///
     /// Where several nodes have shards, nothing is said of how names and inodes of different nodes
-    /// agree: that is compared by who asks, with `Ties`.
+    /// agree: that is compared by who asks, with `Ties` and `Parts`, and mended with `Mend`.
     Check { after: Ino, limit: u32, repair: bool },
     /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
     /// open for writing, with a size to be settled, or gone with objects still
