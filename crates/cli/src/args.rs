@@ -190,8 +190,9 @@ Examples:
   tatami fsck --json | jq '.findings[]'
 
 The volume stays in use meanwhile. All nodes must be up. --repair removes objects
-that no file owns, corrects sizes and link counts, and gives files that lost their
-name one in /lost+found.
+that no file owns and entries that lead nowhere, corrects sizes, link counts and the
+places of directories, and gives what lost its name one in /lost+found: # and its number.
+What is changing in this moment is looked at again, and left alone.
 
 Exit codes, as fsck(8): 0 clean, 1 all that was wrong is mended, 4 something wrong
 is left, 8 the check could not be done.")]

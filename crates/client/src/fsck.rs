@@ -4,14 +4,18 @@
 //! Each node verifies the records of its own shards in one step, so nothing can change
 //! between two looks there. Where several nodes have shards, names are then compared with
 //! the inodes that they lead to, in number order, with a few words of memory for each directory;
-//! what is wrong there is told, and not mended. Inodes and objects are then walked side by side,
+//! what is wrong there is mended by one transaction each, which does nothing if something
+//! is not as it was seen any more. (Partitions of directories come before all that: a node would take the entries of one
+//! whose record is lost for lost themselves.) Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
 //! one inode at a time, and dropped when somebody has the file open for
 //! writing, when its objects wait for removal, or when it fits now.
 
+mod mend;
 mod names;
 mod objects;
+mod parts;
 mod walk;
 
 use crate::{Client, Tiles};
@@ -111,8 +115,11 @@ pub fn check(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Report, FsckError> {
     let mut epoch = client.refresh_map();
+    let mut mended = Vec::new();
     for _ in 0..ATTEMPTS {
-        let mut fsck = Fsck { client, repair, report: Report::default(), progress };
+        let report = Report::default();
+        let mut fsck = Fsck { client, repair, report, progress, lost: None };
+        fsck.partitions()?;
         for (shard, _) in client.map().leads() {
             fsck.names(shard)?;
         }
@@ -120,9 +127,17 @@ pub fn check(
         fsck.bytes()?;
         // What has moved meanwhile was seen twice, or not at all.
         let before = std::mem::replace(&mut epoch, client.refresh_map());
+        let mut report = fsck.report;
         if before == epoch {
-            return Ok(fsck.report);
+            mended.append(&mut report.findings);
+            report.more += mended.len().saturating_sub(FINDINGS_MAX) as u64;
+            mended.truncate(FINDINGS_MAX);
+            report.findings = mended;
+            return Ok(report);
         }
+        // That is done, and not found again.
+        mended.extend(report.findings.into_iter().filter(|finding| finding.repaired));
+        mended.truncate(FINDINGS_MAX);
     }
     let (node, what) =
         (client.home().unwrap_or(NodeId(0)), "keep its shards while they are checked");
@@ -134,6 +149,8 @@ struct Fsck<'a> {
     repair: bool,
     report: Report,
     progress: &'a mut dyn FnMut(u64, u64),
+    /// The directory `lost+found`, once it was needed.
+    lost: Option<Ino>,
 }
 
 impl Fsck<'_> {
@@ -185,6 +202,12 @@ impl Fsck<'_> {
             next = following.filter(|n| *n > after);
         }
         Ok(())
+    }
+
+    /// Whether other nodes serve shards, or did. If not, the node of all shards compares names with inodes by itself.
+    fn is_spread(&self) -> bool {
+        let map = self.client.map();
+        map.leads().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
     }
 
     fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {

@@ -12,7 +12,8 @@
 //! - tiles read, and with its tiles a file has the size that it says.
 //!
 //! Where several nodes have shards, only those rules are looked at that concern records of one node: the
-//! names of inodes, and where directories lie, are compared by who asks, with what [`ties()`] tells.
+//! names of inodes, and where directories lie, are compared by who asks, with what [`ties()`] tells, and mended
+//! by [`mend()`].
 //!
 //! A check goes over the inodes in number order, some at a time. Each step looks
 //! at all entries once, so it is better to take many inodes in one step.
@@ -27,10 +28,14 @@ use tatami_wire::meta::{Finding, MetaReply};
 use tatami_wire::{Errno, Ino};
 
 mod judge;
+mod mend;
+mod parts;
 mod pieces;
 mod survey;
 mod ties;
 
+pub(crate) use mend::{mend, names_of};
+pub(crate) use parts::parts;
 pub(crate) use ties::ties;
 
 /// Most inodes examined in one step.
@@ -107,7 +112,7 @@ fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> 
         }
         Mend::Unname { dir, key } => {
             txn.delete(key);
-            uncount_dir(txn, dir)?;
+            uncount(txn, dir, true)?;
         }
         Mend::Kill => {
             if peek(txn, ino)?.is_some() {
@@ -119,7 +124,7 @@ fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> 
         Mend::Rescue { entry } => {
             if let Some((dir, key)) = entry {
                 txn.delete(key);
-                uncount_dir(txn, dir)?;
+                uncount(txn, dir, true)?;
             }
             return rescue(txn, ino);
         }
@@ -128,12 +133,12 @@ fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> 
     Ok(true)
 }
 
-/// A directory's entry has gone from `dir`.
-fn uncount_dir<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> Outcome<()> {
+/// An entry, maybe that of a directory, has gone from `dir`.
+fn uncount<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> Outcome<()> {
     if peek(txn, dir)?.is_some() {
         let dir = txn.edit(dir)?;
         dir.size = dir.size.saturating_sub(1);
-        dir.nlink = dir.nlink.saturating_sub(1);
+        dir.nlink = dir.nlink.saturating_sub(u32::from(was_dir));
     }
     Ok(())
 }
@@ -155,7 +160,7 @@ fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
             lost
         }
     };
-    let name = format!("#{ino}").into_bytes();
+    let name = tatami_wire::mend::Mend::lost_name(ino).into_bytes();
     if !peek(txn, lost)?.is_some_and(|d| d.is_dir()) || txn.entry(lost, &name)?.is_some() {
         return Ok(false);
     }

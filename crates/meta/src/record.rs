@@ -125,6 +125,11 @@ impl Entry {
         r.end()?;
         Ok(entry)
     }
+
+    /// Whether it says that it leads to a directory.
+    pub fn is_dir(&self) -> bool {
+        self.kind == Kind::Dir
+    }
 }
 
 /// The version of the whole set of records. A store with a higher one was

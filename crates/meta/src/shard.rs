@@ -508,6 +508,9 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Partitions { dir } => split::partitions(txn, *dir),
         MetaOp::Split { part, above } => split::split(txn, *part, *above),
         MetaOp::Ties { after, last, limit, .. } => check::ties(txn, *after, *last, *limit),
+        MetaOp::NamesOf { inos, .. } => check::names_of(txn, inos),
+        MetaOp::Parts { after, .. } => check::parts(txn, *after),
+        MetaOp::Mend { ino, mend } => check::mend(txn, *ino, mend),
         MetaOp::InFlux { node, inos } => orphan::in_flux(txn, *node, inos),
         MetaOp::AddPieces { ino, nodes } => tiled::add_pieces(txn, *ino, nodes),
         MetaOp::Publish { ino, parts, cuts, base } => {

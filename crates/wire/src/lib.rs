@@ -19,6 +19,7 @@ pub mod hash;
 pub mod ids;
 pub mod key;
 pub mod lock;
+pub mod mend;
 pub mod meta;
 pub mod object;
 pub mod partition;

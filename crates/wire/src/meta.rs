@@ -2,6 +2,7 @@
 
 use crate::act::{Act, Acted, Left, Sum};
 use crate::lock::{LockOp, LockTold};
+use crate::mend::{Mend, Named, Parted};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
@@ -204,7 +205,7 @@ pub enum MetaOp {
     /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
     ///
     /// Where several nodes have shards, nothing is said of how names and inodes of different nodes
-    /// agree: that is compared by who asks, with `Ties`.
+    /// agree: that is compared by who asks, with `Ties` and `Parts`, and mended with `Mend`.
     Check { after: Ino, limit: u32, repair: bool },
     /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
     /// open for writing, with a size to be settled, or gone with objects still
@@ -265,6 +266,16 @@ pub enum MetaOp {
     /// Adds up what the entries of `dir` lead to that `ReadDir` would tell, for those who may see their attributes: who
     /// may read and search the directory. → `Summed`
     Sum { dir: Ino, after: u64, limit: u32 },
+
+    // A check of several nodes, see `mend`.
+    /// Housekeeping: the entries on the node of `shard` that lead to these inodes, at most [`NAMED_MAX`](crate::mend::NAMED_MAX)
+    /// of both. → `Named`
+    NamesOf { shard: ShardId, inos: Vec<Ino> },
+    /// Housekeeping: mends what ties a name to this inode, if it still is as whoever asks has seen it. → `Mended`
+    Mend { ino: Ino, mend: Mend },
+    /// Housekeeping: the directories and partitions on the node of `shard`, above `after` in number order, of which the entries are
+    /// in several partitions. → `Parts`
+    Parts { shard: ShardId, after: Ino },
 }
 
 impl MetaOp {
@@ -292,6 +303,8 @@ impl MetaOp {
             // Done twice in a row, they have done the same.
             | Locks { .. }
             | Sum { .. }
+            | NamesOf { .. }
+            | Parts { .. }
             | ScanInodes { .. } => false,
             Acts { acts } => acts.iter().any(Act::is_mutation),
             Open { access, .. } => access.write,
@@ -317,6 +330,7 @@ impl MetaOp {
             | ExpireClient { .. }
             | Split { .. }
             | Clear { .. }
+            | Mend { .. }
             | Settle { .. } => true,
         }
     }
@@ -338,6 +352,9 @@ impl MetaOp {
                 | Check { .. }
                 | Ties { .. }
                 | Split { .. }
+                | NamesOf { .. }
+                | Parts { .. }
+                | Mend { .. }
                 | InFlux { .. }
         )
     }
@@ -356,6 +373,8 @@ impl MetaOp {
                 | Clients
                 | Unsettled { .. }
                 | Ties { .. }
+                | NamesOf { .. }
+                | Parts { .. }
                 | ScanInodes { .. }
         )
     }
@@ -438,7 +457,10 @@ impl MetaOp {
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
             Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
             ScanInodes { after, .. } | Check { after, .. } => *after,
-            Ties { shard, .. } => Ino::first_of(*shard),
+            Ties { shard, .. } | NamesOf { shard, .. } | Parts { shard, .. } => {
+                Ino::first_of(*shard)
+            }
+            Mend { ino, mend } => mend.part().unwrap_or(*ino),
             Sync
             | StatVolume
             | Garbage { .. }
@@ -601,6 +623,22 @@ pub enum MetaReply {
     Synced {
         /// Of the map that the node has: a client with a lower one may not have asked all nodes.
         epoch: u64,
+    },
+    /// Entries that lead to inodes that were asked for, in no order.
+    Named {
+        /// The entries.
+        names: Vec<Named>,
+        /// There are more of them.
+        more: bool,
+    },
+    /// Whether it was mended. If not, nothing was done: it is not as it was seen any more.
+    Mended(bool),
+    /// Directories and partitions of which the entries are in several.
+    Parts {
+        /// In number order.
+        parts: Vec<Parted>,
+        /// The last inode looked at; `None` when nothing follows.
+        next: Option<Ino>,
     },
 }
 

@@ -1,11 +1,12 @@
 //! Comparing names and inodes of all nodes.
 //!
 //! What the nodes tell is not from one moment. So whatever does not fit is looked at again: an inode that
-//! is the same before and after all entries that lead to it have been asked for, while no
+//! is the same before and after all entries that lead to it have been asked for, three times with the same answer, while no
 //! transaction is about to write any of this, has these names and no others.
 
+use super::mend::{Doubt, Doubts, Fault, UNREACHABLE};
 use super::{Finding, Fsck, FsckError, Wrong};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use tatami_wire::meta::{MetaOp, MetaReply, Naming, TIES_MAX, Tied};
 use tatami_wire::{Cred, Errno, Ino, Kind, NodeId, ShardId};
@@ -20,22 +21,22 @@ const DEPTH_MAX: usize = 1 << 20;
 
 /// All that the nodes say of one inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Facts {
+pub(super) struct Facts {
     /// Records of the inode, one normally.
-    inodes: Vec<Tied>,
+    pub inodes: Vec<Tied>,
     names: Vec<Naming>,
 }
 
-type Leads = [(ShardId, NodeId)];
+pub(super) type Leads = [(ShardId, NodeId)];
 type Told = BTreeMap<Ino, Facts>;
 
 impl Fsck<'_> {
-    /// Compares names and inodes of all nodes; nothing where one node has all of them.
+    /// Compares names and inodes of all nodes; nothing where one node always had all of them.
     pub(super) fn ties(&mut self) -> Result<(), FsckError> {
-        let leads = self.client.map().leads();
-        if leads.len() < 2 {
+        if !self.is_spread() {
             return Ok(());
         }
+        let leads = self.client.map().leads();
         let mut above: HashMap<Ino, Ino> = HashMap::new();
         let mut after = Ino(0);
         // The shards of a node lie side by side, so its inodes are asked for first.
@@ -43,9 +44,7 @@ impl Fsck<'_> {
         for (lead, last) in blocks {
             while after < last {
                 let (told, upto) = self.told(&leads, lead, after, last)?;
-                for (ino, facts) in told {
-                    self.judge(&leads, ino, facts, &mut above)?;
-                }
+                self.judge(&leads, told, &mut above)?;
                 after = upto;
             }
         }
@@ -105,51 +104,94 @@ impl Fsck<'_> {
         Ok((all, last))
     }
 
+    /// Looks again at what does not fit, and tells or mends it.
     fn judge(
         &mut self,
         leads: &Leads,
-        ino: Ino,
-        mut facts: Facts,
+        told: Told,
         above: &mut HashMap<Ino, Ino>,
     ) -> Result<(), FsckError> {
-        if facts.wrong(ino).is_some() {
-            let Some(again) = self.look(leads, ino)? else {
-                self.report.dispelled += 1;
-                return Ok(());
-            };
-            facts = again;
-            match facts.wrong(ino) {
-                Some(what) => {
-                    let (wrong, node, repaired) = (Wrong::Names, None, false);
-                    self.found(Finding { wrong, ino, node, what, repaired });
-                }
-                None => self.report.dispelled += 1,
+        let mut doubts = Doubts::default();
+        for (ino, facts) in told {
+            match facts.fault(ino) {
+                Some(_) => drop(doubts.open.insert(ino, Doubt::default())),
+                None => facts.note(ino, above),
             }
         }
-        if let [Tied { kind: Some(Kind::Dir), nlink: 1.., parent, .. }] = facts.inodes[..] {
-            above.insert(ino, parent);
+        for look in 0..LOOKS {
+            if doubts.open.is_empty() {
+                return Ok(());
+            }
+            if look > 0 && !std::mem::take(&mut doubts.went_on) {
+                #[allow(clippy::disallowed_methods)] // nobody tells when a transaction is over
+                std::thread::sleep(REST);
+            }
+            let wanted = doubts.open.keys().copied().collect();
+            let mut faults = Vec::new();
+            for (ino, facts) in self.look(leads, &wanted)? {
+                match facts.fault(ino) {
+                    Some(fault) => faults.push((ino, facts, fault)),
+                    None => {
+                        facts.note(ino, above);
+                        let doubt = doubts.open.remove(&ino);
+                        let was_mended = doubt.is_some_and(|doubt| doubt.mended);
+                        self.report.dispelled += u64::from(!was_mended);
+                    }
+                }
+            }
+            if self.repair {
+                self.mend(leads, faults, &mut doubts)?;
+            } else {
+                for (ino, _, fault) in faults {
+                    doubts.open.remove(&ino);
+                    self.found_names(ino, fault.to_string(), false);
+                }
+            }
+        }
+        // These do not stop changing.
+        for (ino, doubt) in doubts.open {
+            match doubt.last {
+                Some(what) => self.found_names(ino, what, false),
+                None => self.report.dispelled += u64::from(!doubt.mended),
+            }
         }
         Ok(())
     }
 
-    /// What is true of an inode at one moment; `None` where it does not stop changing.
-    fn look(&mut self, leads: &Leads, ino: Ino) -> Result<Option<Facts>, FsckError> {
-        for look in 0..LOOKS {
-            if look > 0 {
-                #[allow(clippy::disallowed_methods)] // nobody tells when a transaction is over
-                std::thread::sleep(REST);
-            }
-            let mut views = Vec::with_capacity(3);
-            for _ in 0..3 {
-                let (mut told, _) = self.told(leads, leads[0].0, Ino(ino.0 - 1), ino)?;
-                views.push(told.remove(&ino).unwrap_or_default());
-            }
-            let rests = views.iter().all(Facts::rests) && views[0].inodes == views[2].inodes;
-            if rests {
-                return Ok(Some(views.swap_remove(1)));
+    pub(super) fn found_names(&mut self, ino: Ino, what: String, repaired: bool) {
+        let (wrong, node) = (Wrong::Names, None);
+        self.found(Finding { wrong, ino, node, what, repaired });
+    }
+
+    /// What is true at one moment of those of these inodes that do not change.
+    pub(super) fn look(
+        &mut self,
+        leads: &Leads,
+        wanted: &BTreeSet<Ino>,
+    ) -> Result<Vec<(Ino, Facts)>, FsckError> {
+        let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else {
+            return Ok(Vec::new());
+        };
+        let mut views = [Told::new(), Told::new(), Told::new()];
+        for view in &mut views {
+            let mut after = Ino(first.0 - 1);
+            while after < *last {
+                let (mut told, upto) = self.told(leads, leads[0].0, after, *last)?;
+                told.retain(|ino, _| wanted.contains(ino));
+                view.append(&mut told);
+                after = upto;
             }
         }
-        Ok(None)
+        let mut seen = Vec::new();
+        for ino in wanted {
+            let [first, second, third] =
+                views.each_mut().map(|view| view.remove(ino).unwrap_or_default());
+            // An entry that a split or a move carries from node to node is missed once at most.
+            if first.rests() && first == second && second == third {
+                seen.push((*ino, third));
+            }
+        }
+        Ok(seen)
     }
 
     /// Directories that cannot be reached from the root, though each lies in another one.
@@ -175,35 +217,40 @@ impl Fsck<'_> {
         let mut lost: Vec<_> = rooted.into_iter().filter(|(_, r)| !r).map(|(ino, _)| ino).collect();
         lost.sort_unstable();
         for ino in lost {
-            if self.is_in_a_ring(leads, ino)? {
-                let what = "it cannot be reached from the root".to_owned();
-                let (wrong, node, repaired) = (Wrong::Names, None, false);
-                self.found(Finding { wrong, ino, node, what, repaired });
-            } else {
+            let Some(ring) = self.ring(leads, ino)? else {
                 self.report.dispelled += 1;
+                continue;
+            };
+            if self.repair {
+                self.open_ring(leads, ino, ring)?;
+            } else {
+                self.found_names(ino, UNREACHABLE.into(), false);
             }
         }
         Ok(())
     }
 
-    /// Whether going up from a directory leads round in a ring, twice the same way.
-    fn is_in_a_ring(&mut self, leads: &Leads, ino: Ino) -> Result<bool, FsckError> {
+    /// The ring into which going up from a directory leads, twice the same way.
+    pub(super) fn ring(&mut self, leads: &Leads, ino: Ino) -> Result<Option<Vec<Ino>>, FsckError> {
         let mut ways = [Vec::new(), Vec::new()];
+        let mut at = ino;
         for way in &mut ways {
-            let mut at = ino;
+            at = ino;
             while at != Ino::ROOT && !way.contains(&at) && way.len() < DEPTH_MAX {
                 way.push(at);
                 let (told, _) = self.told(leads, leads[0].0, Ino(at.0 - 1), at)?;
                 match told.get(&at).and_then(|facts| facts.inodes.first()) {
                     Some(tied) if !tied.changing => at = tied.parent,
-                    _ => return Ok(false),
+                    _ => return Ok(None),
                 }
             }
             if at == Ino::ROOT {
-                return Ok(false);
+                return Ok(None);
             }
         }
-        Ok(ways[0] == ways[1])
+        let [mut way, again] = ways;
+        let begin = way.iter().position(|dir| *dir == at).filter(|_| way == again);
+        Ok(begin.map(|begin| way.split_off(begin)))
     }
 }
 
@@ -213,42 +260,50 @@ impl Facts {
         !self.inodes.iter().any(|tied| tied.changing) && !self.names.iter().any(|n| n.changing)
     }
 
+    /// Notes in which directory a directory lies.
+    fn note(&self, ino: Ino, above: &mut HashMap<Ino, Ino>) {
+        if let [Tied { kind: Some(Kind::Dir), nlink: 1.., parent, .. }] = self.inodes[..] {
+            above.insert(ino, parent);
+        }
+    }
+
     /// What is wrong, if something is.
-    fn wrong(&self, ino: Ino) -> Option<String> {
+    fn fault(&self, ino: Ino) -> Option<Fault> {
         let count: u32 = self.names.iter().map(|naming| naming.count).sum();
         let place = self.names.iter().find(|naming| naming.count > 0);
         let tied = match (&self.inodes[..], place) {
             ([], None) => return None,
-            ([], Some(place)) => {
-                let dir = place.dir;
-                return Some(format!(
-                    "{count} entries lead to it, one in {dir}, and it is not there"
-                ));
-            }
+            ([], Some(place)) => return Some(Fault::NoInode { count, dir: place.dir }),
             ([tied], _) => tied,
-            _ => return Some("two nodes have a record of it".into()),
+            _ => return Some(Fault::Twins),
         };
         // One that does not read is told by its node.
         let kind = tied.kind?;
         if let Some(other) = self.names.iter().find(|n| n.count > 0 && n.kind != kind) {
-            return Some(format!("an entry in {} says that it is of another kind", other.dir));
+            return Some(Fault::OtherKind { dir: other.dir, kind });
         }
-        let (nlink, kept) = (tied.nlink, tied.kept);
+        let (nlink, version) = (tied.nlink, tied.version);
         match (kind, place) {
             (Kind::Dir, _) if ino == Ino::ROOT => match (count, tied.parent) {
                 (0, Ino::ROOT) => None,
-                (0, _) => Some("the root lies in another directory".into()),
-                _ => Some(format!("{count} entries lead to the root")),
+                (0, _) => Some(Fault::RootLies),
+                _ => Some(Fault::RootNamed { count }),
             },
-            (_, None) if nlink == 0 && kept => None,
-            (_, None) if nlink == 0 => Some("it has no name and nobody keeps it".into()),
-            (_, None) => Some("no entry leads to it".into()),
-            (Kind::Dir, Some(_)) if count > 1 => Some(format!("a directory with {count} names")),
+            (_, None) if nlink == 0 && tied.kept => None,
+            (_, None) if nlink == 0 => Some(Fault::Unkept { version }),
+            (_, None) => {
+                let kept = tied.kept && kind != Kind::Dir;
+                Some(Fault::Nameless { version, kept })
+            }
+            (Kind::Dir, Some(_)) if count > 1 => Some(Fault::Names { count, parent: tied.parent }),
             (Kind::Dir, Some(place)) if place.dir != tied.parent => {
-                Some(format!("it lies in directory {}, it says {}", place.dir, tied.parent))
+                Some(Fault::Lies { dir: place.dir, says: tied.parent })
+            }
+            (Kind::Dir, Some(place)) if nlink == 0 => {
+                Some(Fault::Removed { dir: place.dir, version })
             }
             (Kind::Dir, Some(_)) => None,
-            _ if count != nlink => Some(format!("it has {count} names, it says {nlink}")),
+            _ if count != nlink => Some(Fault::Links { count, nlink, version }),
             _ => None,
         }
     }
@@ -273,7 +328,7 @@ mod tests {
     fn is_wrong(inodes: &[&Tied], names: &[&Naming]) -> bool {
         let inodes = inodes.iter().map(|tied| (*tied).clone()).collect();
         let names = names.iter().map(|naming| (*naming).clone()).collect();
-        Facts { inodes, names }.wrong(INO).is_some()
+        Facts { inodes, names }.fault(INO).is_some()
     }
 
     #[test]
@@ -295,5 +350,7 @@ mod tests {
         assert!(!is_wrong(&[&dir], &[&here]));
         assert!(is_wrong(&[&dir], &[&there]), "it lies elsewhere");
         assert!(is_wrong(&[&dir], &[&here, &there]), "two names");
+        let removed = inode(Kind::Dir, 0);
+        assert!(is_wrong(&[&removed], &[&here]), "removed, and named");
     }
 }

@@ -48,7 +48,14 @@ impl<S: Store> Txn<'_, S> {
     /// # Errors
     /// As [`Txn::inode`]
     pub fn part_of(&mut self, dir: Ino, name: &[u8]) -> Outcome<Part> {
-        let hash = keys::name_hash(self.state.seed(), name);
+        self.part_with(dir, keys::name_hash(self.state.seed(), name))
+    }
+
+    /// As [`Txn::part_of`], of names with this hash.
+    ///
+    /// # Errors
+    /// As [`Txn::inode`]
+    pub fn part_with(&mut self, dir: Ino, hash: u64) -> Outcome<Part> {
         let mut part = dir;
         // Each step goes to a smaller range, but for one back to the beginning.
         for _ in 0..u64::BITS {
@@ -137,11 +144,20 @@ impl<S: Store> Txn<'_, S> {
             return Ok(());
         }
         for (part, _) in self.other_parts(dir, &inode)? {
-            self.enter(part)?;
-            self.inodes.iter_mut().filter(|(ino, _)| *ino == part).for_each(|(_, i)| *i = None);
-            self.changed.push(part);
+            self.remove_part(part)?;
         }
         self.edit(dir)?.range = Range::ALL;
+        Ok(())
+    }
+
+    /// Removes the record of a partition, which has no entry and is not the first one.
+    ///
+    /// # Errors
+    /// As [`Txn::inode`]
+    pub fn remove_part(&mut self, part: Ino) -> Outcome<()> {
+        self.enter(part)?;
+        self.inodes.iter_mut().filter(|(ino, _)| *ino == part).for_each(|(_, i)| *i = None);
+        self.changed.push(part);
         Ok(())
     }
 
@@ -184,6 +200,8 @@ impl<S: Store> Txn<'_, S> {
 
     /// Adds the record of a new partition.
     pub fn add_part(&mut self, part: Ino, inode: Inode) {
+        // The first one is an inode.
+        self.inode_delta += i64::from(!inode.is_part());
         self.changed.push(part);
         self.inodes.push((part, Some(inode)));
     }

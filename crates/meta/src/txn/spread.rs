@@ -150,6 +150,28 @@ impl<S: Store> Txn<'_, S> {
         if missing.is_empty() { Ok(()) } else { Err(Failure::Missing(missing)) }
     }
 
+    /// Asks for all of these inodes, which are no young directories, in one go.
+    pub fn need_inodes(&self, inos: &[Ino]) -> Outcome<()> {
+        let keys: Vec<Key> = inos.iter().map(|ino| keys::inode(*ino)).collect();
+        self.need(&keys.iter().collect::<Vec<_>>())
+    }
+
+    /// The directory says from now on that it lies in `parent`.
+    pub fn move_to(&mut self, dir: Ino, parent: Ino) -> Outcome<()> {
+        self.edit(dir)?.parent = parent;
+        if let Some(spread) = &mut self.spread {
+            spread.moved.push(dir);
+        }
+        Ok(())
+    }
+
+    /// Removes the record of a directory that lies with its entry, where there is one at its home, too.
+    pub fn drop_young(&mut self, ino: Ino) {
+        self.changed.push(ino);
+        self.inode_delta -= i64::from(self.state.owns(ino.birth()));
+        self.delete(keys::young(ino));
+    }
+
     fn find_young(&mut self, ino: Ino, key: &Key) -> Outcome<Option<Arc<Inode>>> {
         let Some(record) = self.get_spread(key)? else { return Ok(None) };
         if self.state.elsewhere(key).is_none() {

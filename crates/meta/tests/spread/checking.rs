@@ -2,13 +2,13 @@
 
 use crate::cluster::{Cluster, LAYOUT, ROOT, name};
 use crate::same::dir;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::store::Store;
 use tatami_wire::meta::{Finding, MetaOp, MetaReply, Naming, NewNode, TIES_MAX, Tied};
 use tatami_wire::{Cred, Ino, Kind};
 
 /// What all nodes find wrong with their own records.
-fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
+pub fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
     let mut all = Vec::new();
     for (shard, _) in cluster.map.leads() {
         let mut next = Some(Ino::first_of(shard));
@@ -27,7 +27,10 @@ fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
 }
 
 /// What all nodes tell, so many inodes at a time.
-fn ties(cluster: &mut Cluster, limit: u32) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino, Vec<Naming>>) {
+pub fn ties(
+    cluster: &mut Cluster,
+    limit: u32,
+) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino, Vec<Naming>>) {
     let (mut inodes, mut names) = (BTreeMap::new(), BTreeMap::<Ino, Vec<Naming>>::new());
     for (shard, _) in cluster.map.leads() {
         let mut next = Some(Ino(0));
@@ -35,10 +38,7 @@ fn ties(cluster: &mut Cluster, limit: u32) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino
             let op = MetaOp::Ties { shard, after, last: Ino(u64::MAX), limit };
             match cluster.call(9, &Cred::ROOT, op) {
                 Ok(MetaReply::Ties { inodes: found, names: leading, upto }) => {
-                    for tied in found {
-                        let before = inodes.insert(tied.ino, tied);
-                        assert_eq!(before, None, "one record an inode");
-                    }
+                    inodes.extend(found.into_iter().map(|tied| (tied.ino, tied)));
                     for naming in leading {
                         names.entry(naming.ino).or_default().push(naming);
                     }
@@ -52,12 +52,28 @@ fn ties(cluster: &mut Cluster, limit: u32) -> (BTreeMap<Ino, Tied>, BTreeMap<Ino
     (inodes, names)
 }
 
+/// Inodes that have more than one record.
+pub fn twins(cluster: &mut Cluster) -> Vec<Ino> {
+    let (mut known, mut twins) = (BTreeSet::new(), Vec::new());
+    for (shard, _) in cluster.map.leads() {
+        let op = MetaOp::Ties { shard, after: Ino(0), last: Ino(u64::MAX), limit: TIES_MAX };
+        match cluster.call(9, &Cred::ROOT, op) {
+            Ok(MetaReply::Ties { inodes, upto: None, .. }) => {
+                twins.extend(inodes.iter().map(|tied| tied.ino).filter(|ino| !known.insert(*ino)));
+            }
+            other => panic!("no ties: {other:?}"),
+        }
+    }
+    twins
+}
+
 /// Asserts that a check finds nothing, and that names and inodes fit.
 pub fn assert_sound(cluster: &mut Cluster) {
     for limit in [8, 1000] {
         let findings = findings(cluster, limit, false);
         assert!(findings.is_empty(), "{findings:#?}");
     }
+    assert_eq!(twins(cluster), [], "one record an inode");
     let (inodes, mut names) = ties(cluster, TIES_MAX);
     assert_eq!(ties(cluster, 8), (inodes.clone(), names.clone()), "a few at a time");
     for (ino, tied) in inodes {

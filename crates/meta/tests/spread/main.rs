@@ -4,6 +4,7 @@ mod acts;
 mod checking;
 mod cluster;
 mod locking;
+mod mending;
 mod moving;
 mod same;
 mod splitting;
