@@ -30,9 +30,6 @@ const MARGIN: u32 = 10;
 
 /// Directories with at most so many names known are looked at whether these are all.
 const COUNTED_MAX: usize = 64;
-/// Attributes of a directory are lent to the kernel when they have stayed the same for so long: whoever fills one has
-/// them changed all the time.
-const SETTLED: Duration = Duration::from_millis(20);
 
 /// Whether a name leads to an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +44,6 @@ enum Name {
 #[derive(Default)]
 struct Known {
     attr: Option<Attr>,
-    /// When the attributes were noted, by [`uptime`].
-    noted: Duration,
     dir: Option<Box<Dir>>,
 }
 
@@ -231,8 +226,7 @@ impl Delegations {
         let left = end.checked_sub(now)?;
         let mut shard = self.shard(attr.ino).lock();
         let known = shard.known.get(&attr.ino)?;
-        let is_settled = attr.kind != Kind::Dir || now.saturating_sub(known.noted) >= SETTLED;
-        let lends = is_settled && known.attr.as_ref() == Some(attr);
+        let lends = known.attr.as_ref() == Some(attr);
         (lends && shard.lent.lend_attr(attr.ino, now, end)).then_some(left)
     }
 
@@ -478,7 +472,6 @@ impl Delegations {
         }
         let known = self.enter(&mut shard, attr.ino);
         known.attr = Some(attr.clone());
-        known.noted = uptime();
         // Whoever makes a directory knows that it is empty.
         if fresh && attr.kind == Kind::Dir {
             known.dir.get_or_insert_with(Dir::new).complete = true;
