@@ -248,7 +248,7 @@ impl Delegations {
     pub(crate) fn end_loan(&self, ino: Ino) {
         let given = self.shard(ino).lock().lent.take_attr(ino);
         if let (Some(given), Some(kernel)) = (given, self.kernel()) {
-            kernel.forget_attr(ino, given);
+            kernel.forget_attr(ino, uptime().saturating_sub(given));
         }
     }
 

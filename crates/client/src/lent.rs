@@ -25,9 +25,9 @@ const LENT_MAX: usize = 16 * 1024;
 
 /// A kernel that keeps attributes.
 pub trait KernelCache: Send + Sync {
-    /// When this returns, the kernel does not use the attributes of `ino` any more which it was given, the last time at
-    /// `given` (time since the machine was started).
-    fn forget_attr(&self, ino: Ino, given: Duration);
+    /// When this returns, the kernel does not use the attributes of `ino` any more which it was given, the last time so
+    /// long ago.
+    fn forget_attr(&self, ino: Ino, ago: Duration);
 }
 
 /// What the kernel keeps of one inode.
@@ -112,7 +112,9 @@ impl Owed {
     /// Has the attributes forgotten. Returns how long names are to be waited for.
     pub(crate) fn settle(self, kernel: Option<&dyn KernelCache>) -> Duration {
         if let Some(kernel) = kernel {
-            self.attrs.into_iter().for_each(|(ino, given)| kernel.forget_attr(ino, given));
+            for (ino, given) in self.attrs {
+                kernel.forget_attr(ino, uptime().saturating_sub(given));
+            }
         }
         match self.names {
             Duration::ZERO => Duration::ZERO,

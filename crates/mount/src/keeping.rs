@@ -7,7 +7,7 @@
 use crate::filesystem::FileSystem;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tatami_client::KernelCache;
 use tatami_fuse::{Device, Notifier, Validity};
 use tatami_wire::{Attr, Ino, Kind};
@@ -31,22 +31,17 @@ impl Kernel {
 }
 
 impl KernelCache for Kernel {
-    fn forget_attr(&self, ino: Ino, given: Duration) {
+    fn forget_attr(&self, ino: Ino, ago: Duration) {
+        let begun = Instant::now();
         // The bytes stay: whether they are old is asked when the file is opened.
         while let Err(rustix::io::Errno::NOENT) = self.notifier.inval_inode(ino.0, -1, 0) {
-            if uptime().saturating_sub(given) >= UNKNOWN {
+            if ago + begun.elapsed() >= UNKNOWN {
                 break;
             }
             let (lock, never) = &self.sleeping;
             never.wait_for(&mut lock.lock(), PAUSE);
         }
     }
-}
-
-/// Time since the machine was started, as the client counts it.
-fn uptime() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 impl FileSystem {

@@ -360,8 +360,8 @@ fn what_is_remembered_is_bounded() {
 struct Told(Mutex<Vec<Ino>>);
 
 impl KernelCache for Told {
-    fn forget_attr(&self, ino: Ino, given: Duration) {
-        assert!(given <= uptime());
+    fn forget_attr(&self, ino: Ino, ago: Duration) {
+        assert!(ago < uptime());
         self.0.lock().push(ino);
     }
 }
