@@ -2,6 +2,7 @@
 //! locks, what is open stays open, whoever dies. Afterwards `fsck` finds nothing.
 
 use rustix::fs::{FlockOperation, flock};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -229,10 +230,28 @@ fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
     flock(&other, FlockOperation::LockExclusive).expect("it is free");
 }
 
+/// A number that `tatami status` tells of each node.
+fn of_nodes(cluster: &Cluster, what: &str) -> Vec<u64> {
+    numbers(&cluster.status(), what)
+}
+
+fn numbers(said: &serde_json::Value, what: &str) -> Vec<u64> {
+    let nodes = said["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node[what].as_u64().expect("a number")).collect()
+}
+
 fn shards(cluster: &Cluster) -> Vec<u64> {
-    let status = cluster.status();
-    let nodes = status["nodes"].as_array().expect("nodes");
-    nodes.iter().map(|node| node["shards"].as_u64().expect("a number")).collect()
+    of_nodes(cluster, "shards")
+}
+
+/// A volume whose nodes begin with so many executors.
+fn with_executors(nodes: u16, executors: u8) -> Cluster {
+    Setup::nodes(nodes).config(&format!("[volume]\nexecutors = {executors}\n")).start()
+}
+
+/// What is in the directories that all work in.
+fn listing(root: &Path) -> Vec<Vec<String>> {
+    (0..DIRS).map(|n| names(root.join(dir(n)))).collect()
 }
 
 fn told(said: &Said) -> serde_json::Value {
@@ -297,17 +316,15 @@ fn one_node_becomes_two() {
     cluster.finish();
 }
 
-#[test]
-fn daemons_may_die_while_shards_move() {
-    let cluster = Setup::nodes(3).start();
-    storm(&cluster, |all_got_on| {
+/// Daemons die while `moves` is called again and again, and all work.
+fn deaths(cluster: &Cluster, moves: impl Fn() + Sync) {
+    storm(cluster, |all_got_on| {
         let mut rng = Rng::with_seed(!cluster.seed());
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let mover = scope.spawn(|| {
                 while !over.load(Ordering::Relaxed) {
-                    cluster.tatami("node drain", &["node2"]);
-                    cluster.tatami("node rebalance", &["node2"]);
+                    moves();
                 }
             });
             for round in 0..scaled(DEATHS) {
@@ -322,7 +339,106 @@ fn daemons_may_die_while_shards_move() {
             over.store(true, Ordering::Relaxed);
             mover.join().expect("the commands go on where they were broken off");
         });
-        assert_eq!(shards(&cluster).iter().sum::<u64>(), 4096);
+        assert_eq!(shards(cluster).iter().sum::<u64>(), 4096);
     });
+}
+
+#[test]
+fn daemons_may_die_while_shards_move() {
+    let cluster = Setup::nodes(3).start();
+    deaths(&cluster, || {
+        cluster.tatami("node drain", &["node2"]);
+        cluster.tatami("node rebalance", &["node2"]);
+    });
+    cluster.finish();
+}
+
+#[test]
+fn nodes_get_executors_and_lose_them_while_all_work() {
+    let cluster = with_executors(2, 2);
+    assert_eq!(of_nodes(&cluster, "executors"), [2, 2]);
+    let rebalance = |executors: &str| {
+        let said = cluster.tatami("node rebalance", &["--json", "--executors", executors]);
+        let said = told(&said);
+        assert_eq!(numbers(&said, "shards"), [2048, 2048], "{said}");
+        let all = u64::from(executors.parse::<u8>().expect("a number"));
+        assert_eq!(numbers(&said, "executors"), [all; 2], "{said}");
+        said["moved"].as_u64().expect("a number")
+    };
+    storm(&cluster, |all_got_on| {
+        all_got_on();
+        assert_eq!(rebalance("3"), 2 * 682);
+        assert_eq!(of_nodes(&cluster, "executors"), [3, 3]);
+        all_got_on();
+        cluster.fsck();
+        assert_eq!(rebalance("1"), 2 * (683 + 682));
+        assert_eq!(shards(&cluster), [2048, 2048]);
+        all_got_on();
+        cluster.fsck();
+        assert_eq!(rebalance("2"), 2 * 1024);
+        all_got_on();
+    });
+    let m = cluster.mount(0);
+    let there = listing(&m);
+    cluster.down();
+    cluster.up();
+    assert_eq!(shards(&cluster), [2048, 2048]);
+    assert!(of_nodes(&cluster, "executors").iter().all(|running| *running >= 2));
+    assert_eq!(rebalance("2"), 0, "everybody knows where everything is");
+    assert_eq!((listing(&m), listing(&cluster.mount(1))), (there.clone(), there));
+    cluster.finish();
+}
+
+#[test]
+fn daemons_may_die_while_shards_move_between_their_executors() {
+    let cluster = with_executors(2, 2);
+    deaths(&cluster, || {
+        cluster.tatami("node rebalance", &["--executors", "1"]);
+        cluster.tatami("node rebalance", &["--executors", "3"]);
+    });
+    cluster.finish();
+}
+
+#[test]
+fn a_node_that_comes_gets_as_many_executors_as_the_others() {
+    let cluster = with_executors(1, 2);
+    let m = cluster.mount(0);
+    for n in 0..DIRS {
+        fs::create_dir(m.join(dir(n))).expect("mkdir");
+        put(m.join(dir(n)).join("f"), n.to_string());
+    }
+    let said = told(&cluster.tatami("node add", &["--json"]));
+    assert_eq!((&said["moved"], numbers(&said, "executors")), (&2048.into(), vec![2, 2]));
+    let said = told(&cluster.tatami("node drain", &["node0", "--json"]));
+    assert_eq!(
+        (numbers(&said, "shards"), numbers(&said, "executors")),
+        (vec![0, 4096], vec![0, 2])
+    );
+    let said = ask(cluster.command("node rebalance").args(["--executors", "65"]));
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for n in 0..DIRS {
+        let next = m.join(dir((n + 1) % DIRS)).join("g");
+        fs::rename(m.join(dir(n)).join("f"), &next).expect("rename");
+        assert_eq!(get(next), n.to_string().as_bytes());
+    }
+    cluster.finish();
+}
+
+#[test]
+fn a_large_directory_is_on_all_executors_of_a_node() {
+    const FILES: usize = 4000;
+    let cluster = with_executors(1, 3);
+    let large = cluster.mount(0).join("large");
+    fs::create_dir(&large).expect("mkdir");
+    (0..FILES).for_each(|n| put(large.join(format!("file{n}")), ""));
+    assert_eq!(names(&large).len(), FILES);
+    let said = told(&cluster.tatami("dir", &["--json", ":/large"]));
+    let parts = said["directories"][0]["partitions"].as_array().expect("partitions");
+    let executors: BTreeSet<_> = parts.iter().map(|part| part["executor"].as_u64()).collect();
+    assert_eq!(executors, BTreeSet::from([Some(0), Some(1), Some(2)]), "{said}");
+    assert!(parts.iter().all(|part| part["node"] == 0 && part["name"] == "node0"), "{said}");
+    let said = cluster.tatami("dir", &[":/large"]);
+    assert!(said.out.contains("node0, executor 2"), "{}", said.out);
+    fs::remove_dir_all(&large).expect("rm -r");
     cluster.finish();
 }

@@ -13,7 +13,7 @@ use tatami_tests::Cluster;
 use tatami_tests::command::{Said, ask};
 use tatami_tests::files::{get, names, put};
 use tatami_tests::seed::Rng;
-use tatami_wire::{Ino, NodeId, SHARDS_MAX, ShardMap};
+use tatami_wire::{ExecutorId, Ino, NodeId, SHARDS_MAX, ShardMap};
 
 /// Directories that programs work in, and files that they move.
 const DIRS: u32 = 6;
@@ -121,7 +121,7 @@ fn fsck(cluster: &Cluster, options: &[&str]) -> (Said, Vec<Value>) {
 
 /// Which node has the record of an inode.
 fn home(map: &ShardMap, path: &Path) -> NodeId {
-    map.owner(Ino(number(path)).shard()).expect("there is such a shard")
+    map.owner(Ino(number(path)).shard()).expect("there is such a shard").node
 }
 
 /// Makes a directory whose record is on a node that is right, with a file in it: so it is there.
@@ -185,7 +185,7 @@ struct Broken {
 /// down meanwhile.
 fn damage(cluster: &Cluster) -> Broken {
     let root = cluster.mount(0);
-    let nodes: Vec<_> = (0..cluster.nodes()).map(NodeId).collect();
+    let nodes: Vec<_> = (0..cluster.nodes()).map(NodeId).map(ExecutorId::first).collect();
     let map = ShardMap::even(1, SHARDS_MAX, &nodes).expect("as the volume is made");
     let elsewhere = |node: NodeId| node != home(&map, &root);
     let far = dir_on(&map, &root, "far", elsewhere);

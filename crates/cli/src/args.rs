@@ -38,6 +38,7 @@ pub enum Command {
 Examples:
   tatami up                                  one node in the default directory
   tatami up --nodes 4 --mount /mnt/tatami    four nodes, mounted at /mnt/tatami/node0 …
+  tatami up --executors 4                    one node that serves names with four threads
   tatami up --dir ~/fs --no-mount            daemons only
 
 The first time, it lays the volume out: tatami.toml (the configuration, documented

@@ -1,7 +1,7 @@
 //! `tatami dir`: in which partitions the entries of a directory are, and on which nodes.
 
 use crate::error::Outcome;
-use crate::place::At;
+use crate::place::{At, executor_name};
 use crate::session::{Found, Sessions};
 use crate::term::{self, DIM, HEAD, Out, Table};
 use crate::volume_path::AnyPath;
@@ -10,8 +10,8 @@ use serde::Serialize;
 use std::io::Write;
 use tatami_client::tree::Tree;
 use tatami_cluster::VolumeFile;
-use tatami_wire::Errno;
 use tatami_wire::meta::{MetaOp, MetaReply, Partition};
+use tatami_wire::{Errno, ExecutorId};
 
 /// `tatami dir`
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,12 @@ struct PartTold {
     bits: u8,
     shard: u16,
     node: Option<u16>,
+    /// Which executor of the node serves it.
+    executor: Option<u8>,
     name: String,
+    /// As it is told to people.
+    #[serde(skip)]
+    server: String,
     entries: u64,
 }
 
@@ -82,17 +87,20 @@ fn look(tree: &Tree, volume: &VolumeFile, path: &[u8]) -> Result<Told, Errno> {
     };
     let map = client.map();
     let told = |part: &Partition| {
-        let node = map.owner(part.shard);
-        let name = node.map(|node| {
-            volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone())
+        let owner = map.owner(part.shard);
+        let first = owner.map(|owner| ExecutorId::first(owner.node));
+        let [name, server] = [first, owner].map(|executor| {
+            executor.map(|executor| executor_name(volume, executor)).unwrap_or_default()
         });
         PartTold {
             from: part.range.from,
             last: part.range.last(),
             bits: part.range.bits,
             shard: part.shard.0,
-            node: node.map(|node| node.0),
-            name: name.unwrap_or_default(),
+            node: owner.map(|owner| owner.node.0),
+            executor: owner.map(|owner| owner.index),
+            name,
+            server,
             entries: part.entries,
         }
     };
@@ -116,7 +124,7 @@ fn print(out: &mut Out, any: &AnyPath, told: &Told) -> Outcome {
         table.row([
             (hashes(part), DIM),
             (part.shard.to_string(), plain),
-            (part.name.clone(), HEAD),
+            (part.server.clone(), HEAD),
             (part.entries.to_string(), plain),
             (term::bar(share), DIM),
         ]);
@@ -155,7 +163,9 @@ mod tests {
             bits,
             shard: 0,
             node: None,
+            executor: None,
             name: String::new(),
+            server: String::new(),
             entries: 0,
         };
         let all = PartTold { last: (1 << 63) - 1, ..part(0, 0) };

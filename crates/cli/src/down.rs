@@ -91,7 +91,7 @@ fn stop_nodes(
     let mut stopped = 0;
     let mut result = Ok(());
     // Those that serve shards go last: the others hand in their last words.
-    let serves = |id: u16| volume.shards.iter().any(|n| n.0 == id);
+    let serves = |id: u16| volume.shards.iter().any(|owner| owner.node.0 == id);
     let mut order: Vec<_> = volume.nodes.iter().collect();
     order.sort_by_key(|n| serves(n.id));
     for entry in order {

@@ -1,4 +1,5 @@
-//! `tatami node add`, `drain` and `rebalance`: shards of the namespace move to other nodes while the volume is in use.
+//! `tatami node add`, `drain` and `rebalance`: shards of the namespace move to other executors, of the same nodes or
+//! of others, while the volume is in use.
 //!
 //! The daemons move them, a block at a time; here it is only said which, and `volume.toml` is rewritten when
 //! it is done. What counts is what the daemons say: whatever breaks off, the same command goes on where that was.
@@ -6,17 +7,18 @@
 use crate::daemon;
 use crate::error::{Failure, Outcome};
 use crate::keys::name;
-use crate::place::{AskError, At, Place};
+use crate::place::{AskError, At, Place, executor_name};
 use crate::term::{self, HEAD, Out};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::net::TcpListener;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use tatami_cluster::{NODES_MAX, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
-use tatami_wire::{Errno, NodeId};
+use tatami_wire::{EXECUTORS_MAX, Errno, ExecutorId, NodeId};
 
 /// Pause between two looks at how far a daemon is.
 const LOOK: Duration = Duration::from_millis(5);
@@ -44,6 +46,11 @@ pub struct AddArgs {
     /// Leave the shards where they are
     #[arg(long)]
     no_rebalance: bool,
+    /// Threads that each node serves the namespace with, each with shards and a store of its own
+    /// [default: the most that a node has now]
+    #[arg(long, value_name = "N", conflicts_with_all = ["no_rebalance", "address"],
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    executors: Option<u8>,
     /// As one JSON object
     #[arg(long)]
     json: bool,
@@ -70,6 +77,11 @@ pub struct RebalanceArgs {
     /// As one JSON object
     #[arg(long)]
     json: bool,
+    /// Threads that each node serves the namespace with, each with shards and a store of its own
+    /// [default: the most that a node has now]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    executors: Option<u8>,
     /// Nodes, by number or name, that get shards besides those that have some
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
@@ -89,6 +101,8 @@ struct NodeTold {
     node: u16,
     name: String,
     shards: usize,
+    /// Its executors that have some of them.
+    executors: usize,
     /// Was added by this call.
     added: bool,
     /// Of a node that was drained: objects that lie there still, and their bytes.
@@ -115,6 +129,7 @@ pub fn add(args: &AddArgs) -> Outcome {
     if first + usize::from(count) > NODES_MAX {
         return Err(Failure::usage(format!("a volume has at most {NODES_MAX} nodes")));
     }
+    check_executors(&volume, holders(&volume.shards).len() + usize::from(count), args.executors)?;
     let entries = match (&args.address, &args.node_dir) {
         (Some(address), Some(dir)) => vec![far_entry(&volume, address, dir)?],
         _ => near_entries(&place, &volume, count)?,
@@ -138,11 +153,14 @@ pub fn add(args: &AddArgs) -> Outcome {
         learn(&place, &volume, entry, &told)?;
     }
     spinner.finish_and_clear();
-    let mut targets = holders(&volume.map());
-    if !args.no_rebalance {
-        targets.extend(added.iter().map(|id| NodeId(*id)));
-    }
-    let moved = carry_out(&place, &mut volume, &targets);
+    let moved = if args.no_rebalance {
+        Ok(0)
+    } else {
+        let mut nodes = holders(&volume.shards);
+        nodes.extend(added.iter().map(|id| NodeId(*id)));
+        let targets = targets(&volume, &nodes, args.executors);
+        carry_out(&place, &mut volume, &targets)
+    };
     finish(&place, &volume, moved, args.json, &added, &BTreeSet::new())
 }
 
@@ -159,22 +177,23 @@ pub fn drain(args: &DrainArgs) -> Outcome {
     let drained: BTreeSet<u16> = found.collect::<Outcome<_>>()?;
     let map = gather(&place, &volume)?;
     volume.learn(&map);
-    let mut targets = holders(&map);
-    targets.retain(|node| !drained.contains(&node.0));
-    if targets.is_empty() {
+    let mut nodes = holders(&volume.shards);
+    nodes.retain(|node| !drained.contains(&node.0));
+    if nodes.is_empty() {
         // One that has none takes them, if there is one.
         let others = volume.nodes.iter().map(|entry| entry.id).filter(|id| !drained.contains(id));
-        targets = others.map(NodeId).collect();
+        nodes = others.map(NodeId).collect();
     }
-    if targets.is_empty() {
+    if nodes.is_empty() {
         return Err(Failure::usage("no node is left that could serve the namespace")
             .try_this("add one before: tatami node add"));
     }
+    let targets = targets(&volume, &nodes, None);
     let moved = carry_out(&place, &mut volume, &targets);
     finish(&place, &volume, moved, args.json, &BTreeSet::new(), &drained)
 }
 
-/// Deals the shards out evenly.
+/// Deals the shards out evenly to nodes, and to the executors of each.
 ///
 /// # Errors
 /// Those of the daemons.
@@ -188,8 +207,10 @@ pub fn rebalance(args: &RebalanceArgs) -> Outcome {
     let named: BTreeSet<NodeId> = found.collect::<Outcome<_>>()?;
     let map = gather(&place, &volume)?;
     volume.learn(&map);
-    let mut targets = holders(&map);
-    targets.extend(named);
+    let mut nodes = holders(&volume.shards);
+    nodes.extend(named);
+    check_executors(&volume, nodes.len(), args.executors)?;
+    let targets = targets(&volume, &nodes, args.executors);
     let moved = carry_out(&place, &mut volume, &targets);
     finish(&place, &volume, moved, args.json, &BTreeSet::new(), &BTreeSet::new())
 }
@@ -199,8 +220,54 @@ fn save(place: &Place, volume: &VolumeFile) -> Outcome {
     volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))
 }
 
-fn holders(map: &ClusterMap) -> BTreeSet<NodeId> {
-    map.shards.iter().copied().collect()
+/// The nodes that have shards.
+fn holders(shards: &[ExecutorId]) -> BTreeSet<NodeId> {
+    shards.iter().map(|owner| owner.node).collect()
+}
+
+/// How many executors of each node have shards.
+fn executors(shards: &[ExecutorId]) -> BTreeMap<NodeId, usize> {
+    let owners: BTreeSet<ExecutorId> = shards.iter().copied().collect();
+    counts(owners.into_iter().map(|owner| owner.node))
+}
+
+/// How many executors with shards a node has, at most.
+pub fn most_executors(shards: &[ExecutorId]) -> usize {
+    executors(shards).into_values().max().unwrap_or(1)
+}
+
+fn counts<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, usize> {
+    let mut counts = BTreeMap::new();
+    all.for_each(|one| *counts.entry(one).or_default() += 1);
+    counts
+}
+
+/// Whether all executors can have shards, if so many nodes have as many as were asked for.
+fn check_executors(volume: &VolumeFile, nodes: usize, wanted: Option<u8>) -> Outcome {
+    let (shards, wanted) = (volume.shards.len(), usize::from(wanted.unwrap_or(1)));
+    if wanted > 1 && nodes * wanted > shards {
+        return Err(Failure::usage(format!(
+            "--executors: {nodes} nodes with {wanted} executors each are more than the {shards} shards of the volume"
+        ))
+        .try_this(format!("at most --executors {}", (shards / nodes).max(1))));
+    }
+    Ok(())
+}
+
+/// The executors that are to have shards: of each of `nodes` as many as wanted, or as the node has now that has
+/// most.
+fn targets(
+    volume: &VolumeFile,
+    nodes: &BTreeSet<NodeId>,
+    wanted: Option<u8>,
+) -> BTreeSet<ExecutorId> {
+    let most = || most_executors(&volume.shards).min(volume.shards.len() / nodes.len().max(1));
+    let each = wanted.map_or_else(most, usize::from).max(1);
+    let of = |node: &NodeId| {
+        let node = *node;
+        (0..EXECUTORS_MAX).take(each).map(move |index| ExecutorId { node, index })
+    };
+    nodes.iter().flat_map(of).collect()
 }
 
 /// Entries of new nodes on this machine.
@@ -281,64 +348,100 @@ fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
         ))
 }
 
-/// Shards from one number on, that one node gives to another.
+/// Shards from one number on, that one executor gives to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     first: u16,
     count: u16,
-    from: NodeId,
-    to: NodeId,
+    from: ExecutorId,
+    to: ExecutorId,
 }
 
-/// What must move so that all of `targets` have as many shards, and nobody else any. Few blocks move, from the
-/// ends of those that there are.
-fn plan(shards: &[NodeId], targets: &BTreeSet<NodeId>) -> Vec<Step> {
-    let have = |node: NodeId| shards.iter().filter(|owner| **owner == node).count();
-    let mut order: Vec<_> = targets.iter().map(|node| (have(*node), *node)).collect();
-    // Who has more keeps one more, where they do not come out even.
-    order.sort_by_key(|(have, node)| (std::cmp::Reverse(*have), *node));
-    let (each, more) = (shards.len() / targets.len(), shards.len() % targets.len());
-    let quota =
-        order.iter().enumerate().map(|(at, (_, node))| (*node, each + usize::from(at < more)));
-    let quota: BTreeMap<NodeId, usize> = quota.collect();
-    let wants = |node: &NodeId| quota.get(node).copied().unwrap_or(0);
-    let owners: BTreeSet<NodeId> = shards.iter().copied().chain(targets.iter().copied()).collect();
-    let mut surplus: BTreeMap<NodeId, usize> =
-        owners.iter().map(|node| (*node, have(*node).saturating_sub(wants(node)))).collect();
-    let mut lack: BTreeMap<NodeId, usize> =
-        targets.iter().map(|node| (*node, wants(node).saturating_sub(have(*node)))).collect();
-    let (mut steps, mut to): (Vec<Step>, Option<NodeId>) = (Vec::new(), None);
-    for (first, from) in shards.iter().enumerate().rev() {
-        // There are 4,096 at most.
-        let first = first as u16;
-        let Some(left) = surplus.get_mut(from).filter(|left| **left > 0) else { continue };
-        let goes_on = to.filter(|to| lack.get(to).is_some_and(|lack| *lack > 0));
-        let most = || lack.iter().max_by_key(|(node, lack)| (**lack, std::cmp::Reverse(**node)));
-        let Some(taker) = goes_on.or_else(|| most().map(|(node, _)| *node)) else { break };
-        to = Some(taker);
-        *left -= 1;
-        if let Some(lack) = lack.get_mut(&taker) {
-            *lack = lack.saturating_sub(1);
-        }
-        match steps.last_mut() {
-            Some(last) if last.first == first + 1 && last.from == *from && last.to == taker => {
-                (last.first, last.count) = (first, last.count + 1);
+/// How many shards each executor is to have.
+type Quotas = BTreeMap<ExecutorId, usize>;
+
+/// Deals so many out evenly. Who has more gets one more, where they do not come out even.
+fn evenly<T: Copy + Ord>(count: usize, mut have: Vec<(T, usize)>) -> Vec<(T, usize)> {
+    have.sort_by_key(|(who, have)| (std::cmp::Reverse(*have), *who));
+    let (each, more) = (count / have.len().max(1), count % have.len().max(1));
+    have.iter().enumerate().map(|(at, (who, _))| (*who, each + usize::from(at < more))).collect()
+}
+
+/// How many shards each of `targets` is to have: nodes as many as each other, and so the executors of each.
+fn quotas(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Quotas {
+    let (have, nodes_have) =
+        (counts(shards.iter().copied()), counts(shards.iter().map(|owner| owner.node)));
+    let had = |executor: &ExecutorId| (*executor, have.get(executor).copied().unwrap_or(0));
+    let nodes: BTreeSet<NodeId> = targets.iter().map(|target| target.node).collect();
+    let nodes = nodes.iter().map(|node| (*node, nodes_have.get(node).copied().unwrap_or(0)));
+    let of_node = |(node, count): (NodeId, usize)| {
+        evenly(count, targets.range(executors_of(node)).map(had).collect())
+    };
+    evenly(shards.len(), nodes.collect()).into_iter().flat_map(of_node).collect()
+}
+
+/// All executors that a node can have.
+fn executors_of(node: NodeId) -> RangeInclusive<ExecutorId> {
+    ExecutorId::first(node)..=ExecutorId { node, index: u8::MAX }
+}
+
+/// What must move so that all have what they are to have, and nobody else any. Few blocks move, from the
+/// ends of those that there are, and as many as can stay on their node.
+fn plan(shards: &[ExecutorId], quotas: &Quotas) -> Vec<Step> {
+    let have = counts(shards.iter().copied());
+    let less = |(executor, count): (&ExecutorId, &usize), than: &Quotas| {
+        let count = count.saturating_sub(than.get(executor).copied().unwrap_or(0));
+        (count > 0).then_some((*executor, count))
+    };
+    let mut surplus: Quotas = have.iter().filter_map(|had| less(had, quotas)).collect();
+    let mut lack: Quotas = quotas.iter().filter_map(|quota| less(quota, &have)).collect();
+    let (mut now, mut steps) = (shards.to_vec(), Vec::<Step>::new());
+    for stays in [true, false] {
+        for (first, owner) in now.iter_mut().enumerate().rev() {
+            let (from, Some(left)) = (*owner, surplus.get_mut(owner)) else { continue };
+            // The first who lacks some, not who lacks most: that one stays the first when a part has moved.
+            let taker = match stays {
+                true => lack.range(executors_of(from.node)).next(),
+                false => lack.iter().next(),
+            };
+            let Some((to, missing)) = taker.map(|(to, missing)| (*to, *missing)) else { continue };
+            *left -= 1;
+            if *left == 0 {
+                surplus.remove(&from);
             }
-            _ => steps.push(Step { first, count: 1, from: *from, to: taker }),
+            if missing == 1 {
+                lack.remove(&to);
+            } else {
+                lack.insert(to, missing - 1);
+            }
+            *owner = to;
+            // There are 4,096 at most.
+            let first = first as u16;
+            match steps.last_mut() {
+                Some(last) if (last.first, last.from, last.to) == (first + 1, from, to) => {
+                    (last.first, last.count) = (first, last.count + 1);
+                }
+                _ => steps.push(Step { first, count: 1, from, to }),
+            }
         }
     }
     steps
 }
 
 /// Has the daemons move shards until all is as planned; how many moved. `volume` says what is true afterwards.
-fn carry_out(place: &Place, volume: &mut VolumeFile, targets: &BTreeSet<NodeId>) -> Outcome<usize> {
+fn carry_out(
+    place: &Place,
+    volume: &mut VolumeFile,
+    targets: &BTreeSet<ExecutorId>,
+) -> Outcome<usize> {
     let patience = place.config.duration(name::CLIENT_PATIENCE);
     let mut moved = 0;
-    let total = plan(&volume.shards, targets).iter().map(|step| u64::from(step.count)).sum();
+    let quotas = quotas(&volume.shards, targets);
+    let total = plan(&volume.shards, &quotas).iter().map(|step| u64::from(step.count)).sum();
     let bar = term::count_bar(total, "shards");
     let mut last_progress = Instant::now();
     let result = loop {
-        let steps = plan(&volume.shards, targets);
+        let steps = plan(&volume.shards, &quotas);
         let Some(step) = steps.first() else { break Ok(()) };
         let before = steps.iter().map(|step| usize::from(step.count)).sum::<usize>();
         match order(place, volume, *step) {
@@ -349,7 +452,7 @@ fn carry_out(place: &Place, volume: &mut VolumeFile, targets: &BTreeSet<NodeId>)
             Err(failure) => break Err(failure),
         }
         let after: usize =
-            plan(&volume.shards, targets).iter().map(|step| usize::from(step.count)).sum();
+            plan(&volume.shards, &quotas).iter().map(|step| usize::from(step.count)).sum();
         if after < before {
             last_progress = Instant::now();
             moved += before - after;
@@ -374,7 +477,7 @@ fn order(place: &Place, volume: &mut VolumeFile, step: Step) -> Outcome {
         let missing = || Failure::new(format!("node {node} is in no volume file"));
         volume.node(node).cloned().ok_or_else(missing)
     };
-    let (giver, taker) = (entry(from)?, entry(to)?);
+    let (giver, taker) = (entry(from.node)?, entry(to.node)?);
     let call = AdminCall::Move { first, count, to };
     let mut answer = place.ask(volume, &giver, &call);
     let mut asked = Instant::now();
@@ -382,7 +485,7 @@ fn order(place: &Place, volume: &mut VolumeFile, step: Step) -> Outcome {
         match answer {
             Ok(_) | Err(AskError::Errno(Errno::EBUSY)) => {}
             Err(AskError::Errno(Errno::ESTALE)) => return look(place, volume, &giver),
-            Err(AskError::Errno(errno)) => return Err(refused(&giver, &taker, errno)),
+            Err(AskError::Errno(errno)) => return Err(refused(volume, step, &taker, errno)),
             Err(error) => return Err(no_answer(place, &giver, &error)),
         }
         pause(LOOK);
@@ -410,8 +513,9 @@ fn look(place: &Place, volume: &mut VolumeFile, entry: &NodeEntry) -> Outcome {
     }
 }
 
-fn refused(giver: &NodeEntry, taker: &NodeEntry, errno: Errno) -> Failure {
-    let what = format!("{} could not give shards to {}", giver.name, taker.name);
+fn refused(volume: &VolumeFile, step: Step, taker: &NodeEntry, errno: Errno) -> Failure {
+    let [giver, receiver] = [step.from, step.to].map(|executor| executor_name(volume, executor));
+    let what = format!("{giver} could not give shards to {receiver}");
     match errno {
         Errno::EHOSTDOWN => Failure::degraded(what)
             .because(format!("{} does not answer", taker.name))
@@ -433,13 +537,16 @@ fn told(
     added: &BTreeSet<u16>,
     drained: &BTreeSet<u16>,
 ) -> Told {
+    let shards = counts(volume.shards.iter().map(|owner| owner.node));
+    let executors = executors(&volume.shards);
+    let of = |all: &BTreeMap<NodeId, usize>, id| all.get(&NodeId(id)).copied().unwrap_or(0);
     let node = |entry: &NodeEntry| {
-        let shards = volume.shards.iter().filter(|owner| owner.0 == entry.id).count();
         let left = drained.contains(&entry.id).then(|| objects(place, volume, entry)).flatten();
         NodeTold {
             node: entry.id,
             name: entry.name.clone(),
-            shards,
+            shards: of(&shards, entry.id),
+            executors: of(&executors, entry.id),
             added: added.contains(&entry.id),
             objects: left.map(|(objects, _)| objects),
             bytes: left.map(|(_, bytes)| bytes),
@@ -486,8 +593,15 @@ fn finish(
     }
     let names = |shards: usize| if shards == 1 { "shard" } else { "shards" };
     writeln!(out, "{} {} of {} moved", told.moved, names(told.moved), volume.shards.len())?;
+    let several = told.nodes.iter().any(|node| node.executors > 1);
     for node in &told.nodes {
-        writeln!(out, "  {:10} {} {}", node.name, node.shards, names(node.shards))?;
+        let on = match node.executors {
+            0 => String::new(),
+            _ if !several => String::new(),
+            1 => " on 1 executor".to_owned(),
+            more => format!(" on {more} executors"),
+        };
+        writeln!(out, "  {:10} {} {}{on}", node.name, node.shards, names(node.shards))?;
     }
     for node in told.nodes.iter().filter(|node| drained.contains(&node.node)) {
         match (node.objects, node.bytes) {
@@ -513,15 +627,32 @@ fn finish(
 mod tests {
     use super::*;
 
-    fn nodes(of: &[(u16, usize)]) -> Vec<NodeId> {
-        of.iter().flat_map(|(node, count)| std::iter::repeat_n(NodeId(*node), *count)).collect()
+    /// So many shards of executor 0, or of another one.
+    fn blocks(of: &[(u16, u8, usize)]) -> Vec<ExecutorId> {
+        let block = |(node, index, count): &(u16, u8, usize)| {
+            std::iter::repeat_n(ExecutorId { node: NodeId(*node), index: *index }, *count)
+        };
+        of.iter().flat_map(block).collect()
     }
 
-    fn set(of: &[u16]) -> BTreeSet<NodeId> {
-        of.iter().map(|node| NodeId(*node)).collect()
+    fn nodes(of: &[(u16, usize)]) -> Vec<ExecutorId> {
+        blocks(&of.iter().map(|(node, count)| (*node, 0, *count)).collect::<Vec<_>>())
     }
 
-    fn after(mut shards: Vec<NodeId>, steps: &[Step]) -> Vec<NodeId> {
+    /// So many executors of each of these nodes.
+    fn set(of: &[u16], executors: u8) -> BTreeSet<ExecutorId> {
+        let node = |node: &u16| {
+            let node = NodeId(*node);
+            (0..executors).map(move |index| ExecutorId { node, index })
+        };
+        of.iter().flat_map(node).collect()
+    }
+
+    fn steps(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Vec<Step> {
+        plan(shards, &quotas(shards, targets))
+    }
+
+    fn after(mut shards: Vec<ExecutorId>, steps: &[Step]) -> Vec<ExecutorId> {
         for step in steps {
             for shard in step.first..step.first + step.count {
                 assert_eq!(shards[usize::from(shard)], step.from);
@@ -531,10 +662,21 @@ mod tests {
         shards
     }
 
+    fn moved(steps: &[Step]) -> usize {
+        steps.iter().map(|step| usize::from(step.count)).sum()
+    }
+
+    /// Shards of each of the targets, if nobody else has any.
+    fn dealt(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Vec<usize> {
+        let have = counts(shards.iter().copied());
+        assert!(have.keys().all(|owner| targets.contains(owner)), "{have:?}");
+        targets.iter().map(|target| have.get(target).copied().unwrap_or(0)).collect()
+    }
+
     #[test]
     fn two_nodes_become_four_with_two_moves() {
         let shards = nodes(&[(0, 8), (1, 8)]);
-        let steps = plan(&shards, &set(&[0, 1, 2, 3]));
+        let steps = steps(&shards, &set(&[0, 1, 2, 3], 1));
         assert_eq!(steps.len(), 2, "{steps:?}");
         assert_eq!(after(shards, &steps), nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]));
     }
@@ -542,21 +684,89 @@ mod tests {
     #[test]
     fn everybody_gets_as_many_and_few_move() {
         for (before, targets, moves) in [
-            (nodes(&[(0, 16)]), set(&[0, 1]), 8),
-            (nodes(&[(0, 16)]), set(&[0, 1, 2]), 10),
-            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[0, 1]), 8),
-            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[3]), 12),
-            (nodes(&[(0, 5), (1, 6), (2, 5)]), set(&[0, 1, 2]), 0),
-            (nodes(&[(0, 16)]), set(&[5]), 16),
+            (nodes(&[(0, 16)]), set(&[0, 1], 1), 8),
+            (nodes(&[(0, 16)]), set(&[0, 1, 2], 1), 10),
+            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[0, 1], 1), 8),
+            (nodes(&[(0, 4), (3, 4), (1, 4), (2, 4)]), set(&[3], 1), 12),
+            (nodes(&[(0, 5), (1, 6), (2, 5)]), set(&[0, 1, 2], 1), 0),
+            (nodes(&[(0, 16)]), set(&[5], 1), 16),
+            (nodes(&[(0, 16)]), set(&[0], 4), 12),
+            (nodes(&[(0, 16)]), set(&[0, 1], 2), 12),
+            (nodes(&[(0, 6), (1, 5), (2, 5)]), set(&[0, 1, 2], 2), 7),
+            (blocks(&[(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]), set(&[0, 1, 2, 3], 2), 8),
+            (blocks(&[(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]), set(&[1], 2), 8),
+            (blocks(&[(0, 0, 4), (0, 5, 4), (1, 0, 4), (1, 1, 4)]), set(&[0, 1], 2), 4),
         ] {
-            let steps = plan(&before, &targets);
-            assert_eq!(steps.iter().map(|step| step.count).sum::<u16>(), moves, "{before:?}");
+            let steps = steps(&before, &targets);
+            assert_eq!(moved(&steps), moves, "{before:?}");
             let now = after(before, &steps);
-            let counts: Vec<_> =
-                targets.iter().map(|node| now.iter().filter(|n| *n == node).count()).collect();
-            assert_eq!(counts.iter().sum::<usize>(), 16);
+            let counts = dealt(&now, &targets);
             assert!(counts.iter().max().unwrap() - counts.iter().min().unwrap() <= 1);
-            assert!(plan(&now, &targets).is_empty(), "nothing is left to do");
+            assert!(super::plan(&now, &quotas(&now, &targets)).is_empty(), "nothing is left to do");
         }
+    }
+
+    #[test]
+    fn nodes_get_more_executors_and_lose_them_with_few_moves() {
+        let before = nodes(&[(0, 2048), (1, 2048)]);
+        let three = set(&[0, 1], 3);
+        let there = steps(&before, &three);
+        assert_eq!((there.len(), moved(&there)), (4, 2 * (683 + 682)), "{there:?}");
+        assert!(there.iter().all(|step| step.from.node == step.to.node), "{there:?}");
+        let now = after(before.clone(), &there);
+        assert_eq!(dealt(&now, &three), [683, 683, 682, 683, 683, 682]);
+        let one = set(&[0, 1], 1);
+        let back = steps(&now, &one);
+        assert_eq!((back.len(), moved(&back)), (4, moved(&there)), "{back:?}");
+        assert_eq!(after(now.clone(), &back), before);
+        // A node that comes gets its part from executors of both, and those stay even.
+        let more = set(&[0, 1, 2], 3);
+        let come = steps(&now, &more);
+        assert!(come.len() <= 8 && come.iter().all(|step| step.to.node == NodeId(2)), "{come:?}");
+        let counts = dealt(&after(now, &come), &more);
+        assert_eq!(counts, [456, 455, 455, 455, 455, 455, 455, 455, 455]);
+    }
+
+    #[test]
+    fn what_has_moved_in_part_goes_on_to_the_same_executor() {
+        let before = nodes(&[(0, 32), (1, 32)]);
+        let quotas = quotas(&before, &set(&[0, 1, 2], 2));
+        let (mut shards, mut takers) = (before, Vec::new());
+        while let Some(step) = plan(&shards, &quotas).first().copied() {
+            takers.push((step.from, step.to));
+            shards = after(shards, &[Step { count: step.count.min(3), ..step }]);
+        }
+        let parts = takers.len();
+        takers.dedup();
+        assert!(parts > 10 && takers.len() <= 6, "{takers:?}");
+        assert_eq!(counts(shards.into_iter()), quotas);
+    }
+
+    #[test]
+    fn as_many_executors_as_the_node_with_most_has() {
+        let mut volume = VolumeFile {
+            volume: tatami_wire::VolumeId([1; 16]),
+            name: "v".into(),
+            durability: tatami_wire::admin::Durability::default(),
+            epoch: 1,
+            moves: vec![0; 8],
+            shards: blocks(&[(0, 0, 2), (0, 1, 2), (1, 0, 4)]),
+            nodes: Vec::new(),
+        };
+        assert_eq!(most_executors(&volume.shards), 2);
+        let two = holders(&volume.shards);
+        assert_eq!(two, [0, 1].map(NodeId).into());
+        assert_eq!(targets(&volume, &two, None), set(&[0, 1], 2));
+        assert_eq!(targets(&volume, &two, Some(3)), set(&[0, 1], 3));
+        let more = [0, 1, 2, 3, 4].map(NodeId).into();
+        assert_eq!(targets(&volume, &more, None), set(&[0, 1, 2, 3, 4], 1), "there are 8 shards");
+        assert!(check_executors(&volume, 2, Some(4)).is_ok());
+        let said = check_executors(&volume, 2, Some(5)).expect_err("too many").report();
+        assert!(said.contains("8 shards") && said.contains("--executors 4"), "{said}");
+        volume.shards = nodes(&[(3, 1)]);
+        assert!(
+            check_executors(&volume, 5, None).is_ok()
+                && check_executors(&volume, 5, Some(1)).is_ok()
+        );
     }
 }

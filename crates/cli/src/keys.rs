@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::path::Path;
+use tatami_wire::EXECUTORS_MAX;
 use tatami_wire::admin::Durability;
 
 /// What a key holds.
@@ -78,6 +79,7 @@ pub mod name {
     pub const LOG: &str = "log";
     pub const VOLUME_NAME: &str = "volume.name";
     pub const VOLUME_SHARDS: &str = "volume.shards";
+    pub const VOLUME_EXECUTORS: &str = "volume.executors";
     pub const VOLUME_DURABILITY: &str = "volume.durability";
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
@@ -94,7 +96,7 @@ pub mod name {
 }
 
 /// Every key. Those of one section follow each other.
-pub static KEYS: [Key; 16] = [
+pub static KEYS: [Key; 17] = [
     Key {
         name: name::LOG,
         flag: "log",
@@ -125,6 +127,17 @@ pub static KEYS: [Key; 16] = [
         doc: "Which nodes keep names: all, or numbers of nodes and ranges of them, for example \
               0,4-7. Each gets as many shards as the others. Used when `tatami up` makes the \
               volume; later it is kept in volume.toml.",
+    },
+    Key {
+        name: name::VOLUME_EXECUTORS,
+        flag: "volume-executors",
+        env: "TATAMI_VOLUME_EXECUTORS",
+        range: Range::Int(1, EXECUTORS_MAX as u64),
+        unit: "",
+        default: ["1", "1"],
+        doc: "Executors of each node that keeps names: threads that serve them, each with shards and \
+              a store of its own. Used when `tatami up` makes the volume; `up --executors` sets it. \
+              `tatami node rebalance --executors` changes it later.",
     },
     Key {
         name: name::VOLUME_DURABILITY,

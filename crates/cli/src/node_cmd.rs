@@ -36,6 +36,7 @@ It ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
 Examples:
   tatami node add
   tatami node add --nodes 2
+  tatami node add --executors 4    from now on, all nodes with four threads for the namespace
   tatami node add --address host2:7400 --node-dir /scratch/tatami
 
 Shards move while the volume is in use: who wants something of one that moves waits
@@ -54,7 +55,9 @@ is told at the end. The same command again goes on with what was broken off.")]
     #[command(after_help = "\
 Examples:
   tatami node rebalance
-  tatami node rebalance node2 node3")]
+  tatami node rebalance node2 node3
+  tatami node rebalance --executors 4    each node serves it with four threads
+  tatami node rebalance --executors 1    and with one again")]
     Rebalance(RebalanceArgs),
 }
 
@@ -139,7 +142,7 @@ fn list(args: &ListArgs) -> Outcome {
             address: n.address.clone(),
             socket: n.socket.display().to_string(),
             dir: n.dir.display().to_string(),
-            shards: (0..volume.shards.len()).filter(|s| volume.shards[*s].0 == n.id).collect(),
+            shards: (0..volume.shards.len()).filter(|s| volume.shards[*s].node.0 == n.id).collect(),
             pid: daemon::running(n).map(|r| r.pid),
         })
         .collect();

@@ -15,7 +15,7 @@ use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::Class;
 use tatami_wire::handshake::Role;
-use tatami_wire::{ClientId, NodeId, VolumeKey};
+use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
 
 /// Longest wait for the answer to a question about a node's condition.
 pub const ASK_TIMEOUT: Duration = Duration::from_secs(10);
@@ -311,6 +311,13 @@ impl Place {
         }
         Ok(fd)
     }
+}
+
+/// An executor, for people: its node, and which one it is where that is not the first.
+pub fn executor_name(volume: &VolumeFile, executor: ExecutorId) -> String {
+    let ExecutorId { node, index } = executor;
+    let name = volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
+    if index == 0 { name } else { format!("{name}, executor {index}") }
 }
 
 /// How a node is reached: over its socket if it lives on this machine.

@@ -12,6 +12,9 @@ use std::io::Write;
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
 
+/// Where the number of executors stands, if it is told: behind that of shards.
+const EXECUTORS_COLUMN: usize = 6;
+
 /// `tatami status`
 #[derive(Debug, clap::Args)]
 pub struct StatusArgs {
@@ -67,6 +70,8 @@ struct NodeReport {
     uptime_sec: Option<u64>,
     space: Option<SpaceReport>,
     shards: Option<u32>,
+    /// Threads that serve the namespace.
+    executors: Option<u32>,
     inodes: Option<u64>,
     connections: Option<u32>,
     clients: Option<usize>,
@@ -232,6 +237,7 @@ fn node_report(entry: &NodeEntry, status: Result<NodeStatus, String>) -> NodeRep
             available: s.space.available,
         }),
         shards: s.map(|s| s.shards),
+        executors: s.map(|s| s.executors),
         inodes: s.map(|s| s.inodes),
         connections: s.map(|s| s.connections),
         clients: s.map(|s| s.clients.len()),
@@ -264,7 +270,8 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
     writeln!(out, "Durability {}: {}", report.durability, report.promise)?;
     writeln!(out)?;
     let plain = Style::new();
-    let mut table = Table::new(&[
+    let several = report.nodes.iter().any(|node| node.executors > Some(1));
+    let mut heads = vec![
         "NODE",
         "STATE",
         "ADDRESS",
@@ -274,7 +281,11 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
         ">FREE",
         ">REQUESTS",
         ">REMOTE BYTES",
-    ]);
+    ];
+    if several {
+        heads.insert(EXECUTORS_COLUMN, ">EXECUTORS");
+    }
+    let mut table = Table::new(&heads);
     for node in &report.nodes {
         let show = |v: Option<String>| v.unwrap_or_else(|| "-".into());
         let (state, style) = match (node.up, node.trouble.is_empty()) {
@@ -285,7 +296,7 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
         let requests =
             node.meta_requests.zip(node.object_requests).map(|(a, b)| (a + b).to_string());
         let bytes = node.bytes_read.zip(node.bytes_written).map(|(a, b)| term::size(a + b));
-        table.row([
+        let mut cells = vec![
             (node.name.clone(), plain),
             (state.into(), style),
             (node.address.clone(), plain),
@@ -295,7 +306,12 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
             (show(node.space.map(|s| term::size(s.available))), plain),
             (show(requests), plain),
             (show(bytes), plain),
-        ]);
+        ];
+        if several {
+            let executors = show(node.executors.map(|n| n.to_string()));
+            cells.insert(EXECUTORS_COLUMN, (executors, plain));
+        }
+        table.cells(cells);
     }
     out.table(&table)?;
     if !report.mounts.is_empty() {

@@ -106,8 +106,13 @@ impl Table {
 
     /// One more row.
     pub fn row<const N: usize>(&mut self, cells: [(String, Style); N]) {
+        self.cells(cells.into());
+    }
+
+    /// One more row, of a table whose columns vary.
+    pub fn cells(&mut self, cells: Vec<(String, Style)>) {
         debug_assert_eq!(cells.len(), self.heads.len());
-        self.rows.push(cells.into());
+        self.rows.push(cells);
     }
 
     fn render(&self, colours: bool) -> String {

@@ -3,6 +3,7 @@
 
 use crate::daemon;
 use crate::error::{Context, Failure, Outcome};
+use crate::grow;
 use crate::keys::{KEYS, name};
 use crate::mount_cmd;
 use crate::mounts;
@@ -17,7 +18,9 @@ use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
-use tatami_wire::{Cred, Ino, NodeId, SHARDS_MAX, SetAttr, ShardId, ShardMap, VolumeId};
+use tatami_wire::{
+    Cred, EXECUTORS_MAX, ExecutorId, Ino, NodeId, SHARDS_MAX, SetAttr, ShardId, ShardMap, VolumeId,
+};
 
 /// Most nodes on one machine: each has a daemon and a mount.
 const NODES_MAX: u16 = 256;
@@ -30,6 +33,10 @@ pub struct UpArgs {
     /// Number of nodes on this machine, when the volume is made [default: 1]
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
     nodes: Option<u16>,
+    /// Threads that each node serves the namespace with, each with shards and a store of its own,
+    /// when the volume is made [default: 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    executors: Option<u8>,
     /// Where to mount: with one node at PATH, with several at PATH/node0,
     /// PATH/node1 and so on [default: /mnt/tatami as root, else DIR/mnt]
     #[arg(long, short = 'm', value_name = "PATH", conflicts_with = "no_mount")]
@@ -88,9 +95,13 @@ fn open(args: &UpArgs) -> Outcome<Place> {
     if args.no_mount {
         set(name::MOUNT_ENABLED, "false".into());
     }
-    if let Some(name) = &args.name {
-        let key = crate::keys::find(name::VOLUME_NAME).expect("a key of the table");
-        at.overrides.0.push((key, name.clone()));
+    let made_with = [
+        (name::VOLUME_NAME, args.name.clone()),
+        (name::VOLUME_EXECUTORS, args.executors.map(|n| n.to_string())),
+    ];
+    for (name, value) in made_with {
+        let key = crate::keys::find(name).expect("a key of the table");
+        at.overrides.0.extend(value.map(|value| (key, value)));
     }
     let mut place = at.open()?;
     // Daemons get what the user set; what was derived from flags of `up` they don't need.
@@ -114,7 +125,9 @@ fn make_dir(dir: &Path) -> Outcome {
 /// there is no volume yet.
 fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let count = args.nodes.unwrap_or(1);
-    let shards = shards(&place.config.text(name::VOLUME_SHARDS), count)?;
+    // The configuration takes nothing else.
+    let executors = place.config.number(name::VOLUME_EXECUTORS).try_into().unwrap_or(1);
+    let shards = shards(&place.config.text(name::VOLUME_SHARDS), count, executors)?;
     let dir = |id: u16| place.dir.join(format!("node{id}"));
     let longest = dir(count - 1).join("socket");
     if longest.as_os_str().len() > SOCKET_PATH_MAX {
@@ -170,8 +183,9 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     Ok(volume)
 }
 
-/// The node of each shard, when these nodes of `count` keep names: `all`, or numbers and ranges.
-fn shards(wanted: &str, count: u16) -> Outcome<Vec<NodeId>> {
+/// The executor of each shard, when these nodes of `count` keep names with so many `executors` each: `all`, or
+/// numbers and ranges.
+fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let mut nodes = BTreeSet::new();
     let wrong = |what: String| {
         Failure::usage(format!("volume.shards: {what}"))
@@ -193,8 +207,16 @@ fn shards(wanted: &str, count: u16) -> Outcome<Vec<NodeId>> {
         }
         nodes.extend((first..=last).map(NodeId));
     }
-    let nodes: Vec<_> = nodes.into_iter().collect();
-    let map = ShardMap::even(1, SHARDS_MAX, &nodes);
+    let keepers = nodes.len();
+    let of = |node| (0..executors).map(move |index| ExecutorId { node, index });
+    let all: Vec<_> = nodes.into_iter().flat_map(of).collect();
+    if all.len() > SHARDS_MAX {
+        return Err(Failure::usage(format!(
+            "{keepers} nodes with {executors} executors each are more than the {SHARDS_MAX} shards of a volume"
+        ))
+        .try_this(format!("at most --executors {}", SHARDS_MAX / keepers)));
+    }
+    let map = ShardMap::even(1, SHARDS_MAX, &all);
     let map = map.ok_or_else(|| wrong("no node is left".to_owned()))?;
     let owners = (0..SHARDS_MAX).map(|shard| map.owner(ShardId(shard as u16)));
     Ok(owners.flatten().collect())
@@ -288,6 +310,19 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
         .try_this(format!(
             "start it as it is: tatami up{0}; more nodes: tatami node add{0}; or make another volume: \
              tatami up --nodes {wanted} --dir DIR",
+            place.dir_flag()
+        )));
+    }
+    let executors = grow::most_executors(&volume.shards);
+    if args.executors.is_some_and(|n| usize::from(n) != executors) {
+        let wanted = args.executors.unwrap_or_default();
+        return Err(Failure::usage(format!(
+            "the volume in {} has {executors} executor{} a node, not {wanted}",
+            place.dir.display(),
+            if executors == 1 { "" } else { "s" }
+        ))
+        .try_this(format!(
+            "start it as it is: tatami up{0}; then change it: tatami node rebalance{0} --executors {wanted}",
             place.dir_flag()
         )));
     }
@@ -453,9 +488,10 @@ mod tests {
     #[test]
     fn shards_are_dealt_out_evenly() {
         let counts = |wanted: &str, count| {
-            let shards = shards(wanted, count).expect("good");
+            let shards = shards(wanted, count, 1).expect("good");
             assert_eq!(shards.len(), SHARDS_MAX);
-            let of = |node| shards.iter().filter(|n| **n == NodeId(node)).count();
+            let first = |node| ExecutorId::first(NodeId(node));
+            let of = |node| shards.iter().filter(|owner| **owner == first(node)).count();
             (0..count).map(of).collect::<Vec<_>>()
         };
         assert_eq!(counts("all", 1), [4096]);
@@ -463,8 +499,22 @@ mod tests {
         assert_eq!(counts("0", 3), [4096, 0, 0]);
         assert_eq!(counts("1-2, 3", 4), [0, 1366, 1365, 1365]);
         for wrong in ["4", "2-1", "x", "0,", "-"] {
-            assert!(shards(wrong, 4).is_err(), "{wrong}");
+            assert!(shards(wrong, 4, 1).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn shards_are_dealt_out_to_all_executors_of_a_node_before_the_next() {
+        let all = shards("0,2", 3, 3).expect("good");
+        let blocks = tatami_wire::shards::leads(&all);
+        let of = |(shard, owner): &(ShardId, ExecutorId)| (shard.0, owner.node.0, owner.index);
+        assert_eq!(
+            blocks.iter().map(of).collect::<Vec<_>>(),
+            [(0, 0, 0), (683, 0, 1), (1366, 0, 2), (2048, 2, 0), (2731, 2, 1), (3414, 2, 2)]
+        );
+        assert!(shards("all", 64, 64).is_ok(), "one each");
+        let said = shards("all", 65, 64).expect_err("too many").report();
+        assert!(said.contains("4096 shards") && said.contains("--executors 63"), "{said}");
     }
 
     #[test]

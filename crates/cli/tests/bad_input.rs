@@ -263,6 +263,25 @@ fn another_number_of_nodes_is_refused() {
 }
 
 #[test]
+fn wrong_numbers_of_executors_are_refused() {
+    let volume = Volume::new();
+    for wrong in ["0", "65"] {
+        volume.run("up", ["--no-mount", "--executors", wrong]).fails(2, &["--executors"]);
+    }
+    let many = ["--no-mount", "--nodes", "65", "--executors", "64"];
+    volume.run("up", many).fails(2, &["more than the 4096 shards", "at most --executors 63"]);
+    assert!(!volume.path("volume.toml").exists());
+    volume.run("up", ["--no-mount", "--executors", "2"]).works();
+    let said = volume.run("up", ["--no-mount", "--executors", "3"]);
+    said.fails(2, &["has 2 executors a node, not 3", "node rebalance", "--executors 3"]);
+    volume.run("up", ["--no-mount", "--executors", "2"]).works();
+    for verb in ["node rebalance", "node add"] {
+        volume.run(verb, ["--executors", "0"]).fails(2, &["--executors"]);
+    }
+    volume.run("node add", ["--no-rebalance", "--executors", "2"]).fails(2, &["--no-rebalance"]);
+}
+
+#[test]
 fn too_long_a_directory_is_told_before_anything_is_made() {
     let volume = Volume::new();
     let deep = volume.path(&"d".repeat(120));

@@ -355,6 +355,29 @@ fn an_ordinary_user_can_have_a_volume() {
 }
 
 #[test]
+fn executors_are_chosen_with_the_volume_and_told() {
+    let volume = Volume::new();
+    volume.run("up", ["--no-mount", "--nodes", "2"]).works();
+    let text = std::fs::read_to_string(volume.path("volume.toml")).expect("the volume's file");
+    assert!(text.contains("shards = [[2048, 0, 0, 0], [2048, 1, 0, 0]]"), "{text}");
+    assert!(!volume.run("status", NOTHING).works().out.contains("EXECUTORS"));
+    assert_eq!(volume.run("status", ["--json"]).works().json()["nodes"][1]["executors"], 1);
+    let said = volume.run("node rebalance", ["--executors", "2"]);
+    assert!(said.works().out.contains("node1      2048 shards on 2 executors"), "{said:?}");
+    let volume = Volume::new();
+    volume.run("up", ["--no-mount", "--executors", "2"]).works();
+    let text = std::fs::read_to_string(volume.path("volume.toml")).expect("the volume's file");
+    assert!(text.contains("shards = [[2048, 0, 0, 0], [2048, 0, 1, 0]]"), "{text}");
+    assert!(volume.run("status", NOTHING).works().out.contains("EXECUTORS"));
+    let status = volume.run("status", ["--json"]).works().json();
+    assert_eq!(
+        (&status["nodes"][0]["shards"], &status["nodes"][0]["executors"]),
+        (&4096.into(), &2.into())
+    );
+    volume.run("fsck", NOTHING).works();
+}
+
+#[test]
 fn durability_is_chosen_with_the_volume_and_told() {
     for (durability, promise) in
         [("log", "survives the death of a daemon"), ("sync", "survives a power cut")]

@@ -1,6 +1,6 @@
-//! Many operations at a time: grouped by node, those of one node in one request, several nodes at once.
+//! Many operations at a time: grouped by executor, those of one executor in one request, several executors at once.
 //!
-//! What a node cannot do by itself comes back undone and is asked alone, as every operation can be; so is what meets a
+//! What an executor cannot do by itself comes back undone and is asked alone, as every operation can be; so is what meets a
 //! change that is under way. The caller hears of none of this.
 
 use crate::Client;
@@ -9,7 +9,7 @@ use crate::names::{Created, Removed};
 use std::collections::BTreeMap;
 use tatami_wire::act::{ACTS_BYTES_MAX, ACTS_MAX, Act, Acted};
 use tatami_wire::meta::{Bytes, MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, NodeId};
+use tatami_wire::{Access, Attr, Cred, Errno, ExecutorId, Ino};
 
 /// Most requests that one thread has under way.
 const WAVE_MAX: usize = 32;
@@ -39,7 +39,7 @@ struct Work {
 /// What a round has left, by number.
 #[derive(Default)]
 struct Undone {
-    /// No node can do these with others.
+    /// No executor can do these with others.
     alone: Vec<usize>,
     /// These meet something that is under way: when one of them is done, the others may be, too.
     stuck: Vec<usize>,
@@ -85,7 +85,7 @@ impl Group {
 }
 
 /// The methods ask for each item what the operation of the same name asks for, each with a result of its own: those of
-/// one directory that are on one node in one request.
+/// one directory that are on one executor in one request.
 impl Client {
     /// Makes entries with their inodes in one directory, as [`Client::create`].
     pub fn create_many(
@@ -111,7 +111,7 @@ impl Client {
             if made.is_whole(open) {
                 return Ok(made);
             }
-            // It was there, and its inode is on another node than its name.
+            // It was there, and its inode is on another executor than its name.
             let Act::Create { name, node, mode, .. } = act else { return Err(Errno::EPROTO) };
             self.create(cred, parent, &name, node, mode, umask, exclusive, open)
         });
@@ -178,7 +178,7 @@ impl Client {
         work.results.into_iter().map(|result| result.unwrap_or(Err(Errno::EPROTO))).collect()
     }
 
-    /// As [`Client::act`], but what a node cannot do by itself is left: it has no result.
+    /// As [`Client::act`], but what an executor cannot do by itself is left: it has no result.
     pub(crate) fn try_act(&self, cred: &Cred, acts: Vec<Act>) -> Vec<Option<MetaResult>> {
         let mut work = Work::new(acts);
         self.work(cred, &mut work, false);
@@ -230,14 +230,14 @@ impl Client {
         work.sweep();
     }
 
-    /// One request to each node that has something to do.
+    /// One request to each executor that has something to do.
     fn do_groups(&self, cred: &Cred, work: &mut Work) -> Undone {
         let mut undone = Undone::default();
         let groups = self.group(work, &mut undone);
         let (mut calls, mut which) = (Vec::new(), Vec::new());
-        for (node, group) in groups {
+        for (executor, group) in groups {
             let op = MetaOp::Acts { acts: group.acts };
-            calls.push((node, MetaCall { shard: op.target().shard(), cred: cred.clone(), op }));
+            calls.push((executor, MetaCall { shard: op.target().shard(), cred: cred.clone(), op }));
             which.push(group.which);
         }
         let answers = self.ask_several(&calls);
@@ -258,18 +258,19 @@ impl Client {
         undone
     }
 
-    /// Puts together what one node is to do.
-    fn group(&self, work: &Work, undone: &mut Undone) -> BTreeMap<NodeId, Group> {
-        let mut groups: BTreeMap<NodeId, Group> = BTreeMap::new();
-        let most = ACTS_MAX * self.map().nodes.len();
+    /// Puts together what one executor is to do.
+    fn group(&self, work: &Work, undone: &mut Undone) -> BTreeMap<ExecutorId, Group> {
+        let mut groups: BTreeMap<ExecutorId, Group> = BTreeMap::new();
+        // Shards lie in blocks: there are about as many as executors.
+        let most = ACTS_MAX * self.map().shards.chunk_by(|a, b| a == b).count();
         for at in work.todo.iter().take(most) {
             let act = self.partitions.locate_act(&work.acts[*at]);
-            let Some(node) = self.owner(act.target().shard()) else {
+            let Some(executor) = self.owner(act.target().shard()) else {
                 undone.alone.push(*at);
                 continue;
             };
             let (acts, which, weight, is_full) = (Vec::new(), Vec::new(), 0, false);
-            let group = groups.entry(node).or_insert(Group { acts, which, weight, is_full });
+            let group = groups.entry(executor).or_insert(Group { acts, which, weight, is_full });
             group.add(*at, act);
         }
         groups
@@ -307,12 +308,12 @@ impl Client {
                 let call = MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
                 let call = self.partitions.locate(&call).unwrap_or(call);
                 match self.owner(call.shard) {
-                    Some(node) => calls.push((at, (node, call))),
+                    Some(executor) => calls.push((at, (executor, call))),
                     None => results[at] = Some(Err(Errno::ESTALE)),
                 }
             }
             // All who begin several do so in this order.
-            calls.sort_by_key(|(_, (node, _))| *node);
+            calls.sort_by_key(|(_, (executor, _))| *executor);
             let (which, calls): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
             for (at, answer) in which.into_iter().zip(self.ask_several(&calls)) {
                 results[at] = Some(match answer {

@@ -1,7 +1,8 @@
-//! Who we are, which nodes there are, and which of them answers what.
+//! Who we are, which nodes and executors there are, and which of them answers what.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::delegations::Delegations;
+use crate::executor::Executor;
 use crate::locks::Locks;
 use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
@@ -15,7 +16,9 @@ use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, NodeId, ShardId, VolumeId, VolumeKey};
+use tatami_wire::{
+    Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, VolumeId, VolumeKey,
+};
 
 /// How long an operation waits for a daemon that is away, unless told otherwise.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
@@ -146,7 +149,7 @@ impl Client {
         self.volume
     }
 
-    /// All nodes, and which serves which shard, as far as we know.
+    /// All nodes, and which executor serves which shard, as far as we know.
     pub fn map(&self) -> Arc<ClusterMap> {
         self.map.read().clone()
     }
@@ -156,7 +159,7 @@ impl Client {
         self.patience
     }
 
-    pub(crate) fn owner(&self, shard: ShardId) -> Option<NodeId> {
+    pub(crate) fn owner(&self, shard: ShardId) -> Option<ExecutorId> {
         self.map.read().owner(shard)
     }
 
@@ -165,16 +168,16 @@ impl Client {
         self.home
     }
 
-    /// One request to the node that serves its shard, whichever that is by now.
+    /// One request to the executor that serves its shard, whichever that is by now.
     pub(crate) fn ask_owner(&self, call: &MetaCall) -> MetaResult {
         let shard = call.shard;
         let mut retry = None;
         loop {
-            let node = self.owner(shard).ok_or(Errno::ESTALE)?;
-            match self.ask(node, call) {
+            let executor = self.owner(shard).ok_or(Errno::ESTALE)?;
+            match self.ask(executor, call) {
                 Ok(MetaReply::Elsewhere { .. }) => {
-                    // A node may know less than we do for a moment.
-                    if !self.renew_map(shard, node)
+                    // An executor may know less than we do for a moment.
+                    if !self.renew_map(shard, executor)
                         && !retry.get_or_insert_with(|| Retry::new(self.patience)).pause()
                     {
                         return Err(Errno::EHOSTDOWN);
@@ -185,79 +188,93 @@ impl Client {
         }
     }
 
-    /// One request to a node, about all shards that it serves.
+    /// One request to an executor, about all shards that it serves.
     ///
     /// # Errors
-    /// As [`Client::meta`]; `ENXIO` for a node that serves none.
-    pub fn meta_at(&self, node: NodeId, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
-        self.ask(node, &self.call_of_all(node, cred, op)?)
+    /// As [`Client::meta`]; `ENXIO` for an executor that serves none.
+    pub fn meta_at(
+        &self,
+        executor: ExecutorId,
+        cred: &Cred,
+        op: MetaOp,
+    ) -> Result<MetaReply, Errno> {
+        self.ask(executor, &self.call_of_all(executor, cred, op)?)
     }
 
-    /// One request to each node that serves shards, all at the same time.
+    /// One request to each executor that serves shards, all at the same time.
     ///
     /// # Errors
     /// As [`Client::meta`], of any of them.
-    pub(crate) fn meta_everywhere(&self, op: &MetaOp) -> Result<Vec<(NodeId, MetaReply)>, Errno> {
+    pub(crate) fn meta_everywhere(
+        &self,
+        op: &MetaOp,
+    ) -> Result<Vec<(ExecutorId, MetaReply)>, Errno> {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
         let mut begun = Vec::new();
-        for (_, node) in self.map().leads() {
-            let call = self.call_of_all(node, &Cred::ROOT, op.clone())?;
-            let peer = self.peer(node)?;
-            begun.push((node, peer, peer.begin(&call), call));
+        for (_, id) in self.map().leads() {
+            let call = self.call_of_all(id, &Cred::ROOT, op.clone())?;
+            let executor = self.executor(id)?;
+            begun.push((executor, executor.begin(&call), call));
         }
         // All must be ended, whatever comes of the first.
-        let end = |(node, peer, begun, call): (_, &Arc<Peer>, _, _)| (node, peer.end(begun, &call));
+        let end =
+            |(executor, begun, call): (&Executor, _, _)| (executor.id, executor.end(begun, &call));
         let ended: Vec<_> = begun.into_iter().map(end).collect();
-        ended.into_iter().map(|(node, answer)| Ok((node, answer?.0?))).collect()
+        ended.into_iter().map(|(id, answer)| Ok((id, answer?.0?))).collect()
     }
 
-    fn call_of_all(&self, node: NodeId, cred: &Cred, op: MetaOp) -> Result<MetaCall, Errno> {
+    fn call_of_all(
+        &self,
+        executor: ExecutorId,
+        cred: &Cred,
+        op: MetaOp,
+    ) -> Result<MetaCall, Errno> {
         let leads = self.map().leads();
-        let lead = leads.iter().find(|(_, lead)| *lead == node).ok_or(Errno::ENXIO)?;
+        let lead = leads.iter().find(|(_, lead)| *lead == executor).ok_or(Errno::ENXIO)?;
         Ok(MetaCall { shard: lead.0, cred: cred.clone(), op })
     }
 
-    pub(crate) fn ask(&self, node: NodeId, call: &MetaCall) -> MetaResult {
-        let peer = self.peer(node)?;
-        let asked = peer.delegations.ask(&call.op);
-        let (result, granted) = match peer.meta(call) {
+    pub(crate) fn ask(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {
+        let executor = self.executor(executor)?;
+        let asked = executor.delegations.ask(&call.op);
+        let (result, granted) = match executor.meta(call) {
             Ok((result, granted)) => (result, granted),
             Err(e) => (Err(e), None),
         };
         let told = result.as_ref().map_err(|e| *e);
-        peer.delegations.learn(&call.op, asked, told, granted.as_ref());
+        executor.delegations.learn(&call.op, asked, told, granted.as_ref());
         result
     }
 
-    /// Requests to nodes, all at the same time, in the order of the nodes; the answers in the same order.
-    pub(crate) fn ask_several(&self, calls: &[(NodeId, MetaCall)]) -> Vec<MetaResult> {
-        let begin = |(node, call): &(NodeId, MetaCall)| {
-            let peer = self.peer(*node)?;
-            let asked = peer.delegations.ask(&call.op);
-            Ok((peer, asked, peer.begin(call)))
+    /// Requests to executors, all at the same time, in the order of the executors; the answers in the same order.
+    pub(crate) fn ask_several(&self, calls: &[(ExecutorId, MetaCall)]) -> Vec<MetaResult> {
+        let begin = |(executor, call): &(ExecutorId, MetaCall)| {
+            let executor = self.executor(*executor)?;
+            let asked = executor.delegations.ask(&call.op);
+            Ok((executor, asked, executor.begin(call)))
         };
         // All must be ended, whatever comes of the first.
         let begun: Vec<Result<_, Errno>> = calls.iter().map(begin).collect();
         let (mut away, mut results) = (Vec::new(), Vec::with_capacity(calls.len()));
-        for (begun, (node, call)) in begun.into_iter().zip(calls) {
-            let (peer, asked, begun) = match begun {
+        for (begun, (id, call)) in begun.into_iter().zip(calls) {
+            let (executor, asked, begun) = match begun {
                 Ok(begun) => begun,
                 Err(e) => {
                     results.push(Err(e));
                     continue;
                 }
             };
-            // Who has not answered another for so long is not waited for once more.
-            let patience = if away.contains(node) { Duration::ZERO } else { self.patience };
-            let (result, granted) = match peer.end_within(patience, begun, call) {
+            // A node that has not answered another for so long is not waited for once more.
+            let patience = if away.contains(&id.node) { Duration::ZERO } else { self.patience };
+            let (result, granted) = match executor.end_within(patience, begun, call) {
                 Ok((result, granted)) => (result, granted),
                 Err(e) => (Err(e), None),
             };
             if result == Err(Errno::EHOSTDOWN) {
-                away.push(*node);
+                away.push(id.node);
             }
             let told = result.as_ref().map_err(|e| *e);
-            peer.delegations.learn(&call.op, asked, told, granted.as_ref());
+            executor.delegations.learn(&call.op, asked, told, granted.as_ref());
             results.push(result);
         }
         results
@@ -265,18 +282,19 @@ impl Client {
 
     /// Whether anything may be delegated to us.
     pub(crate) fn is_delegated_anything(&self) -> bool {
-        self.peers.iter().filter_map(OnceLock::get).any(|peer| peer.delegations.are_on())
+        let mut met = self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.executors());
+        met.any(|executor| executor.delegations.are_on())
     }
 
-    /// What the nodes that may have an inode have delegated to us.
+    /// What the executors that may have an inode have delegated to us.
     pub(crate) fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
         let (home, birth) = {
             let map = self.map.read();
             let birth = (ino.birth() != ino.shard()).then(|| map.owner(ino.birth())).flatten();
             (map.owner(ino.shard()), birth)
         };
-        let of = |node: NodeId| self.peer(node).ok().map(|peer| &peer.delegations);
-        [home.and_then(of), birth.filter(|node| Some(*node) != home).and_then(of)]
+        let of = |id: ExecutorId| self.executor(id).ok().map(|executor| &executor.delegations);
+        [home.and_then(of), birth.filter(|id| Some(*id) != home).and_then(of)]
     }
 
     /// For how long the kernel may keep these attributes: zero unless they are what is delegated to us. It is told before
@@ -293,17 +311,17 @@ impl Client {
         times.filter_map(|known| known.lend_name(dir, name, to)).next().unwrap_or_default()
     }
 
-    /// The kernel shall not keep the attributes of `ino`, because what the nodes know of them is not all.
+    /// The kernel shall not keep the attributes of `ino`, because what the executors know of them is not all.
     pub fn end_attr_time(&self, ino: Ino) {
         self.delegations(ino).into_iter().flatten().for_each(|known| known.end_loan(ino));
     }
 
-    /// Asks `node`, which says that it does not serve `shard`, who does. Whether it is another now.
-    pub(crate) fn renew_map(&self, shard: ShardId, node: NodeId) -> bool {
-        if self.owner(shard) == Some(node) {
-            self.learn_map_of(node);
+    /// Asks the node of `executor`, which says that it does not serve `shard`, who does. Whether it is another now.
+    pub(crate) fn renew_map(&self, shard: ShardId, executor: ExecutorId) -> bool {
+        if self.owner(shard) == Some(executor) {
+            self.learn_map_of(executor.node);
         }
-        self.owner(shard) != Some(node)
+        self.owner(shard) != Some(executor)
     }
 
     /// Asks all nodes that answer for the map. Returns its epoch.
@@ -328,8 +346,8 @@ impl Client {
         for (before, now) in held.shards.iter().zip(&ours.shards).filter(|(a, b)| a != b) {
             tracing::trace!(%before, %now, "a shard has moved");
             // With it, locks of ours may have come there.
-            if let Ok(peer) = self.peer_of(&ours, *now) {
-                peer.locks.shards_have_come();
+            if let Ok(executor) = self.executor_of(&ours, *now) {
+                executor.locks.shards_have_come();
                 self.locks.note(|news| _ = news.reclaim.insert(*now));
             }
         }
@@ -379,6 +397,14 @@ impl Client {
         self.peer_of(&self.map(), node)
     }
 
+    pub(crate) fn executor(&self, id: ExecutorId) -> Result<&Executor, Errno> {
+        self.peer(id.node)?.executor(id.index).ok_or(Errno::ENXIO)
+    }
+
+    fn executor_of(&self, map: &ClusterMap, id: ExecutorId) -> Result<&Executor, Errno> {
+        self.peer_of(map, id.node)?.executor(id.index).ok_or(Errno::ENXIO)
+    }
+
     fn peer_of(&self, map: &ClusterMap, node: NodeId) -> Result<&Arc<Peer>, Errno> {
         let place = self.peers.get(usize::from(node.0)).ok_or(Errno::ENXIO)?;
         let info = map.nodes.iter().find(|info| info.id == node).ok_or(Errno::ENXIO)?;
@@ -407,8 +433,8 @@ fn check_map(map: &ClusterMap) -> Result<(), String> {
             return Err(format!("node {} stands at place {i}", node.id));
         }
     }
-    match map.shards.iter().find(|n| usize::from(n.0) >= map.nodes.len()) {
-        Some(n) => Err(format!("a shard is on node {n}, which does not exist")),
+    match map.shards.iter().find(|id| usize::from(id.node.0) >= map.nodes.len()) {
+        Some(id) => Err(format!("executor {id} serves a shard, and its node does not exist")),
         None => Ok(()),
     }
 }
@@ -416,9 +442,10 @@ fn check_map(map: &ClusterMap) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_wire::EXECUTORS_MAX;
     use tatami_wire::admin::NodeInfo;
 
-    fn map(nodes: &[u16], shards: &[u16]) -> ClusterMap {
+    fn map(nodes: &[u16], shards: &[ExecutorId]) -> ClusterMap {
         ClusterMap {
             volume: VolumeId([1; 16]),
             name: "v".into(),
@@ -432,17 +459,20 @@ mod tests {
                     socket: "/nowhere".into(),
                 })
                 .collect(),
-            shards: shards.iter().map(|n| NodeId(*n)).collect(),
+            shards: shards.to_vec(),
             moves: vec![0; shards.len()],
         }
     }
 
     #[test]
     fn a_map_must_make_sense() {
-        assert_eq!(check_map(&map(&[0, 1], &[0, 1, 0])), Ok(()));
-        assert!(check_map(&map(&[], &[0])).is_err());
+        let [zero, one] = [0, 1].map(|node| ExecutorId::first(NodeId(node)));
+        let last = ExecutorId { index: EXECUTORS_MAX - 1, ..one };
+        assert_eq!(check_map(&map(&[0, 1], &[zero, one, last, zero])), Ok(()));
+        assert!(check_map(&map(&[], &[zero])).is_err());
         assert!(check_map(&map(&[0], &[])).is_err());
-        assert!(check_map(&map(&[1, 0], &[0])).is_err());
-        assert!(check_map(&map(&[0], &[1])).is_err());
+        assert!(check_map(&map(&[1, 0], &[zero])).is_err());
+        assert!(check_map(&map(&[0], &[one])).is_err());
+        assert!(check_map(&map(&[0], &[zero, last])).is_err());
     }
 }

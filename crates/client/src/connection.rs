@@ -211,13 +211,28 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects and shakes hands. No single wait for the daemon, now or later,
-    /// is longer than `timeout`.
+    /// Connects and shakes hands; where the role is one that executors have, with the node's first. No single
+    /// wait for the daemon, now or later, is longer than `timeout`.
     ///
     /// # Errors
     /// [`ConnectError`].
     pub fn open(
         endpoint: &Endpoint,
+        caller: &Caller,
+        role: Role,
+        slot: u32,
+        timeout: Duration,
+    ) -> Result<Connection, ConnectError> {
+        Connection::open_to(endpoint, 0, caller, role, slot, timeout)
+    }
+
+    /// As [`Connection::open`], with the executor of that number of the node.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn open_to(
+        endpoint: &Endpoint,
+        executor: u8,
         caller: &Caller,
         role: Role,
         slot: u32,
@@ -238,7 +253,7 @@ impl Connection {
             Endpoint::Unix(_) | Endpoint::Tcp(_) => None,
         };
         let Caller { client, volume, .. } = *caller;
-        let hello = Hello { role, client, slot, volume, node, user: None };
+        let hello = Hello { role, client, slot, volume, node, executor, user: None };
         let transport = stream.transport();
         let welcome =
             handshake::connect(&mut stream, transport, &hello, caller.key.as_ref(), nonce)

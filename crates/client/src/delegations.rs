@@ -100,7 +100,7 @@ pub(crate) struct Asked {
     counts: bool,
 }
 
-/// The answer to `op`, if it is known. `of` tells what the nodes have delegated to us that may have an
+/// The answer to `op`, if it is known. `of` tells what the executors have delegated to us that may have an
 /// inode: the one of its home, and, where that is another, the one on which it was made.
 pub(crate) fn answer<'a>(
     op: &MetaOp,

@@ -1,11 +1,11 @@
 //! Checking a volume while it is in use: names against inodes, inodes against
 //! the objects on all nodes.
 //!
-//! Each node verifies the records of its own shards in one step, so nothing can change
-//! between two looks there. Where several nodes have shards, names are then compared with
+//! Each executor verifies the records of its own shards in one step, so nothing can change
+//! between two looks there. Where several executors have shards, names are then compared with
 //! the inodes that they lead to, in number order, with a few words of memory for each directory;
 //! what is wrong there is mended by one transaction each, which does nothing if something
-//! is not as it was seen any more. (Partitions of directories come before all that: a node would take the entries of one
+//! is not as it was seen any more. (Partitions of directories come before all that: an executor would take the entries of one
 //! whose record is lost for lost themselves.) Inodes and objects are then walked side by side,
 //! both in number order, in bounded memory. They are asked for one after the
 //! other, so what does not fit is only a suspicion: it is looked at again,
@@ -25,10 +25,12 @@ use std::sync::Arc;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, NodeId, Piece, SetAttr, SetTime, ShardId};
+use tatami_wire::{
+    Access, Attr, Cred, Errno, ExecutorId, Ino, Kind, NodeId, Piece, SetAttr, SetTime, ShardId,
+};
 use walk::{Inodes, Objects};
 
-/// Inodes that a node verifies in one request.
+/// Inodes that an executor verifies in one request.
 const CHECK_STEP: u32 = 16 * 1024;
 /// Most findings that are kept; more are only counted.
 pub const FINDINGS_MAX: usize = 100_000;
@@ -83,8 +85,10 @@ pub struct Report {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum FsckError {
-    #[error("shard {} on node {node}: cannot {what}: {errno}", shard.0)]
-    Shard { shard: ShardId, node: NodeId, what: &'static str, errno: Errno },
+    #[error("shard {} on executor {executor}: cannot {what}: {errno}", shard.0)]
+    Shard { shard: ShardId, executor: ExecutorId, what: &'static str, errno: Errno },
+    #[error("executor {executor}: cannot {what}: {errno}")]
+    Executor { executor: ExecutorId, what: &'static str, errno: Errno },
     #[error("node {node}: cannot {what}: {errno}")]
     Node { node: NodeId, what: &'static str, errno: Errno },
 }
@@ -93,7 +97,9 @@ impl FsckError {
     /// The error number below.
     pub fn errno(&self) -> Errno {
         match self {
-            FsckError::Shard { errno, .. } | FsckError::Node { errno, .. } => *errno,
+            FsckError::Shard { errno, .. }
+            | FsckError::Executor { errno, .. }
+            | FsckError::Node { errno, .. } => *errno,
         }
     }
 }
@@ -108,7 +114,7 @@ const ATTEMPTS: usize = 20;
 /// the daemons, with the volume's key.
 ///
 /// # Errors
-/// [`FsckError`] when a node cannot be asked: a check of a part would tell nothing.
+/// [`FsckError`] when a node or an executor cannot be asked: a check of a part would tell nothing.
 pub fn check(
     client: &Arc<Client>,
     repair: bool,
@@ -155,13 +161,21 @@ struct Fsck<'a> {
 
 impl Fsck<'_> {
     fn ask(&self, shard: ShardId, what: &'static str, op: MetaOp) -> Result<MetaReply, FsckError> {
-        let node = self.client.map().owner(shard);
-        let node = node.unwrap_or(NodeId(0));
+        let executor = self.owner(shard);
         let reply = match op.is_for_all_shards() {
-            true => self.client.meta_at(node, &Cred::ROOT, op),
+            true => self.client.meta_at(executor, &Cred::ROOT, op),
             false => self.client.meta(&Cred::ROOT, op),
         };
-        reply.map_err(|errno| FsckError::Shard { shard, node, what, errno })
+        reply.map_err(|errno| FsckError::Shard { shard, executor, what, errno })
+    }
+
+    /// The executor that serves the shard, or one that there surely is.
+    fn owner(&self, shard: ShardId) -> ExecutorId {
+        self.client.map().owner(shard).unwrap_or(ExecutorId::first(NodeId(0)))
+    }
+
+    fn failed_at(&self, shard: ShardId, what: &'static str, errno: Errno) -> FsckError {
+        FsckError::Shard { shard, executor: self.owner(shard), what, errno }
     }
 
     fn admin(
@@ -181,7 +195,7 @@ impl Fsck<'_> {
         }
     }
 
-    /// Lets the node of a shard verify its own records.
+    /// Lets the executor of a shard verify its own records.
     fn names(&mut self, shard: ShardId) -> Result<(), FsckError> {
         const WHAT: &str = "verify its records";
         let mut next = Some(Ino::first_of(shard));
@@ -204,15 +218,14 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// Whether other nodes serve shards, or did. If not, the node of all shards compares names with inodes by itself.
+    /// Whether several executors serve shards, or did. If not, the one of all shards compares names with inodes by itself.
     fn is_spread(&self) -> bool {
         let map = self.client.map();
         map.leads().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
     }
 
     fn nonsense(&self, shard: ShardId, what: &'static str) -> FsckError {
-        let node = self.client.map().owner(shard);
-        FsckError::Shard { shard, node: node.unwrap_or(NodeId(0)), what, errno: Errno::EPROTO }
+        self.failed_at(shard, what, Errno::EPROTO)
     }
 
     /// Walks inodes and objects side by side and examines what does not fit.
@@ -220,7 +233,7 @@ impl Fsck<'_> {
         let mut nodes: Vec<Objects> =
             self.client.map().nodes.iter().map(|n| Objects::of(n.id)).collect();
         let mut inodes: Vec<Inodes> =
-            self.client.map().leads().iter().map(|(_, node)| Inodes::of(*node)).collect();
+            self.client.map().leads().iter().map(|(_, id)| Inodes::of(*id)).collect();
         loop {
             // The next inode number that anybody knows.
             let mut next: Option<Ino> = None;
@@ -296,12 +309,7 @@ impl Fsck<'_> {
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
             // An object may bear the number of a shard that there never was.
             Err(_) if self.client.map().owner(ino.shard()).is_none() => Ok(None),
-            Err(errno) => {
-                let shard = ino.shard();
-                let node = self.client.map().owner(shard);
-                let node = node.unwrap_or(NodeId(0));
-                Err(FsckError::Shard { shard, node, what: "read an inode", errno })
-            }
+            Err(errno) => Err(self.failed_at(ino.shard(), "read an inode", errno)),
         }
     }
 
@@ -313,12 +321,7 @@ impl Fsck<'_> {
         match self.client.tiles(attr.ino) {
             Ok(tiles) => Ok(Some(tiles)),
             Err(Errno::ESTALE | Errno::ENOENT | Errno::EIO | Errno::EBUSY) => Ok(None),
-            Err(errno) => {
-                let shard = attr.ino.shard();
-                let node = self.client.map().owner(shard);
-                let node = node.unwrap_or(NodeId(0));
-                Err(FsckError::Shard { shard, node, what: "tell the tiles of a file", errno })
-            }
+            Err(errno) => Err(self.failed_at(attr.ino.shard(), "tell the tiles of a file", errno)),
         }
     }
 
@@ -432,15 +435,8 @@ impl Fsck<'_> {
             let closed = self.client.commit(&Cred::ROOT, attr.ino, None, true);
             set.and(closed)
         };
-        let shard = attr.ino.shard();
-        let node = self.client.map().owner(shard);
-        let node = node.unwrap_or(NodeId(0));
-        cut().map(|_| true).map_err(|errno| FsckError::Shard {
-            shard,
-            node,
-            what: "correct a size",
-            errno,
-        })
+        let failed = |errno| self.failed_at(attr.ino.shard(), "correct a size", errno);
+        cut().map(|_| true).map_err(failed)
     }
 }
 

@@ -5,8 +5,8 @@
 //! runtime, so that it can live inside somebody else's program. One
 //! [`Client`] serves all threads of a process.
 //!
-//! - [`Client`] routes requests to nodes and repeats those whose answer was
-//!   lost, so that each takes effect once.
+//! - [`Client`] routes requests to nodes and their executors, and repeats
+//!   those whose answer was lost, so that each takes effect once.
 //! - [`DataFile`] is the bytes of one open file: on this node straight from
 //!   the disk, elsewhere over TCP with write-behind.
 //! - [`tree`] offers paths and file handles to tools that work without a mount.
@@ -16,6 +16,7 @@ mod client;
 pub mod connection;
 mod data;
 mod delegations;
+mod executor;
 pub mod fsck;
 mod lent;
 mod loan;

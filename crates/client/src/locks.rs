@@ -1,13 +1,14 @@
 //! Locks of files: what we hold, and asking for it.
 //!
-//! The node of the inode's shard decides who gets a lock ([`tatami_wire::lock`]). We
-//! remember what we got, to claim it back when that node was started again. While the locks of a
+//! The executor of the inode's shard decides who gets a lock ([`tatami_wire::lock`]). We
+//! remember what we got, to claim it back when its node was started again. While the locks of a
 //! file are delegated to us, we decide. One request about a file is under way at a time, so that what we
-//! remember is what the node knows.
+//! remember is what the executor knows.
 
 use crate::Client;
 use crate::delegations::uptime;
-use crate::peer::{Peer, Retry};
+use crate::executor::Executor;
+use crate::peer::Retry;
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use tatami_lock::Table;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, Span};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::{Cred, Errno, Ino, NodeId, hash};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino, hash};
 
-/// Times that a request is put again because the node did not know our session.
+/// Times that a request is put again because the executor did not know our session.
 const ATTEMPTS: usize = 16;
 /// A wait is asked for again after so long, told or not.
 pub const ASK_AGAIN: Duration = Duration::from_secs(1);
@@ -56,15 +57,15 @@ pub enum Taken {
     Waits,
 }
 
-/// What nodes have told of locks.
+/// What executors have told of locks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LockNews {
     /// Files whose locks are to be given back, by [`Client::return_locks`].
     pub wanted: BTreeSet<Ino>,
     /// Waits that have come to their end.
     pub ready: BTreeSet<u64>,
-    /// Nodes to which all is to be told, by [`Client::reclaim_locks`].
-    pub reclaim: BTreeSet<NodeId>,
+    /// Executors to which all is to be told, by [`Client::reclaim_locks`].
+    pub reclaim: BTreeSet<ExecutorId>,
 }
 
 impl LockNews {
@@ -87,7 +88,7 @@ struct File {
     whole: Table<u64, Tag>,
     range: Table<u64, Tag>,
     delegated: bool,
-    /// So many have just got a lock from the node, and what was read before is not yet forgotten.
+    /// So many have just got a lock from the executor, and what was read before is not yet forgotten.
     stale: u32,
     /// It is in no table any more.
     gone: bool,
@@ -153,20 +154,20 @@ impl Locks {
     }
 }
 
-/// What one node knows us by.
+/// What one executor knows us by.
 pub(crate) struct LockSession {
     /// 0 while we hold nothing there. Held shared by whoever asks about one file, alone by whoever
     /// begins a session, or claims all.
     id: RwLock<u64>,
     /// Goes up when a recall connection begins, and when it ends: odd while there is one.
     connection: AtomicU64,
-    /// The connection over which the node knows what we hold.
+    /// The connection over which the executor knows what we hold.
     claimed: AtomicU64,
     /// Until when nobody else gets what we hold, by [`uptime`] in microseconds.
     until: AtomicU64,
     /// In microseconds.
     lease: AtomicU64,
-    /// Shards have come to the node, and we have not told what we hold of them.
+    /// Shards have come to the executor, and we have not told what we hold of them.
     to_claim: AtomicBool,
 }
 
@@ -184,7 +185,7 @@ impl Default for LockSession {
 }
 
 impl LockSession {
-    /// What we hold must be told to the node before anything else is asked.
+    /// What we hold must be told to the executor before anything else is asked.
     pub(crate) fn shards_have_come(&self) {
         self.to_claim.store(true, SeqCst);
     }
@@ -201,7 +202,7 @@ impl LockSession {
         self.connection.store(now + now % 2, SeqCst);
     }
 
-    /// The node heard us after `from`, by [`uptime`], and keeps what we hold for so long without us.
+    /// The executor heard us after `from`, by [`uptime`], and keeps what we hold for so long without us.
     pub(crate) fn extend(&self, from: Duration, lease: Duration) {
         self.lease.store(lease.as_micros() as u64, SeqCst);
         let until = from + (lease - lease / MARGIN);
@@ -231,13 +232,13 @@ enum Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    fn of(peer: &'a Peer) -> Session<'a> {
-        let known = peer.locks.id.read();
+    fn of(executor: &'a Executor) -> Session<'a> {
+        let known = executor.locks.id.read();
         if *known != 0 {
             return Session::Known(known);
         }
         drop(known);
-        Session::New(peer.locks.id.write())
+        Session::New(executor.locks.id.write())
     }
 
     fn id(&self) -> u64 {
@@ -259,34 +260,34 @@ impl<'a> Session<'a> {
 /// How a request has ended.
 enum Asked<T> {
     Answer(T),
-    /// The node does not know us. All is to be claimed, and the request to be put again.
+    /// The executor does not know us. All is to be claimed, and the request to be put again.
     Unknown,
-    /// The file is another node's by now.
+    /// The file is another executor's by now.
     Elsewhere,
 }
 
-/// What a node has said.
+/// What an executor has said.
 enum Said {
     Told(LockTold),
     Elsewhere,
 }
 
 impl Client {
-    fn locker(&self, ino: Ino) -> Result<&Arc<Peer>, Errno> {
-        self.peer(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
+    fn locker(&self, ino: Ino) -> Result<&Executor, Errno> {
+        self.executor(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
     }
 
-    /// One request, to that node only: another knows us by another session.
+    /// One request, to that executor only: another knows us by another session.
     fn ask_about(
         &self,
-        peer: &Peer,
+        executor: &Executor,
         ino: Ino,
         session: &mut Session<'_>,
         op: LockOp,
     ) -> Result<Said, Errno> {
         let op = MetaOp::Locks { ino, session: session.id(), op };
         let call = MetaCall { shard: ino.shard(), cred: Cred::ROOT, op };
-        match self.ask(peer.node, &call)? {
+        match self.ask(executor.id, &call)? {
             MetaReply::Locks { session: id, told } => {
                 session.note(id);
                 Ok(Said::Told(told))
@@ -296,29 +297,29 @@ impl Client {
         }
     }
 
-    /// Runs `ask` until the node knows us, and the file is that of the table.
+    /// Runs `ask` until the executor knows us, and the file is that of the table.
     fn with_file<T>(
         &self,
         ino: Ino,
         bytes: &dyn LockedBytes,
-        mut ask: impl FnMut(&Arc<Peer>, &mut Session<'_>, &mut File) -> Result<Asked<T>, Errno>,
+        mut ask: impl FnMut(&Executor, &mut Session<'_>, &mut File) -> Result<Asked<T>, Errno>,
     ) -> Result<T, Errno> {
         let mut retry = None;
         let mut left = ATTEMPTS;
         while left > 0 {
-            let peer = self.locker(ino)?;
-            if peer.locks.to_claim.load(SeqCst) {
-                self.reclaim_locks(peer.node, bytes)?;
+            let executor = self.locker(ino)?;
+            if executor.locks.to_claim.load(SeqCst) {
+                self.reclaim_locks(executor.id, bytes)?;
             }
             let elsewhere = {
-                let mut session = Session::of(peer);
+                let mut session = Session::of(executor);
                 let file = self.locks.enter(ino);
                 let mut file = file.lock();
-                // What we hold of a file is claimed of the node that the map names, after that was changed.
-                if file.gone || self.map().owner(ino.shard()) != Some(peer.node) {
+                // What we hold of a file is claimed of the executor that the map names, after that was changed.
+                if file.gone || self.map().owner(ino.shard()) != Some(executor.id) {
                     continue;
                 }
-                let answer = ask(peer, &mut session, &mut file);
+                let answer = ask(executor, &mut session, &mut file);
                 self.locks.tidy(ino, &mut file);
                 match answer? {
                     Asked::Answer(answer) => return Ok(answer),
@@ -328,12 +329,12 @@ impl Client {
             };
             if elsewhere {
                 let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
-                if !self.renew_map(ino.shard(), peer.node) && !retry.pause() {
+                if !self.renew_map(ino.shard(), executor.id) && !retry.pause() {
                     return Err(Errno::EHOSTDOWN);
                 }
             } else {
                 left -= 1;
-                self.reclaim_locks(peer.node, bytes)?;
+                self.reclaim_locks(executor.id, bytes)?;
             }
         }
         Err(Errno::ENOLCK)
@@ -380,8 +381,8 @@ impl Client {
         bytes: &dyn LockedBytes,
     ) -> Result<(Taken, bool), Errno> {
         let Lock { sort, owner, span, kind, .. } = *lock;
-        self.with_file(ino, bytes, |peer, session, file| {
-            if file.delegated && peer.locks.delegates() {
+        self.with_file(ino, bytes, |executor, session, file| {
+            if file.delegated && executor.locks.delegates() {
                 let in_the_way = file.table(sort).conflict(owner, span, kind).is_some();
                 if !in_the_way {
                     file.take(lock, handle);
@@ -395,8 +396,8 @@ impl Client {
                 if wait.is_none() {
                     return Err(Errno::EAGAIN);
                 }
-                // Who waits for whom only the node knows.
-                match self.give_back(peer, ino, session, file, bytes)? {
+                // Who waits for whom only the executor knows.
+                match self.give_back(executor, ino, session, file, bytes)? {
                     Asked::Answer(()) => {}
                     Asked::Unknown => return Ok(Asked::Unknown),
                     Asked::Elsewhere => return Ok(Asked::Elsewhere),
@@ -405,9 +406,9 @@ impl Client {
             if file.table(sort).holds(owner, span) {
                 bytes.tell(ino);
             }
-            let delegate = peer.locks.delegates();
+            let delegate = executor.locks.delegates();
             let told =
-                self.ask_about(peer, ino, session, LockOp::Set { lock: *lock, wait, delegate });
+                self.ask_about(executor, ino, session, LockOp::Set { lock: *lock, wait, delegate });
             let gone = matches!(told, Ok(Said::Told(LockTold::Waits)) | Err(Errno::EAGAIN));
             if sort == LockSort::Whole && gone {
                 file.whole.free(owner, span);
@@ -467,7 +468,7 @@ impl Client {
     /// Frees what the owner holds of these bytes.
     ///
     /// # Errors
-    /// `EHOSTDOWN`: the node learns of it when it is back.
+    /// `EHOSTDOWN`: the executor learns of it when it is back.
     pub fn free_lock(
         &self,
         ino: Ino,
@@ -478,16 +479,16 @@ impl Client {
         if self.locks.find(ino).is_none() {
             return Ok(());
         }
-        self.with_file(ino, bytes, |peer, session, file| {
+        self.with_file(ino, bytes, |executor, session, file| {
             if !file.table(sort).holds(owner, span) {
                 return Ok(Asked::Answer(()));
             }
-            if file.delegated && peer.locks.delegates() {
+            if file.delegated && executor.locks.delegates() {
                 file.table(sort).free(owner, span);
                 return Ok(Asked::Answer(()));
             }
             bytes.tell(ino);
-            let told = self.ask_about(peer, ino, session, LockOp::Free { sort, owner, span });
+            let told = self.ask_about(executor, ino, session, LockOp::Free { sort, owner, span });
             let put_again =
                 [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
             match told {
@@ -500,7 +501,7 @@ impl Client {
                 Ok(Said::Told(LockTold::Done { .. })) => Ok(Asked::Answer(())),
                 Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
                 other => {
-                    self.locks.note(|news| _ = news.reclaim.insert(peer.node));
+                    self.locks.note(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
@@ -535,8 +536,8 @@ impl Client {
         lock: &Lock,
         bytes: &dyn LockedBytes,
     ) -> Result<Option<Conflict>, Errno> {
-        self.with_file(ino, bytes, |peer, session, file| {
-            if file.delegated && peer.locks.delegates() {
+        self.with_file(ino, bytes, |executor, session, file| {
+            if file.delegated && executor.locks.delegates() {
                 let held = file.table(lock.sort).conflict(lock.owner, lock.span, lock.kind);
                 return Ok(Asked::Answer(held.map(|held| Conflict {
                     span: held.span,
@@ -544,7 +545,7 @@ impl Client {
                     pid: held.tag.pid,
                 })));
             }
-            match self.ask_about(peer, ino, session, LockOp::Test { lock: *lock })? {
+            match self.ask_about(executor, ino, session, LockOp::Test { lock: *lock })? {
                 Said::Elsewhere => Ok(Asked::Elsewhere),
                 Said::Told(LockTold::Held(conflict)) => Ok(Asked::Answer(conflict)),
                 Said::Told(LockTold::Unknown { .. }) => Ok(Asked::Unknown),
@@ -565,8 +566,8 @@ impl Client {
         wait: u64,
         bytes: &dyn LockedBytes,
     ) -> Result<bool, Errno> {
-        let late = self.with_file(ino, bytes, |peer, session, file| {
-            match self.ask_about(peer, ino, session, LockOp::Cancel { wait, lock: *lock }) {
+        let late = self.with_file(ino, bytes, |executor, session, file| {
+            match self.ask_about(executor, ino, session, LockOp::Cancel { wait, lock: *lock }) {
                 Ok(Said::Elsewhere) => Ok(Asked::Elsewhere),
                 Ok(Said::Told(LockTold::Ended { granted })) => {
                     if granted {
@@ -578,7 +579,7 @@ impl Client {
                 Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
                 other => {
                     // It may be granted to us yet, and we would not know.
-                    self.locks.note(|news| _ = news.reclaim.insert(peer.node));
+                    self.locks.note(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))
                 }
             }
@@ -605,15 +606,15 @@ impl Client {
         if self.locks.find(ino).is_none() {
             return Ok(());
         }
-        self.with_file(ino, bytes, |peer, session, file| match file.delegated {
-            true => self.give_back(peer, ino, session, file, bytes),
+        self.with_file(ino, bytes, |executor, session, file| match file.delegated {
+            true => self.give_back(executor, ino, session, file, bytes),
             false => Ok(Asked::Answer(())),
         })
     }
 
     fn give_back(
         &self,
-        peer: &Peer,
+        executor: &Executor,
         ino: Ino,
         session: &mut Session<'_>,
         file: &mut File,
@@ -624,7 +625,7 @@ impl Client {
         if locks.len() > LOCKS_MAX {
             return Ok(Asked::Unknown);
         }
-        match self.ask_about(peer, ino, session, LockOp::Return { locks })? {
+        match self.ask_about(executor, ino, session, LockOp::Return { locks })? {
             Said::Elsewhere => Ok(Asked::Elsewhere),
             Said::Told(LockTold::Done { .. }) => {
                 file.delegated = false;
@@ -635,23 +636,23 @@ impl Client {
         }
     }
 
-    /// Tells a node all that we hold there, which delegates nothing to us from then on. What it
+    /// Tells an executor all that we hold there, which delegates nothing to us from then on. What it
     /// does not accept is lost.
     ///
     /// # Errors
     /// `EHOSTDOWN`: nothing is known then.
-    pub fn reclaim_locks(&self, node: NodeId, bytes: &dyn LockedBytes) -> Result<(), Errno> {
-        let peer = self.peer(node)?;
-        let connection = peer.locks.connection.load(SeqCst);
-        let mut id = peer.locks.id.write();
+    pub fn reclaim_locks(&self, id: ExecutorId, bytes: &dyn LockedBytes) -> Result<(), Errno> {
+        let executor = self.executor(id)?;
+        let connection = executor.locks.connection.load(SeqCst);
+        let mut session = executor.locks.id.write();
         let mut retry = Retry::new(self.patience());
         let files = loop {
             let map = self.map();
             // What comes after that map is claimed once more.
-            peer.locks.to_claim.store(false, SeqCst);
+            executor.locks.to_claim.store(false, SeqCst);
             let files: Vec<_> = {
                 let files = self.locks.files.lock();
-                let here = files.iter().filter(|(ino, _)| map.owner(ino.shard()) == Some(node));
+                let here = files.iter().filter(|(ino, _)| map.owner(ino.shard()) == Some(id));
                 here.map(|(ino, file)| (*ino, file.clone())).collect()
             };
             let mut locks = Vec::new();
@@ -663,29 +664,29 @@ impl Client {
                 locks.extend(file.locks().map(|(lock, _)| (*ino, lock)));
             }
             let began = uptime();
-            match self.claim(&map, node, *id, &locks)? {
-                Claimed::Session(session) => {
-                    *id = session;
-                    peer.locks.heard(began);
+            match self.claim(&map, id, *session, &locks)? {
+                Claimed::Session(new) => {
+                    *session = new;
+                    executor.locks.heard(began);
                 }
                 Claimed::Lost => {
-                    if *id != 0 || !locks.is_empty() {
-                        tracing::error!(%node, locks = locks.len(),
+                    if *session != 0 || !locks.is_empty() {
+                        tracing::error!(executor = %id, locks = locks.len(),
                             "we were away for too long: the locks of files are lost");
                     }
-                    *id = 0;
+                    *session = 0;
                     files.iter().for_each(|(ino, file)| lose(*ino, &mut file.lock(), bytes));
                 }
                 Claimed::Again => {
-                    peer.locks.shards_have_come();
+                    executor.locks.shards_have_come();
                     // What it has and what we believe that it has will soon be the same.
                     if !retry.pause() {
                         return Err(Errno::EHOSTDOWN);
                     }
-                    self.learn_map_of(node);
+                    self.learn_map_of(id.node);
                     continue;
                 }
-                Claimed::Nothing => *id = 0,
+                Claimed::Nothing => *session = 0,
             }
             break files;
         };
@@ -694,7 +695,7 @@ impl Client {
             file.delegated = false;
             self.locks.tidy(*ino, &mut file);
         }
-        peer.locks.claimed.store(connection, SeqCst);
+        executor.locks.claimed.store(connection, SeqCst);
         Ok(())
     }
 
@@ -702,15 +703,16 @@ impl Client {
     fn claim(
         &self,
         map: &ClusterMap,
-        node: NodeId,
+        executor: ExecutorId,
         mut session: u64,
         locks: &[(Ino, Lock)],
     ) -> Result<Claimed, Errno> {
-        let Some((shard, _)) = map.leads().into_iter().find(|(_, leader)| *leader == node) else {
+        let Some((shard, _)) = map.leads().into_iter().find(|(_, leader)| *leader == executor)
+        else {
             // By now it has no shards.
             return Ok(Claimed::Nothing);
         };
-        let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest(node);
+        let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest(executor);
         let target = Ino::first_of(shard);
         let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
         for part in 0..parts {
@@ -719,7 +721,7 @@ impl Client {
             let (first, last) = (part == 0, part + 1 == parts);
             let op = LockOp::Reclaim { locks: some, first, last, shards };
             let op = MetaOp::Locks { ino: target, session, op };
-            match self.ask(node, &MetaCall { shard, cred: Cred::ROOT, op })? {
+            match self.ask(executor, &MetaCall { shard, cred: Cred::ROOT, op })? {
                 MetaReply::Locks { session: id, told: LockTold::Done { .. } } => session = id,
                 MetaReply::Elsewhere { .. }
                 | MetaReply::Locks { told: LockTold::Unknown { reclaim: true }, .. } => {
@@ -739,14 +741,14 @@ impl Client {
     /// # Errors
     /// `EHOSTDOWN` where nobody can know.
     pub fn check_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
-        let peer = self.locker(ino)?;
-        if peer.locks.is_sure() || self.locks.find(ino).is_none() {
+        let executor = self.locker(ino)?;
+        if executor.locks.is_sure() || self.locks.find(ino).is_none() {
             return Ok(());
         }
-        self.reclaim_locks(peer.node, bytes)
+        self.reclaim_locks(executor.id, bytes)
     }
 
-    /// What nodes have told since this was asked last. Waits for it, no longer than `wait`.
+    /// What executors have told since this was asked last. Waits for it, no longer than `wait`.
     pub fn lock_news(&self, wait: Duration) -> LockNews {
         let mut news = self.locks.news.lock();
         if news.is_empty() {
@@ -762,18 +764,19 @@ impl Client {
 
     /// Says that we hold nothing any more. Nobody may use locks meanwhile.
     pub fn end_locks(&self) {
-        for (shard, node) in self.map().leads() {
-            let Ok(peer) = self.peer(node) else { continue };
-            let mut id = peer.locks.id.write();
-            if *id == 0 {
+        for (shard, id) in self.map().leads() {
+            let Ok(executor) = self.executor(id) else { continue };
+            let mut session = executor.locks.id.write();
+            if *session == 0 {
                 continue;
             }
-            let op = MetaOp::Locks { ino: Ino::first_of(shard), session: *id, op: LockOp::End };
+            let op =
+                MetaOp::Locks { ino: Ino::first_of(shard), session: *session, op: LockOp::End };
             let call = MetaCall { shard, cred: Cred::ROOT, op };
-            if let Err(error) = self.ask(node, &call) {
-                tracing::debug!(%node, %error, "a node believes that we may hold locks");
+            if let Err(error) = self.ask(id, &call) {
+                tracing::debug!(executor = %id, %error, "it believes that we may hold locks");
             }
-            *id = 0;
+            *session = 0;
         }
     }
 }
@@ -784,9 +787,9 @@ enum Claimed {
     Session(u64),
     /// Others may have had it.
     Lost,
-    /// The node has other shards than we believe.
+    /// The executor has other shards than we believe.
     Again,
-    /// The node has none.
+    /// The executor has none.
     Nothing,
 }
 

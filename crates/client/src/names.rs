@@ -7,7 +7,7 @@ use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, MetaCall, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
 };
-use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, SetAttr};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, SetAttr};
 
 /// How often a name is looked at again because what it led to was removed meanwhile.
 const ATTEMPTS: usize = 16;
@@ -130,7 +130,7 @@ impl Client {
             let made = expect!(self.meta(cred, op),
                 MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
             let Some(access) = open.filter(|_| !made.is_whole(open)) else { return Ok(made) };
-            // The inode is on another node than the name.
+            // The inode is on another executor than the name.
             match self.open(cred, made.attr.ino, access) {
                 Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),
                 // It was removed in between.
@@ -175,25 +175,25 @@ impl Client {
     }
 
     /// Tells that no handle of ours can change these files any more, at most
-    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX), best of one node, and that we have nothing
+    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX), best of one executor, and that we have nothing
     /// to tell of their bytes. Those in `empty` had no object when we closed them.
     pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>) -> Result<(), Errno> {
         let mut left = (inos, empty);
         let mut retry = None;
         while let Some(first) = left.0.first().or(left.1.first()) {
             let map = self.map();
-            let node = map.owner(first.shard()).ok_or(Errno::ESTALE)?;
-            let here = |ino: &mut Ino| map.owner(ino.shard()) == Some(node);
+            let executor = map.owner(first.shard()).ok_or(Errno::ESTALE)?;
+            let here = |ino: &mut Ino| map.owner(ino.shard()) == Some(executor);
             let inos: Vec<_> = left.0.extract_if(.., here).collect();
             let empty: Vec<_> = left.1.extract_if(.., here).collect();
             let op = MetaOp::Closed { inos: inos.clone(), empty: empty.clone() };
             let call = MetaCall { shard: op.target().shard(), cred: Cred::ROOT, op };
-            match self.ask(node, &call)? {
+            match self.ask(executor, &call)? {
                 MetaReply::Done => {}
                 MetaReply::Elsewhere { .. } => {
                     left.0.extend(inos);
                     left.1.extend(empty);
-                    self.learn_map_of(node);
+                    self.learn_map_of(executor.node);
                     let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
                     if self.map().epoch == map.epoch && !retry.pause() {
                         return Err(Errno::EHOSTDOWN);
@@ -206,17 +206,17 @@ impl Client {
     }
 
     /// Makes all that was acknowledged of names survive a power cut. The names on the way to a file, and what
-    /// was made of them in one operation, may lie on any nodes.
+    /// was made of them in one operation, may lie on any executors.
     pub fn sync(&self) -> Result<(), Errno> {
         let mut retry = None;
         loop {
             let ours = self.map().epoch;
             let mut newer = None;
-            for (node, reply) in self.meta_everywhere(&MetaOp::Sync)? {
+            for (executor, reply) in self.meta_everywhere(&MetaOp::Sync)? {
                 match reply {
                     MetaReply::Synced { epoch } if epoch <= ours => {}
-                    // Shards have moved, maybe to a node that was not asked.
-                    MetaReply::Synced { .. } => newer = Some(node),
+                    // Shards have moved, maybe to an executor that was not asked.
+                    MetaReply::Synced { .. } => newer = Some(executor.node),
                     _ => return Err(Errno::EPROTO),
                 }
             }
@@ -290,7 +290,7 @@ impl Client {
     }
 
     /// Entries of a directory, those with a cookie above `after`. With `plus` they have attributes, but for
-    /// those whose inode is on another node: look them up.
+    /// those whose inode is on another executor: look them up.
     pub fn read_dir(
         &self,
         cred: &Cred,
@@ -391,8 +391,9 @@ impl Client {
         }
         let leads = map.leads();
         // Who alone knows of inodes is waited for.
-        for (_, node) in leads.iter().filter(|(_, node)| leads.len() == 1 || up.contains(node)) {
-            sum.inodes += expect!(self.meta_at(*node, &Cred::ROOT, MetaOp::StatVolume),
+        let asked = |(_, id): &&(_, ExecutorId)| leads.len() == 1 || up.contains(&id.node);
+        for (_, executor) in leads.iter().filter(asked) {
+            sum.inodes += expect!(self.meta_at(*executor, &Cred::ROOT, MetaOp::StatVolume),
                 MetaReply::Volume { inodes } => inodes)?;
         }
         Ok(sum)

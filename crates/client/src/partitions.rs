@@ -76,7 +76,7 @@ impl Client {
     /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
     /// [`Options::patience`](crate::Options::patience), or `EPROTO` when it refuses us.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
-        debug_assert!(!op.is_for_all_shards(), "{op:?} is for a node");
+        debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
         if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
             return result;
         }

@@ -1,18 +1,16 @@
-//! One node, as a client reaches it: pools of connections, and patience while
-//! its daemon is away.
+//! One node, as a client reaches it: pools of connections, its executors, and
+//! patience while its daemon is away.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
-use crate::delegations::Delegations;
-use crate::locks::LockSession;
-use parking_lot::{Condvar, Mutex};
+use crate::executor::Executor;
+use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tatami_wire::delegation::Granted;
 use tatami_wire::frame::{Class, FrameError};
-use tatami_wire::handshake::{Role, SLOTS_MAX};
-use tatami_wire::meta::{MetaCall, MetaReply, MetaResult};
-use tatami_wire::{Errno, NodeId};
+use tatami_wire::handshake::Role;
+use tatami_wire::{EXECUTORS_MAX, Errno, NodeId};
 
 /// First and longest pause between attempts to reach a daemon that is away.
 const PAUSE_FIRST: Duration = Duration::from_millis(2);
@@ -20,56 +18,43 @@ const PAUSE_LONGEST: Duration = Duration::from_millis(250);
 /// Idle connections for bytes that are kept for the next use.
 const IDLE_DATA_MAX: usize = 64;
 
-/// A metadata connection with its place in the daemon's table of answers.
-struct Slot {
-    number: u32,
-    /// Sequence number of the next request.
-    next: u64,
-    /// Boxed: the slot moves with every request.
-    connection: Option<Box<Connection>>,
+/// What whoever gives up is told.
+pub(crate) const AWAY: &str =
+    "the daemon did not come back; start it with `tatami up` or `tatami node start`";
+
+/// How a node is reached.
+pub(crate) struct Way {
+    pub(crate) node: NodeId,
+    pub(crate) endpoint: Endpoint,
+    caller: Caller,
+    pub(crate) patience: Duration,
 }
 
-impl Slot {
-    /// Its connection, which `connect` makes if there is none.
-    fn connection(
-        &mut self,
-        connect: impl FnOnce(u32) -> Result<Connection, ConnectError>,
-    ) -> Result<&mut Connection, ConnectError> {
-        Ok(match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(Box::new(connect(self.number)?)),
-        })
+impl Way {
+    /// A new connection; `executor` is 0 where none is meant.
+    pub(crate) fn connect(
+        &self,
+        executor: u8,
+        role: Role,
+        slot: u32,
+    ) -> Result<Connection, ConnectError> {
+        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, self.patience)
     }
-}
-
-/// A metadata request that is under way, if it could be sent.
-pub(crate) struct Begun {
-    slot: Slot,
-    seq: u64,
-    sent: bool,
-}
-
-#[derive(Default)]
-struct Slots {
-    idle: Vec<Slot>,
-    made: u32,
 }
 
 /// A node and the connections to it.
 pub(crate) struct Peer {
     pub(crate) node: NodeId,
-    pub(crate) endpoint: Endpoint,
-    caller: Caller,
-    patience: Duration,
-    slots: Mutex<Slots>,
-    slot_freed: Condvar,
+    way: Arc<Way>,
     data: Mutex<Vec<Connection>>,
     admin: Mutex<Vec<Connection>>,
-    /// What the shards of this node have delegated to us.
-    pub(crate) delegations: Delegations,
-    /// What locks we hold there.
-    pub(crate) locks: LockSession,
+    /// Most nodes that serve shards do so with this one alone; many serve none.
+    first: OnceLock<Executor>,
+    /// The others, by number less one, as they are met.
+    more: OnceLock<Others>,
 }
+
+type Others = Box<[OnceLock<Box<Executor>>]>;
 
 /// Keeps trying until a deadline, with growing pauses.
 pub(crate) struct Retry {
@@ -112,99 +97,27 @@ impl Peer {
     ) -> Peer {
         Peer {
             node,
-            endpoint,
-            caller,
-            patience,
-            slots: Mutex::default(),
-            slot_freed: Condvar::new(),
+            way: Arc::new(Way { node, endpoint, caller, patience }),
             data: Mutex::default(),
             admin: Mutex::default(),
-            delegations: Delegations::default(),
-            locks: LockSession::default(),
+            first: OnceLock::new(),
+            more: OnceLock::new(),
         }
     }
 
-    /// One metadata request, repeated under the same sequence number until it
-    /// is answered, and what was granted with the answer.
-    ///
-    /// # Errors
-    /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
-    pub(crate) fn meta(&self, call: &MetaCall) -> Result<(MetaResult, Option<Granted>), Errno> {
-        let (slot, seq) = self.next_slot();
-        self.end(Begun { slot, seq, sent: false }, call)
+    /// The executor of that number; `None` where no node has so many.
+    pub(crate) fn executor(&self, index: u8) -> Option<&Executor> {
+        let new = || Executor::new(self.way.clone(), index);
+        let Some(place) = index.checked_sub(1) else { return Some(self.first.get_or_init(new)) };
+        let none = || (1..EXECUTORS_MAX).map(|_| OnceLock::new()).collect();
+        let place = self.more.get_or_init(none).get(usize::from(place))?;
+        Some(place.get_or_init(|| Box::new(new())))
     }
 
-    fn next_slot(&self) -> (Slot, u64) {
-        let mut slot = self.take_slot();
-        let seq = slot.next;
-        slot.next += 1;
-        (slot, seq)
-    }
-
-    /// Begins a metadata request, so that others may be begun before it is answered. It must be
-    /// ended. Threads that begin several must do so in the same order.
-    pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
-        let (mut slot, seq) = self.next_slot();
-        let sent = match slot.connection(|number| self.connect(Role::Meta, number)) {
-            Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
-                Ok(()) => true,
-                Err(e) => {
-                    slot.connection = None;
-                    self.log_broken("metadata request", &e);
-                    false
-                }
-            },
-            // It is tried again, with patience.
-            Err(_) => false,
-        };
-        Begun { slot, seq, sent }
-    }
-
-    /// The answer to a request that was begun, as [`Peer::meta`].
-    ///
-    /// # Errors
-    /// As [`Peer::meta`].
-    pub(crate) fn end(
-        &self,
-        begun: Begun,
-        call: &MetaCall,
-    ) -> Result<(MetaResult, Option<Granted>), Errno> {
-        self.end_within(self.patience, begun, call)
-    }
-
-    /// As [`Peer::end`], with another patience.
-    ///
-    /// # Errors
-    /// As [`Peer::meta`].
-    pub(crate) fn end_within(
-        &self,
-        patience: Duration,
-        begun: Begun,
-        call: &MetaCall,
-    ) -> Result<(MetaResult, Option<Granted>), Errno> {
-        let Begun { mut slot, seq, mut sent } = begun;
-        let mut retry = Retry::new(patience);
-        let result = loop {
-            match slot.connection(|number| self.connect(Role::Meta, number)) {
-                Ok(connection) => match ask(connection, seq, call, std::mem::take(&mut sent)) {
-                    // Other nodes are away; nothing was done.
-                    Ok((Ok(MetaReply::Later), _)) => {}
-                    Ok(answer) => break Ok(answer),
-                    Err(e) => {
-                        slot.connection = None;
-                        self.log_broken("metadata request", &e);
-                    }
-                },
-                Err(e) if !e.may_pass() => break Err(self.refused(&e)),
-                Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
-            }
-            if !retry.pause() {
-                break Err(self.gave_up());
-            }
-        };
-        self.slots.lock().idle.push(slot);
-        self.slot_freed.notify_one();
-        result
+    /// The executors that we have met.
+    pub(crate) fn executors(&self) -> impl Iterator<Item = &Executor> {
+        let more = self.more.get().into_iter().flatten();
+        self.first.get().into_iter().chain(more.filter_map(OnceLock::get).map(Box::as_ref))
     }
 
     /// One question to the node itself. Unlike all others it is asked once:
@@ -219,7 +132,7 @@ impl Peer {
             }
         }
         let mut connection = self
-            .connect(Role::Admin, 0)
+            .connect(Role::Admin)
             .map_err(|e| if e.may_pass() { Errno::EHOSTDOWN } else { self.refused(&e) })?;
         match connection.call(Class::Admin, 0, request) {
             Ok(reply) => {
@@ -242,7 +155,7 @@ impl Peer {
         &self,
         mut attempt: impl FnMut(&mut Connection) -> Result<R, FrameError>,
     ) -> Result<R, Errno> {
-        let mut retry = Retry::new(self.patience);
+        let mut retry = Retry::new(self.way.patience);
         loop {
             match self.take_data() {
                 Ok(mut connection) => match attempt(&mut connection) {
@@ -265,7 +178,7 @@ impl Peer {
     pub(crate) fn take_data(&self) -> Result<Connection, ConnectError> {
         match self.data.lock().pop() {
             Some(connection) => Ok(connection),
-            None => self.connect(Role::Data, 0),
+            None => self.connect(Role::Data),
         }
     }
 
@@ -278,15 +191,15 @@ impl Peer {
     }
 
     pub(crate) fn patience(&self) -> Duration {
-        self.patience
+        self.way.patience
     }
 
     pub(crate) fn gave_up(&self) -> Errno {
         tracing::error!(
             node = self.node.0,
-            endpoint = %self.endpoint,
-            seconds = self.patience.as_secs_f64(),
-            "the daemon did not come back; start it with `tatami up` or `tatami node start`"
+            endpoint = %self.way.endpoint,
+            seconds = self.way.patience.as_secs_f64(),
+            "{AWAY}"
         );
         Errno::EHOSTDOWN
     }
@@ -300,41 +213,31 @@ impl Peer {
         tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
     }
 
-    /// The connection over which the node asks for what it has delegated.
-    pub(crate) fn connect_recalls(&self) -> Result<Connection, ConnectError> {
-        self.connect(Role::Recall, 0)
-    }
-
-    fn connect(&self, role: Role, slot: u32) -> Result<Connection, ConnectError> {
-        Connection::open(&self.endpoint, &self.caller, role, slot, self.patience)
-    }
-
-    fn take_slot(&self) -> Slot {
-        let mut slots = self.slots.lock();
-        loop {
-            if let Some(slot) = slots.idle.pop() {
-                return slot;
-            }
-            if slots.made < SLOTS_MAX {
-                let number = slots.made;
-                slots.made += 1;
-                return Slot { number, next: 1, connection: None };
-            }
-            self.slot_freed.wait(&mut slots);
-        }
+    fn connect(&self, role: Role) -> Result<Connection, ConnectError> {
+        self.way.connect(0, role, 0)
     }
 }
 
-fn ask(
-    connection: &mut Connection,
-    seq: u64,
-    call: &MetaCall,
-    sent: bool,
-) -> Result<(MetaResult, Option<Granted>), FrameError> {
-    if !sent {
-        connection.send(Class::Meta, seq, call, &[])?;
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::ClientId;
+
+    #[test]
+    fn executors_are_made_as_they_are_met() {
+        let endpoint = Endpoint::Tcp("127.0.0.1:1".into());
+        let caller = Caller { client: ClientId([7; 16]), volume: None, key: None };
+        let peer = Peer::new(NodeId(3), endpoint, caller, Duration::ZERO);
+        let met = || peer.executors().map(|executor| executor.id.to_string()).collect::<Vec<_>>();
+        assert!(met().is_empty());
+        let first: *const Executor = peer.executor(0).expect("every node has it");
+        assert!(peer.more.get().is_none(), "nobody has asked for another");
+        let last = EXECUTORS_MAX - 1;
+        for index in [last, 1, 0, last] {
+            assert_eq!(peer.executor(index).expect("it may be there").id.index, index);
+        }
+        assert!(peer.executor(EXECUTORS_MAX).is_none() && peer.executor(u8::MAX).is_none());
+        assert_eq!(met(), ["3", "3.1", "3.63"]);
+        assert!(std::ptr::eq(first, peer.executor(0).expect("it was there")));
     }
-    let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
-    let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;
-    Ok((reply, granted))
 }

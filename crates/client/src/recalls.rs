@@ -1,10 +1,10 @@
-//! The connection over which a node takes back what it has delegated to us.
+//! The connection over which an executor takes back what it has delegated to us.
 
 use crate::Client;
 use crate::connection::Connection;
 use crate::delegations::uptime;
+use crate::executor::Executor;
 use crate::lent::KernelCache;
-use crate::peer::Peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -12,15 +12,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::{Class, FrameError};
-use tatami_wire::{Errno, NodeId};
+use tatami_wire::{Errno, ExecutorId};
 
-/// First and longest pause before a node that does not answer is tried again.
+/// First and longest pause before an executor that does not answer is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_millis(250);
-/// Longest pause before a node that lets us in and then delegates nothing (its
+/// Longest pause before an executor that lets us in and then delegates nothing (its
 /// disk may be full) is tried again.
 const EMPTY_LONGEST: Duration = Duration::from_secs(5);
-/// Pause before a node is tried again that does not let us in.
+/// Pause before an executor is tried again that does not let us in.
 const REFUSED: Duration = Duration::from_secs(60);
 /// How long one wait for news is at most; after it, the next begins.
 const WAIT: Duration = Duration::from_secs(60);
@@ -28,32 +28,32 @@ const WAIT: Duration = Duration::from_secs(60);
 const SIGNS: u32 = 3;
 
 impl Client {
-    /// The nodes that serve shards of the namespace.
-    pub fn name_nodes(&self) -> BTreeSet<NodeId> {
+    /// The executors that serve shards of the namespace.
+    pub fn name_executors(&self) -> BTreeSet<ExecutorId> {
         self.map().shards.iter().copied().collect()
     }
 
-    /// Lets `node` delegate names to us, until `stop` is readable. It is a thread's
+    /// Lets `executor` delegate names to us, until `stop` is readable. It is a thread's
     /// whole work, and a front end's decision: what is delegated to us is answered
     /// without asking whether the user may look it up. Whoever calls this checks
     /// that himself, as the kernel does for a mount. Through [`Client::attr_time`] and [`Client::name_time`], `kernel`
     /// may keep some of it.
     ///
     /// # Errors
-    /// `ENXIO` for a node that does not exist.
+    /// `ENXIO` for an executor of a node that does not exist.
     pub fn hold_delegations(
         &self,
-        node: NodeId,
+        executor: ExecutorId,
         stop: BorrowedFd<'_>,
         kernel: Option<&Arc<dyn KernelCache>>,
     ) -> Result<(), Errno> {
-        let peer = self.peer(node)?;
+        let executor = self.executor(executor)?;
         if let Some(kernel) = kernel {
-            peer.delegations.lend_to(kernel);
+            executor.delegations.lend_to(kernel);
         }
         let mut pause = PAUSE;
         loop {
-            let (shortest, longest) = match self.hold_once(peer, stop) {
+            let (shortest, longest) = match self.hold_once(executor, stop) {
                 Ended::Stopped => return Ok(()),
                 Ended::Lost => {
                     pause = PAUSE;
@@ -82,40 +82,40 @@ enum Ended {
     Away,
     /// The connection broke before anything was delegated.
     Empty,
-    /// The node lets nobody like us in.
+    /// The executor lets nobody like us in.
     Refused,
 }
 
 impl Client {
-    fn hold_once(&self, peer: &Peer, stop: BorrowedFd<'_>) -> Ended {
-        let node = peer.node;
-        let mut connection = match peer.connect_recalls() {
+    fn hold_once(&self, executor: &Executor, stop: BorrowedFd<'_>) -> Ended {
+        let id = executor.id;
+        let mut connection = match executor.connect_recalls() {
             Ok(connection) => connection,
             Err(error) => {
-                tracing::debug!(%node, %error, "nothing is delegated to us");
+                tracing::debug!(executor = %id, %error, "nothing is delegated to us");
                 return if error.may_pass() { Ended::Away } else { Ended::Refused };
             }
         };
-        peer.delegations.begin();
-        peer.locks.begin();
+        executor.delegations.begin();
+        executor.locks.begin();
         // The daemon may be another one, and wait for us.
-        self.locks.note(|news| _ = news.reclaim.insert(node));
+        self.locks.note(|news| _ = news.reclaim.insert(id));
         let mut kept = Vec::new();
-        let ended = self.serve(&mut connection, peer, stop, &mut kept);
-        let served = peer.delegations.are_on();
+        let ended = self.serve(&mut connection, executor, stop, &mut kept);
+        let served = executor.delegations.are_on();
         // Before the connection is closed: that says that we have forgotten all.
-        let names = peer.delegations.end();
+        let names = executor.delegations.end();
         let now = uptime();
         let kept = kept.iter().map(|(until, _)| until.saturating_sub(now)).max();
         let names = kept.map_or(names, |kept| kept.max(names));
         if !names.is_zero() {
             is_readable(&[], names);
         }
-        peer.locks.end();
+        executor.locks.end();
         match ended {
             Ok(()) => Ended::Stopped,
             Err(error) => {
-                tracing::debug!(%node, %error, "recall connection ended");
+                tracing::debug!(executor = %id, %error, "recall connection ended");
                 if served { Ended::Lost } else { Ended::Empty }
             }
         }
@@ -126,7 +126,7 @@ impl Client {
     fn serve(
         &self,
         connection: &mut Connection,
-        peer: &Peer,
+        executor: &Executor,
         stop: BorrowedFd<'_>,
         kept: &mut Vec<(Duration, u64)>,
     ) -> Result<(), FrameError> {
@@ -157,11 +157,11 @@ impl Client {
             }
             match connection.receive(Class::Recall, 0, &mut [])?.0 {
                 RecallNote::Term { millis, lease, epoch } => {
-                    self.hear_of_map(peer.node, epoch);
+                    self.hear_of_map(executor.id.node, epoch);
                     let term = Duration::from_millis(millis.into());
                     if let Some(from) = asked.take() {
-                        peer.delegations.extend(from, term);
-                        peer.locks.extend(from, Duration::from_millis(lease.into()));
+                        executor.delegations.extend(from, term);
+                        executor.locks.extend(from, Duration::from_millis(lease.into()));
                         next = from + term / SIGNS;
                     }
                 }
@@ -169,8 +169,8 @@ impl Client {
                     news.wanted.extend(wanted);
                     news.ready.extend(ready);
                 }),
-                RecallNote::Map { epoch } => self.hear_of_map(peer.node, epoch),
-                RecallNote::Recall { id, inos } => match peer.delegations.recall(&inos) {
+                RecallNote::Map { epoch } => self.hear_of_map(executor.id.node, epoch),
+                RecallNote::Recall { id, inos } => match executor.delegations.recall(&inos) {
                     Duration::ZERO => {
                         connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
                     }

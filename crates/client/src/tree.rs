@@ -75,7 +75,7 @@ impl Tree {
         Ok(all)
     }
 
-    /// Adds the attributes of entries whose inode is on another node than the entry.
+    /// Adds the attributes of entries whose inode is on another executor than the entry.
     fn look_up_the_rest(&self, dir: Ino, entries: &mut [DirEntry]) -> Result<(), Errno> {
         if self.client.map().leads().len() < 2 {
             return Ok(());

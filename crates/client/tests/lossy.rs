@@ -174,7 +174,7 @@ fn map(address: &str) -> ClusterMap {
             address: address.into(),
             socket: "/nowhere".into(),
         }],
-        shards: vec![NodeId(0)],
+        shards: vec![ExecutorId::first(NodeId(0))],
         moves: vec![0],
     }
 }

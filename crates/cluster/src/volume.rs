@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use tatami_wire::admin::{ClusterMap, Durability, NodeInfo};
-use tatami_wire::{NodeId, SHARDS_MAX, VolumeId};
+use tatami_wire::{EXECUTORS_MAX, ExecutorId, NodeId, SHARDS_MAX, VolumeId};
 
 /// The version of the file that this program writes and reads.
-pub const VOLUME_FORMAT: u32 = 3;
+pub const VOLUME_FORMAT: u32 = 4;
 /// Most nodes of a volume.
 pub const NODES_MAX: usize = 4096;
 /// Longest name of a volume or node, in bytes.
@@ -76,7 +76,7 @@ pub struct NodeEntry {
     pub dir: PathBuf,
 }
 
-/// A volume: its identity, its nodes, and which node serves which shard.
+/// A volume: its identity, its nodes, and which executor serves which shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeFile {
     /// The volume's id.
@@ -87,8 +87,8 @@ pub struct VolumeFile {
     pub durability: Durability,
     /// Goes up with every change of the map.
     pub epoch: u64,
-    /// For each shard, by number, the node that serves it.
-    pub shards: Vec<NodeId>,
+    /// For each shard, by number, the executor that serves it.
+    pub shards: Vec<ExecutorId>,
     /// For each shard, by number, how many times it has moved.
     pub moves: Vec<u32>,
     /// All nodes, by number.
@@ -111,36 +111,46 @@ struct Text {
 }
 
 /// The node of each shard (format 1), or blocks of shards, each a number of shards and their node
-/// (format 2), and how many times they have moved.
+/// (format 2), and how many times they have moved (format 3), and before that which of the node's
+/// executors serves them.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Shards {
     Each(Vec<u16>),
     Blocks(Vec<(usize, u16)>),
     Moved(Vec<(usize, u16, u32)>),
+    Dealt(Vec<Block>),
 }
 
+/// So many shards, their node, which of its executors, and how many times they have moved.
+type Block = (usize, u16, u32, u32);
+
 impl Shards {
-    fn of(nodes: &[NodeId], moves: &[u32]) -> Shards {
-        let each: Vec<_> = nodes.iter().zip(moves).collect();
-        let block = |block: &[(&NodeId, &u32)]| {
-            let (node, moves) = block.first()?;
-            Some((block.len(), node.0, **moves))
+    fn of(executors: &[ExecutorId], moves: &[u32]) -> Shards {
+        let each: Vec<_> = executors.iter().zip(moves).collect();
+        let block = |block: &[(&ExecutorId, &u32)]| {
+            let (executor, moves) = block.first()?;
+            Some((block.len(), executor.node.0, executor.index.into(), **moves))
         };
-        Shards::Moved(each.chunk_by(|a, b| a == b).filter_map(block).collect())
+        Shards::Dealt(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
-    /// The node of each shard, and how many times it has moved; more than there can be are cut off after the
-    /// first too many.
-    fn places(&self) -> (Vec<NodeId>, Vec<u32>) {
-        let blocks: Vec<(usize, u16, u32)> = match self {
-            Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0)).collect(),
-            Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0)).collect(),
-            Shards::Moved(blocks) => blocks.clone(),
+    /// The executor of each shard, and how many times it has moved; more than there can be are cut off after
+    /// the first too many.
+    fn places(&self) -> (Vec<ExecutorId>, Vec<u32>) {
+        let blocks: Vec<Block> = match self {
+            Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0, 0)).collect(),
+            Shards::Blocks(blocks) => blocks.iter().map(|(n, node)| (*n, *node, 0, 0)).collect(),
+            Shards::Moved(blocks) => {
+                blocks.iter().map(|(n, node, moves)| (*n, *node, 0, *moves)).collect()
+            }
+            Shards::Dealt(blocks) => blocks.clone(),
         };
-        let each = blocks
-            .iter()
-            .flat_map(|(n, node, moves)| std::iter::repeat_n((NodeId(*node), *moves), *n));
+        let each = blocks.iter().flat_map(|(n, node, index, moves)| {
+            // What is too large stays too large, and is told.
+            let index = u8::try_from(*index).unwrap_or(u8::MAX);
+            std::iter::repeat_n((ExecutorId { node: NodeId(*node), index }, *moves), *n)
+        });
         each.take(SHARDS_MAX + 1).unzip()
     }
 }
@@ -221,7 +231,7 @@ impl VolumeFile {
     /// Puts in what a map of the volume knows better of its shards. Whether there was something.
     pub fn learn(&mut self, map: &ClusterMap) -> bool {
         let mut ours = self.map();
-        let known = |node: &NodeId| self.nodes.iter().any(|entry| entry.id == node.0);
+        let known = |executor: &ExecutorId| self.node(executor.node).is_some();
         if !map.shards.iter().all(known) || !ours.merge(map) {
             return false;
         }
@@ -299,12 +309,18 @@ impl VolumeFile {
                 }
             }
         }
-        match self.shards.iter().enumerate().find(|(_, node)| !ids.contains(&node.0)) {
-            Some((shard, node)) => {
-                Err(format!("shard {shard} is given to node {node}, which is not listed"))
+        for (shard, ExecutorId { node, index }) in self.shards.iter().enumerate() {
+            if !ids.contains(&node.0) {
+                return Err(format!("shard {shard} is given to node {node}, which is not listed"));
             }
-            None => Ok(()),
+            if *index >= EXECUTORS_MAX {
+                return Err(format!(
+                    "shard {shard} is given to an executor that node {node} cannot have: their numbers are 0 to {}",
+                    EXECUTORS_MAX - 1
+                ));
+            }
         }
+        Ok(())
     }
 }
 
@@ -341,7 +357,11 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const SHARDS: &str = "shards = [[5, 0, 0], [3, 1, 2]]";
+    const SHARDS: &str = "shards = [[3, 0, 0, 0], [2, 0, 1, 0], [3, 1, 63, 2]]";
+
+    fn on(node: u16, index: u8) -> ExecutorId {
+        ExecutorId { node: NodeId(node), index }
+    }
 
     fn sample() -> VolumeFile {
         let node = |id: u16| NodeEntry {
@@ -356,7 +376,7 @@ mod tests {
             name: "scratch".into(),
             durability: Durability::Sync,
             epoch: 3,
-            shards: [vec![NodeId(0); 5], vec![NodeId(1); 3]].concat(),
+            shards: [vec![on(0, 0); 3], vec![on(0, 1); 2], vec![on(1, 63); 3]].concat(),
             moves: [vec![0; 5], vec![2; 3]].concat(),
             nodes: (0..4).map(node).collect(),
         }
@@ -383,17 +403,29 @@ mod tests {
     }
 
     #[test]
-    fn the_first_format_is_read() {
+    fn earlier_formats_are_read() {
         let text = sample().to_text().map_err(Wrong::Invalid).ok().expect("text");
+        assert!(text.contains("format = 4\n") && text.contains(SHARDS), "{text}");
         let text = text.replacen("durability = \"sync\"\n", "", 1);
-        let old = text.replacen("format = 3", "format = 1", 1).replacen(SHARDS, "shards = [0]", 1);
-        let file = parse(&old).map_err(|_| "refused").expect("reads");
-        assert_eq!((file.shards, file.moves), (vec![NodeId(0)], vec![0]));
+        let read = |format: u32, shards: &str| {
+            let old = text.replacen("format = 4", &format!("format = {format}"), 1);
+            let old = old.replacen(SHARDS, &format!("shards = {shards}"), 1);
+            parse(&old).map_err(|_| "refused").expect("reads")
+        };
+        let file = read(1, "[0]");
+        assert_eq!((file.shards, file.moves), (vec![on(0, 0)], vec![0]));
         assert_eq!(file.durability, Durability::Log);
-        let second = "shards = [[5, 0], [3, 1]]";
-        let old = text.replacen("format = 3", "format = 2", 1).replacen(SHARDS, second, 1);
-        let file = parse(&old).map_err(|_| "refused").expect("reads");
-        assert_eq!((file.shards, file.moves), (sample().shards, vec![0; 8]));
+        let owners = [vec![on(0, 0); 5], vec![on(1, 0); 3]].concat();
+        let file = read(2, "[[5, 0], [3, 1]]");
+        assert_eq!((&file.shards, file.moves), (&owners, vec![0; 8]));
+        let file = read(3, "[[5, 0, 0], [3, 1, 2]]");
+        assert_eq!((&file.shards, &file.moves), (&owners, &sample().moves));
+        let anew = file.to_text().expect("text");
+        assert!(anew.contains("format = 4\n"), "{anew}");
+        assert!(anew.contains("shards = [[5, 0, 0, 0], [3, 1, 0, 2]]"), "{anew}");
+        let file = read(4, "[[5, 0, 0, 0], [3, 1, 2, 7]]");
+        assert_eq!((file.shards[4], file.shards[5]), (on(0, 0), on(1, 2)));
+        assert_eq!((file.moves[4], file.moves[5]), (0, 7));
     }
 
     #[test]
@@ -401,13 +433,13 @@ mod tests {
         let mut file = sample();
         let mut map = file.map();
         assert!(!file.learn(&map), "it knows nothing better");
-        map.give((4, 2), NodeId(2));
+        map.give((4, 2), on(2, 1));
         assert!(file.learn(&map));
-        assert_eq!((file.epoch, file.shards[4], file.shards[5]), (5, NodeId(2), NodeId(2)));
+        assert_eq!((file.epoch, file.shards[4], file.shards[5]), (5, on(2, 1), on(2, 1)));
         assert_eq!((file.moves[3], file.moves[4], file.moves[5]), (0, 1, 3));
         assert!(!sample().map().merge(&sample().map()));
         assert_eq!(file.map(), map);
-        map.give((0, 1), NodeId(9));
+        map.give((0, 1), on(9, 0));
         assert!(!file.learn(&map), "of a node that is not listed");
     }
 
@@ -417,7 +449,7 @@ mod tests {
         let path = dir.path().join("volume.toml");
         let mut file = sample();
         file.nodes.truncate(1);
-        (file.shards, file.moves) = (vec![NodeId(0)], vec![0]);
+        (file.shards, file.moves) = (vec![on(0, 0)], vec![0]);
         file.nodes[0].socket = "node0/socket".into();
         file.nodes[0].dir = "node0".into();
         file.save(&path).expect("saved");
@@ -433,11 +465,29 @@ mod tests {
             assert!(good.contains(from), "{from} is in {good}");
             refusal(&good.replacen(from, to, 1))
         };
-        assert_eq!(with("format = 3", "format = 4\nfuture = true"), "newer 4");
+        assert_eq!(with("format = 4", "format = 5\nfuture = true"), "newer 5");
         assert!(with("epoch = 3", "epoch = 3\ncolour = 1").contains("unknown field `colour`"));
         assert!(with(SHARDS, "shards = [[1, 9]]").contains("node 9, which is not listed"));
         assert!(with(SHARDS, "shards = [9]").contains("node 9, which is not listed"));
-        for few in ["[]", "[[3, 0]]", "[[4096, 0], [4096, 1]]", "[[1000000000000, 0]]"] {
+        assert!(with(SHARDS, "shards = [[1, 9, 1, 0]]").contains("node 9, which is not listed"));
+        for beyond in [64, 256, u32::MAX] {
+            let what = with(SHARDS, &format!("shards = [[1, 0, 0, 0], [1, 1, {beyond}, 0]]"));
+            let said = "shard 1 is given to an executor that node 1 cannot have: their numbers are 0 to 63";
+            assert!(what.contains(said), "{what}");
+        }
+        for mixed in ["[[1, 0, 0], [1, 1, 0, 0]]", "[[1, 0, 0, 0, 0]]", "[[1]]", "[[1, 0, -1, 0]]"]
+        {
+            assert!(with(SHARDS, &format!("shards = {mixed}")).contains("shards"), "{mixed}");
+        }
+        let mut file = sample();
+        file.shards[2].index = EXECUTORS_MAX;
+        assert!(
+            file.save(Path::new("/nowhere/volume.toml"))
+                .is_err_and(|e| e.to_string().contains("0 to 63"))
+        );
+        for few in
+            ["[]", "[[3, 0]]", "[[3, 0, 1, 0]]", "[[4096, 0], [4096, 1]]", "[[1000000000000, 0]]"]
+        {
             let what = with(SHARDS, &format!("shards = {few}"));
             assert!(what.contains("a power of two"), "{what}");
         }
@@ -458,6 +508,21 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn whoever_serves_a_shard_is_read_as_written(
+            blocks in prop::collection::vec((0..4u16, 0..EXECUTORS_MAX, any::<u32>()), 8),
+            each in 0..3u32,
+        ) {
+            let mut file = sample();
+            let all = blocks.iter().flat_map(|(node, index, moves)| {
+                std::iter::repeat_n((on(*node, *index), *moves), 1 << each)
+            });
+            (file.shards, file.moves) = all.unzip();
+            let text = file.to_text().map_err(TestCaseError::fail)?;
+            let read = parse(&text).map_err(|_| TestCaseError::fail(text))?;
+            prop_assert_eq!(read, file);
+        }
+
         #[test]
         fn mutated_text_is_an_error_or_a_file_that_saves(
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),

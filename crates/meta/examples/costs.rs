@@ -10,7 +10,8 @@ use std::path::Path;
 use tatami_meta::{Config, Context, FjallStore, MemoryStore, Meta, Store};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, NewNode};
 use tatami_wire::{
-    Access, ClientId, Cred, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey,
+    Access, ClientId, Cred, ExecutorId, Ino, Layout, NodeId, ShardMap, Timestamp, VolumeId,
+    VolumeKey,
 };
 
 fn nanoseconds(clock: ClockId) -> u64 {
@@ -58,8 +59,8 @@ fn name(i: u64) -> Bytes {
 
 fn run<S: Store>(what: &str, store: S, n: u64, batch: u64) -> S {
     let config = Config {
-        node: NodeId(0),
-        map: ShardMap::single(NodeId(0)),
+        executor: ExecutorId::first(NodeId(0)),
+        map: ShardMap::single(ExecutorId::first(NodeId(0))),
         volume: VolumeId([1; 16]),
         key: VolumeKey::new([2; 32]),
     };

@@ -6,7 +6,7 @@ use crate::record::{Damaged, ShardError};
 use crate::store::StoreError;
 use tatami_wire::partition::Range;
 use tatami_wire::transaction::Txid;
-use tatami_wire::{Errno, Ino, NodeId, VolumeId};
+use tatami_wire::{Errno, ExecutorId, Ino, VolumeId};
 
 /// Why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
@@ -16,8 +16,8 @@ pub enum OpenError {
     Store(#[from] StoreError),
     #[error("the metadata belongs to volume {found}, not {wanted}: check the data directory")]
     Volume { found: VolumeId, wanted: VolumeId },
-    #[error("the metadata is of node {found}, not {wanted}: check the data directory")]
-    Node { found: NodeId, wanted: NodeId },
+    #[error("the metadata is of executor {found}, not {wanted}: check the data directory")]
+    Executor { found: ExecutorId, wanted: ExecutorId },
     #[error(
         "the metadata has format {found}, this version of tatami knows formats up to {known}: \
          use the version that wrote it"
@@ -47,8 +47,8 @@ pub(crate) enum Failure {
     Store(Box<StoreError>),
     /// A record does not read.
     Damaged(Damaged),
-    /// These records of other nodes are needed.
-    Missing(Vec<(NodeId, Key)>),
+    /// These records of other executors are needed.
+    Missing(Vec<(ExecutorId, Key)>),
     /// A record is locked by these transactions.
     Locked(Vec<Txid>),
     /// What is asked for is not in this partition, which has these names only.

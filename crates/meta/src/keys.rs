@@ -4,7 +4,7 @@
 //! that keys sort as the numbers do.
 
 use tatami_wire::transaction::Txid;
-use tatami_wire::{ClientId, Ino, NodeId, Piece, ShardId};
+use tatami_wire::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, NodeId, Piece, ShardId};
 
 /// First byte of each kind of key.
 pub(crate) mod tag {
@@ -61,18 +61,20 @@ pub(crate) fn ancestor(ino: Ino) -> Key {
     key(tag::ANCESTOR, &[&ino.0.to_be_bytes()])
 }
 
-/// A transaction of which this node is a participant.
+/// A transaction of which this executor is a participant.
 pub(crate) fn locked(txid: Txid) -> Key {
     transaction(tag::LOCKED, txid)
 }
 
-/// A transaction that this node has decided.
+/// A transaction that this executor has decided.
 pub(crate) fn committed(txid: Txid) -> Key {
     transaction(tag::COMMITTED, txid)
 }
 
-fn transaction(tag: u8, Txid { node, life, number }: Txid) -> Key {
-    key(tag, &[&node.0.to_be_bytes(), &life.to_be_bytes(), &number.to_be_bytes()])
+fn transaction(tag: u8, Txid { executor: ExecutorId { node, index }, life, number }: Txid) -> Key {
+    // Keys without it are those of the first.
+    let index: &[u8] = if index == 0 { &[] } else { &[index] };
+    key(tag, &[&node.0.to_be_bytes(), &life.to_be_bytes(), &number.to_be_bytes(), index])
 }
 
 /// How many times the store was opened as one of several.
@@ -246,11 +248,11 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
         (tag::YOUNG, 8) => Parsed::Young(ino(rest)?),
         (tag::ANCESTOR, 8) => Parsed::Ancestor(ino(rest)?),
         (tag::GROWN, 8) => Parsed::Grown(ino(rest)?),
-        (tag::LOCKED, 18) => Parsed::Locked(txid(rest)?),
-        (tag::COMMITTED, 18) => Parsed::Committed(txid(rest)?),
+        (tag::LOCKED, 18 | 19) => Parsed::Locked(txid(rest)?),
+        (tag::COMMITTED, 18 | 19) => Parsed::Committed(txid(rest)?),
         (tag::LIFE, 0) => Parsed::Life,
         (tag::MAP, 0) => Parsed::Map,
-        (tag::BROUGHT, 18) => Parsed::Brought(txid(rest)?),
+        (tag::BROUGHT, 18 | 19) => Parsed::Brought(txid(rest)?),
         (tag::CLEARED, 0) => Parsed::Cleared,
         _ => return None,
     })
@@ -259,10 +261,16 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
 fn txid(bytes: &[u8]) -> Option<Txid> {
     let (node, rest) = bytes.split_first_chunk()?;
     let (life, number) = rest.split_first_chunk()?;
+    let (number, index) = number.split_first_chunk()?;
+    let index = match index {
+        [] => 0,
+        [index @ 1..EXECUTORS_MAX] => *index,
+        _ => return None,
+    };
     Some(Txid {
-        node: NodeId(u16::from_be_bytes(*node)),
+        executor: ExecutorId { node: NodeId(u16::from_be_bytes(*node)), index },
         life: u64::from_be_bytes(*life),
-        number: u64::from_be_bytes(*number.first_chunk()?),
+        number: u64::from_be_bytes(*number),
     })
 }
 
@@ -289,7 +297,7 @@ mod tests {
     fn every_key_reads_as_what_it_was_made_from() {
         let (ino, client, node) = (Ino(0x0102_0304), ClientId([9; 16]), NodeId(3));
         let name = b"name";
-        let txid = Txid { node, life: 7, number: 8 };
+        let txid = |index| Txid { executor: ExecutorId { node, index }, life: 7, number: 8 };
         for (key, parsed) in [
             (shard(), Parsed::Shard),
             (inode(ino), Parsed::Inode(ino)),
@@ -306,11 +314,11 @@ mod tests {
             (young(ino), Parsed::Young(ino)),
             (ancestor(ino), Parsed::Ancestor(ino)),
             (grown(ino), Parsed::Grown(ino)),
-            (locked(txid), Parsed::Locked(txid)),
-            (committed(txid), Parsed::Committed(txid)),
+            (locked(txid(0)), Parsed::Locked(txid(0))),
+            (committed(txid(1)), Parsed::Committed(txid(1))),
             (life(), Parsed::Life),
             (map(), Parsed::Map),
-            (brought(txid), Parsed::Brought(txid)),
+            (brought(txid(9)), Parsed::Brought(txid(9))),
             (cleared(), Parsed::Cleared),
         ] {
             assert_eq!(parse(&key), Some(parsed));

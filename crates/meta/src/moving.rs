@@ -1,4 +1,4 @@
-//! Shards that move from one node to another while they are in use.
+//! Shards that move from one executor to another while they are in use.
 //!
 //! The *giver* serves a block of shards, the *taker* will. The giver asks the taker whether it would, has
 //! back what it has delegated of the block, and closes it: whoever wants something of these shards waits, as for any lock. When the
@@ -6,12 +6,12 @@
 //! answered before the next. The taker keeps them and serves nothing of them. When all are there, and would survive a power cut,
 //! the giver writes into its map that the block is the taker's, in one batch: at that moment it is. Whoever waited is sent there.
 //!
-//! The map has, for each shard, how many times it has moved, and only the node that serves a shard says that it has moved once
+//! The map has, for each shard, how many times it has moved, and only the executor that serves a shard says that it has moved once
 //! more. So of two maps the one with more moves of a shard is right about it, all maps agree in the end, and no order among
 //! the moves of different shards is needed. A taker that has everything and has not heard what became of it asks the
 //! giver, for as long as it takes. A giver that dies before that batch has given nothing.
 //!
-//! Records of shards that a node does not serve (those that it has given away, or was to be given) are cleared away in
+//! Records of shards that an executor does not serve (those that it has given away, or was to be given) are cleared away in
 //! small portions, and no operation sees them.
 
 mod giver;
@@ -34,7 +34,7 @@ use std::ops::ControlFlow;
 use taker::Taking;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, NodeId, ShardId, Timestamp};
+use tatami_wire::{ClientId, Errno, ExecutorId, ShardId, Timestamp};
 
 /// Most keys, and most bytes, that are cleared away, or sent, at a time.
 const KEYS_MAX: usize = 4096;
@@ -54,11 +54,11 @@ pub enum MoveWants {
 /// What has happened to shards, as the daemon must know before it handles anything else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveEvent {
-    /// These shards (the first, and how many) are another node's now.
+    /// These shards (the first, and how many) are another executor's now.
     Gone(u16, u16),
-    /// A move from this node has come to nothing.
+    /// A move from this executor has come to nothing.
     Stayed,
-    /// These clients may hold locks of files of shards that will perhaps be this node's.
+    /// These clients may hold locks of files of shards that will perhaps be this executor's.
     Foreseen(Vec<ClientId>),
     /// Now they are.
     Come(Vec<ClientId>),
@@ -82,7 +82,7 @@ struct Whole {
     lockers: Vec<ClientId>,
 }
 
-/// All moves of which this node is a part.
+/// All moves of which this executor is a part.
 #[derive(Default)]
 pub(crate) struct Moves {
     giving: Option<Giving>,
@@ -113,12 +113,12 @@ impl Moves {
 }
 
 impl<S: Store> Meta<S> {
-    /// Which node serves which shard, and all nodes that this one has been told of.
+    /// Which executor serves which shard, and all executors that this one has been told of.
     pub fn map(&self) -> &ClusterMap {
         self.state.cluster()
     }
 
-    /// Whether operations may need other nodes.
+    /// Whether operations may need other executors.
     pub fn is_spread(&self) -> bool {
         self.state.is_spread()
     }
@@ -185,7 +185,7 @@ impl<S: Store> Meta<S> {
         Ok(true)
     }
 
-    /// From now on operations may need other nodes.
+    /// From now on operations may need other executors.
     fn spread_out(&mut self) -> Outcome<()> {
         self.state.spread = true;
         if self.tx.life == 0 {
@@ -195,8 +195,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Tells another node which node serves which shard.
-    pub(crate) fn tell_map(&mut self, to: NodeId) {
+    /// Tells another executor which executor serves which shard.
+    pub(crate) fn tell_map(&mut self, to: ExecutorId) {
         let map = Box::new(self.state.cluster().clone());
         self.tx.send(to, PeerMessage::Map { map, ask: false });
     }
@@ -296,11 +296,11 @@ impl<S: Store> Meta<S> {
             taking.ask_at = later(now, taker::ASK);
             asked.push(*txid);
         }
-        asked.into_iter().for_each(|txid| self.tx.send(txid.node, PeerMessage::Moved { txid }));
+        asked.into_iter().for_each(|txid| self.tx.send(txid.executor, PeerMessage::Moved { txid }));
     }
 
-    /// A message of another node about moves.
-    pub(crate) fn heed_move(&mut self, from: NodeId, message: PeerMessage) -> Outcome<()> {
+    /// A message of another executor about moves.
+    pub(crate) fn heed_move(&mut self, from: ExecutorId, message: PeerMessage) -> Outcome<()> {
         match message {
             PeerMessage::Map { map, ask } => {
                 self.learn_map(&map)?;
@@ -309,19 +309,19 @@ impl<S: Store> Meta<S> {
                 }
                 Ok(())
             }
-            PeerMessage::Carry { txid, part, cargo } if txid.node == from => {
+            PeerMessage::Carry { txid, part, cargo } if txid.executor == from => {
                 self.take_part(txid, part, cargo)
             }
             PeerMessage::Carried { txid, part, refused } => {
                 self.part_taken(from, txid, part, refused)
             }
-            PeerMessage::Moved { txid } if txid.node == self.tx.node => {
+            PeerMessage::Moved { txid } if txid.executor == self.tx.here => {
                 let under_way = self.moves.giving.as_ref().is_some_and(|g| g.txid == txid);
                 let map = Box::new(self.state.cluster().clone());
                 self.tx.send(from, PeerMessage::Moving { txid, under_way, map });
                 Ok(())
             }
-            PeerMessage::Moving { txid, under_way, map } if txid.node == from => {
+            PeerMessage::Moving { txid, under_way, map } if txid.executor == from => {
                 self.learn_map(&map)?;
                 match under_way {
                     true => Ok(()),

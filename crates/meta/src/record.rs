@@ -5,7 +5,7 @@
 //! read, is too short or too long, or holds a number out of range is
 //! [`Damaged`]; nothing is allocated on the word of a length that the bytes do not back.
 
-use tatami_wire::{Ino, Kind, NodeId, Timestamp, VolumeId};
+use tatami_wire::{ExecutorId, Ino, Kind, NodeId, Timestamp, VolumeId};
 
 /// A record that cannot be what we wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -137,15 +137,17 @@ impl Entry {
 /// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only,
 /// versions 1 to 6 no transactions whose new values come with the decision no answers to many
 /// operations at a time, and no shards that have moved.
-pub(crate) const FORMAT_VERSION: u32 = 7;
+pub(crate) const FORMAT_VERSION: u32 = 8;
+/// The format since which a store is that of one executor of several.
+const INDEX_SINCE: u32 = 8;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 
 /// The record of the store itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shard {
     pub volume: VolumeId,
-    /// The node whose shards it has.
-    pub node: NodeId,
+    /// The executor whose shards it has.
+    pub executor: ExecutorId,
     /// Seed of the hash that orders names.
     pub seed: u64,
     /// Counters of inode numbers below this may have been given out on any shard that is, or was,
@@ -170,14 +172,15 @@ impl From<Damaged> for ShardError {
 
 impl Shard {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(54);
+        let mut out = Vec::with_capacity(55);
         out.extend_from_slice(&SHARD_MAGIC);
         out.extend_from_slice(&FORMAT_VERSION.to_le_bytes());
         out.extend_from_slice(&self.volume.0);
-        out.extend_from_slice(&self.node.0.to_le_bytes());
+        out.extend_from_slice(&self.executor.node.0.to_le_bytes());
         out.extend_from_slice(&self.seed.to_le_bytes());
         out.extend_from_slice(&self.reserved.to_le_bytes());
         out.extend_from_slice(&self.inodes.to_le_bytes());
+        out.push(self.executor.index);
         out
     }
 
@@ -186,18 +189,21 @@ impl Shard {
         if r.array()? != SHARD_MAGIC {
             return Err(Damaged("shard record").into());
         }
-        match r.u32()? {
-            1..=FORMAT_VERSION => {}
+        let format = match r.u32()? {
+            known @ 1..=FORMAT_VERSION => known,
             newer if newer > FORMAT_VERSION => return Err(ShardError::Newer(newer)),
             _ => return Err(Damaged("shard record").into()),
-        }
-        let shard = Shard {
+        };
+        let mut shard = Shard {
             volume: VolumeId(r.array()?),
-            node: NodeId(r.u16()?),
+            executor: ExecutorId::first(NodeId(r.u16()?)),
             seed: r.u64()?,
             reserved: r.u64()?,
             inodes: r.u64()?,
         };
+        if format >= INDEX_SINCE {
+            shard.executor.index = r.u8()?;
+        }
         r.end()?;
         Ok(shard)
     }
@@ -240,7 +246,7 @@ mod tests {
     fn shard_record() -> Shard {
         Shard {
             volume: VolumeId([3; 16]),
-            node: NodeId(2),
+            executor: ExecutorId { node: NodeId(2), index: 3 },
             seed: 77,
             reserved: 1 << 20,
             inodes: 12,
@@ -274,11 +280,16 @@ mod tests {
     fn the_format_is_the_one_written_down() {
         let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
-        let mut shard = b"TATAMI-M\x07\0\0\0".to_vec();
+        let mut shard = b"TATAMI-M\x08\0\0\0".to_vec();
         shard.extend([3; 16]);
         shard.extend([2, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
         shard.extend([0, 0, 16, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);
+        let mut before = shard.clone();
+        shard.push(3);
         assert_eq!(shard_record().encode(), shard);
+        before[8] = INDEX_SINCE as u8 - 1;
+        let first = Shard { executor: ExecutorId::first(NodeId(2)), ..shard_record() };
+        assert_eq!(Shard::decode(&before), Ok(first));
         let reply = encode_reply(5, &MetaReply::Removed { ino: Some(Ino(300)), last: true });
         // Variant 3, Some, 300 as a varint, true.
         assert_eq!(reply, Ok(vec![1, 5, 0, 0, 0, 0, 0, 0, 0, 3, 1, 0xac, 2, 1]));

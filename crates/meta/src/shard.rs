@@ -15,15 +15,15 @@ use std::sync::Arc;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, ShardId, ShardMap, Timestamp, VolumeId,
-    VolumeKey,
+    Attr, ClientId, Cred, Errno, ExecutorId, Ino, Kind, NodeId, ShardId, ShardMap, Timestamp,
+    VolumeId, VolumeKey,
 };
 
-/// What the namespace of a node must know of itself.
+/// What the namespace of an executor must know of itself.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The node.
-    pub node: NodeId,
+    /// The executor that serves it.
+    pub executor: ExecutorId,
     /// Which shards are its own, and whose the others are.
     pub map: ShardMap,
     /// The volume it is a part of. The hash that orders names is seeded with it.
@@ -48,7 +48,7 @@ pub struct Context {
     pub trusted: bool,
 }
 
-/// The shards of the namespace that one node serves. See the crate's page.
+/// The shards of the namespace that one executor serves. See the crate's page.
 pub struct Meta<S> {
     pub(crate) state: State<S>,
     pub(crate) key: VolumeKey,
@@ -74,7 +74,7 @@ impl<S: Store> Meta<S> {
     /// # Errors
     /// A store of another volume, node or newer format, a damaged one, and those of the disk.
     pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
-        let mut state = State::open(store, config.volume, config.node, config.map)?;
+        let mut state = State::open(store, config.volume, config.executor, config.map)?;
         if state.owns(Ino::ROOT.shard()) {
             make_root(&mut state, now).map_err(|e| match e {
                 Failure::Store(e) => OpenError::Store(*e),
@@ -233,9 +233,9 @@ impl<S: Store> Meta<S> {
         self.state.meet_nothing();
     }
 
-    /// A message of another node, which has proved to be that node. It may have been lost before, and
+    /// A message of another executor, whose node has proved to be that. It may have been lost before, and
     /// may come again.
-    pub fn receive(&mut self, now: Timestamp, from: NodeId, message: PeerMessage) {
+    pub fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         self.tx.now = self.tx.now.max(now);
         // What the disk holds is not known then, so nobody must be told of it.
         if !self.state.is_poisoned() {

@@ -18,7 +18,7 @@ use crate::transaction::record;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::admin::ClusterMap;
-use tatami_wire::{Errno, Ino, NodeId, ShardId, ShardMap, VolumeId};
+use tatami_wire::{Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
 
 /// Inode numbers reserved at a time. A number is given out only after the
 /// reservation has been synced, so that no power cut makes us give it out
@@ -75,7 +75,7 @@ impl<S: Store> State<S> {
     pub fn open(
         mut store: S,
         volume: VolumeId,
-        wanted: NodeId,
+        wanted: ExecutorId,
         map: ShardMap,
     ) -> Result<State<S>, OpenError> {
         let record = store.get(&keys::shard())?;
@@ -92,14 +92,14 @@ impl<S: Store> State<S> {
                 }
                 let seed = tatami_wire::partition::name_seed(volume);
                 // Number 1 of shard 0 is the root.
-                Shard { volume, node: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
+                Shard { volume, executor: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
             }
         };
         if shard.volume != volume {
             return Err(OpenError::Volume { found: shard.volume, wanted: volume });
         }
-        if shard.node != wanted {
-            return Err(OpenError::Node { found: shard.node, wanted });
+        if shard.executor != wanted {
+            return Err(OpenError::Executor { found: shard.executor, wanted });
         }
         if record.is_some_and(|record| record != shard.encode()) {
             // An older version wrote it, and must not touch it once this one has.
@@ -156,8 +156,8 @@ impl<S: Store> State<S> {
         &self.map
     }
 
-    pub fn node(&self) -> NodeId {
-        self.shard.node
+    pub fn executor(&self) -> ExecutorId {
+        self.shard.executor
     }
 
     /// Whether other nodes have shards, too, or may get some.
@@ -183,7 +183,7 @@ impl<S: Store> State<S> {
     fn set_map(&mut self, cluster: ClusterMap) -> ClusterMap {
         // Only maps of as many shards are merged.
         if let Some(map) = cluster.shard_map() {
-            self.alone = map.is_alone() && map.owner(ShardId(0)) == Some(self.shard.node);
+            self.alone = map.is_alone() && map.owner(ShardId(0)) == Some(self.shard.executor);
             self.map = map;
         }
         std::mem::replace(&mut self.cluster, cluster)
@@ -209,7 +209,7 @@ impl<S: Store> State<S> {
 
     /// Number of shards that this node serves.
     pub fn served(&self) -> usize {
-        self.map.shards_of(self.shard.node).count()
+        self.map.shards_of(self.shard.executor).count()
     }
 
     /// Whether there is such a shard.
@@ -218,12 +218,12 @@ impl<S: Store> State<S> {
     }
 
     /// The other node that has the record; `None` where it is of this node, or of no shard.
-    pub fn elsewhere(&self, key: &[u8]) -> Option<NodeId> {
+    pub fn elsewhere(&self, key: &[u8]) -> Option<ExecutorId> {
         if self.alone {
             return None;
         }
         let node = self.map.owner(keys::shard_of(key)?)?;
-        (node != self.shard.node).then_some(node)
+        (node != self.shard.executor).then_some(node)
     }
 
     /// Whether the record is of a shard of this node.
@@ -247,7 +247,7 @@ impl<S: Store> State<S> {
 
     /// Whether the records of `shard` lie here.
     pub fn owns(&self, shard: ShardId) -> bool {
-        self.map.owner(shard) == Some(self.shard.node)
+        self.map.owner(shard) == Some(self.shard.executor)
     }
 
     pub fn seed(&self) -> u64 {
@@ -491,9 +491,10 @@ mod tests {
     use crate::store::{FaultyStore, MemoryStore};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
+    use tatami_wire::NodeId;
 
     const VOLUME: VolumeId = VolumeId([1; 16]);
-    const NODE: NodeId = NodeId(0);
+    const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
 
     fn scan(state: &State<MemoryStore>, from: &[u8], prefix: &[u8], limit: usize) -> Vec<Vec<u8>> {
         let mut found = Vec::new();
@@ -520,7 +521,7 @@ mod tests {
             prefix in proptest::collection::vec(0u8..4, 0..2),
             limit in 1usize..6,
         ) {
-            let mut state = State::open(MemoryStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+            let mut state = State::open(MemoryStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
             let mut both: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
             for (k, v) in &below {
                 state.store.change(&(k.clone(), Some(vec![*v])));
@@ -548,12 +549,12 @@ mod tests {
     #[test]
     fn numbers_are_not_given_out_twice_after_a_power_cut() {
         let mut state =
-            State::open(FaultyStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+            State::open(FaultyStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
         let first: Vec<_> =
             (0..10).map(|_| state.allocate(ShardId(0), false).expect("number")).collect();
         state.store.power_cut(0);
         let mut state =
-            State::open(state.store, VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+            State::open(state.store, VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
         let next = state.allocate(ShardId(0), false).expect("number");
         assert!(!first.contains(&next));
         assert_eq!(first[0], Ino(2));
@@ -562,7 +563,7 @@ mod tests {
     #[test]
     fn a_full_store_takes_back_what_was_not_committed() {
         let mut state =
-            State::open(FaultyStore::new(), VOLUME, NODE, ShardMap::single(NODE)).expect("opens");
+            State::open(FaultyStore::new(), VOLUME, HERE, ShardMap::single(HERE)).expect("opens");
         state.put(b"k1".to_vec(), Some(vec![1]));
         state.count_inodes(1);
         state.commit().expect("commit");
@@ -581,27 +582,32 @@ mod tests {
     #[test]
     fn a_store_of_another_volume_or_node_is_refused() {
         let open = |volume, node, store| State::open(store, volume, node, ShardMap::single(node));
-        let mut state = open(VOLUME, NODE, MemoryStore::new()).expect("opens");
+        let mut state = open(VOLUME, HERE, MemoryStore::new()).expect("opens");
         state.allocate(ShardId(0), false).expect("writes the shard record");
         let store = state.store;
         assert!(matches!(
-            open(VolumeId([2; 16]), NODE, store.clone()),
+            open(VolumeId([2; 16]), HERE, store.clone()),
             Err(OpenError::Volume { .. })
         ));
-        assert!(matches!(open(VOLUME, NodeId(1), store.clone()), Err(OpenError::Node { .. })));
+        assert!(matches!(
+            open(VOLUME, ExecutorId { index: 1, ..HERE }, store.clone()),
+            Err(OpenError::Executor { .. })
+        ));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 8;
+        record[8] = 9;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(open(VOLUME, NODE, newer), Err(OpenError::Newer { found: 8, known: 7 })));
+        assert!(matches!(open(VOLUME, HERE, newer), Err(OpenError::Newer { found: 9, known: 8 })));
         let mut older = store.clone();
         record[8] = 1;
+        // Before 8 it did not tell which executor of the node it is of.
+        record.pop();
         older.change(&(b"S".to_vec(), Some(record)));
-        let older = open(VOLUME, NODE, older).expect("opens").store;
+        let older = open(VOLUME, HERE, older).expect("opens").store;
         assert_eq!(older.get(b"S").expect("get"), store.get(b"S").expect("get"), "now newer");
         let mut headless = store;
         headless.change(&(b"S".to_vec(), None));
         headless.change(&(b"I00000000".to_vec(), Some(vec![1])));
-        assert!(matches!(open(VOLUME, NODE, headless), Err(OpenError::Damaged(_))));
+        assert!(matches!(open(VOLUME, HERE, headless), Err(OpenError::Damaged(_))));
     }
 }

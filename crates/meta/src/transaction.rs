@@ -1,22 +1,22 @@
-//! Operations that touch records of several nodes.
+//! Operations that touch records of several executors.
 //!
 //! The rules of the namespace are run as ever, in a [`Txn`](crate::txn::Txn). Where one needs a record of another
-//! node that is not known yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is asked for, and the
+//! executor that is not known yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is asked for, and the
 //! operation is run again from its start.
 //!
 //! What changes something *locks* what it asks for, at first contact, so that what it was told stays true: an
-//! operation that began early gets through, whatever others do meanwhile. When nothing is missing any more, this node's part, the
+//! operation that began early gets through, whatever others do meanwhile. When nothing is missing any more, this executor's part, the
 //! answer, the decision and what the others are to write are written in one batch. Before that, nothing has happened; after
-//! it, all of it has. This node's own records are not locked at all, since the last run sees what they are. ([`locking`])
+//! it, all of it has. This executor's own records are not locked at all, since the last run sees what they are. ([`locking`])
 //!
-//! What only looks locks nothing at first. It is answered if all that was seen was true at one moment: it came from one node and nothing
+//! What only looks locks nothing at first. It is answered if all that was seen was true at one moment: it came from one executor and nothing
 //! here has changed meanwhile, or a second look shows the same (inodes have versions, so the same twice is the same all the
 //! time between). Where something changes all the time, it locks, too.
 //!
 //! A split is not in a hurry and writes many records. It looks as what only looks does, and has what it writes *prepared* by the
 //! others, who compare what it has seen with what is there. Then it is run once more, and decided if it comes to the same. ([`preparing`])
 //!
-//! Nobody waits for a client, and for a node only where everybody waits for that node's own shards:
+//! Nobody waits for a client, and for an executor only where everybody waits for that executor's own shards:
 //! who meets a lock asks the coordinator after a while, which gives the operation up for an older one. A coordinator
 //! that has forgotten a transaction has not committed it and never will. One that cannot reach a
 //! participant gives the locks back after a while, and tries again later.
@@ -39,7 +39,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::ops::ControlFlow;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::transaction::{Age, Digest, PeerMessage, Txid};
-use tatami_wire::{Attr, ClientId, Ino, NodeId, Timestamp, hash};
+use tatami_wire::{Attr, ClientId, ExecutorId, Ino, Timestamp, hash};
 
 /// Names an operation whose answer comes later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,15 +50,15 @@ pub struct Ticket(pub u64);
 pub enum Applied {
     /// It has been answered.
     Done(MetaResult),
-    /// It needs other nodes: the answer comes with [`Meta::finished`](crate::Meta::finished).
+    /// It needs other executors: the answer comes with [`Meta::finished`](crate::Meta::finished).
     Waits(Ticket),
 }
 
 impl Applied {
-    /// The answer of a node that has all shards: it waits for nobody.
+    /// The answer of an executor that has all shards: it waits for nobody.
     ///
     /// # Errors
-    /// The operation's; `EAGAIN` where it waits for other nodes.
+    /// The operation's; `EAGAIN` where it waits for other executors.
     pub fn at_once(self) -> MetaResult {
         match self {
             Applied::Done(result) => result,
@@ -67,17 +67,17 @@ impl Applied {
     }
 }
 
-/// A message to another node.
+/// A message to another executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Out {
-    /// The node.
-    pub to: NodeId,
+    /// The executor.
+    pub to: ExecutorId,
     /// What it is told.
     pub message: PeerMessage,
     /// The inodes that somebody may see changed once the message has left, themselves or (directories)
     /// their entries: until then all delegations of them must be back.
     pub changed: Vec<Ino>,
-    /// The inodes of this node of which the message tells: while a delegation of one of them is being
+    /// The inodes of this executor of which the message tells: while a delegation of one of them is being
     /// recalled, it must wait, too.
     pub seen: Vec<Ino>,
 }
@@ -90,19 +90,19 @@ pub struct Finished {
     /// The answer. `EAGAIN`: the others did not answer for long; nothing has happened, and
     /// the same request, sent again, is run again.
     pub result: MetaResult,
-    /// The inodes of this node that it has looked at, as [`Meta::seen`](crate::Meta::seen). They may be others by now: only
+    /// The inodes of this executor that it has looked at, as [`Meta::seen`](crate::Meta::seen). They may be others by now: only
     /// what is current may be delegated with the answer.
     pub seen: Vec<Ino>,
-    /// The inodes of this node that it has changed, as [`Meta::changed`](crate::Meta::changed).
+    /// The inodes of this executor that it has changed, as [`Meta::changed`](crate::Meta::changed).
     pub changed: Vec<Ino>,
-    /// The directory in which it has looked up, made or removed an entry, after that, if it is on this node.
+    /// The directory in which it has looked up, made or removed an entry, after that, if it is on this executor.
     pub dir: Option<Attr>,
 }
 
-/// A request of another node that waits for a lock.
+/// A request of another executor that waits for a lock.
 #[derive(Debug)]
 pub(crate) struct Waiting {
-    pub from: NodeId,
+    pub from: ExecutorId,
     pub message: PeerMessage,
     pub age: Age,
     pub on: Vec<Txid>,
@@ -138,9 +138,9 @@ impl Over {
     }
 }
 
-/// What a node does for operations that touch several.
+/// What an executor does for operations that touch several.
 pub(crate) struct Transactions {
-    pub node: NodeId,
+    pub here: ExecutorId,
     pub life: u64,
     /// The number of the next transaction, request or ticket.
     pub next: u64,
@@ -153,7 +153,7 @@ pub(crate) struct Transactions {
     pub over: Over,
     pub splits: splits::Splits,
     pub acks: acks::Acks,
-    /// Transactions of this node that have locked records of this node, and do not any more.
+    /// Transactions of this executor that have locked records of this executor, and do not any more.
     pub freed: Vec<Txid>,
     /// What may leave after the next commit.
     pub outs: Vec<Out>,
@@ -167,7 +167,7 @@ impl Transactions {
     /// Reads what is under way from the records, and begins a new life.
     pub fn open<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<Transactions> {
         let mut all = Transactions {
-            node: state.node(),
+            here: state.executor(),
             life: 0,
             next: 1,
             now,
@@ -236,15 +236,15 @@ impl Transactions {
     pub fn name(&mut self) -> Txid {
         let number = self.next;
         self.next += 1;
-        Txid { node: self.node, life: self.life, number }
+        Txid { executor: self.here, life: self.life, number }
     }
 
-    pub fn send(&mut self, to: NodeId, message: PeerMessage) {
+    pub fn send(&mut self, to: ExecutorId, message: PeerMessage) {
         self.outs.push(Out { to, message, changed: Vec::new(), seen: Vec::new() });
     }
 
-    /// As [`Transactions::send`], of what tells of inodes of this node.
-    pub fn tell(&mut self, to: NodeId, message: PeerMessage, seen: Vec<Ino>) {
+    /// As [`Transactions::send`], of what tells of inodes of this executor.
+    pub fn tell(&mut self, to: ExecutorId, message: PeerMessage, seen: Vec<Ino>) {
         self.outs.push(Out { to, message, changed: Vec::new(), seen });
     }
 
@@ -289,7 +289,7 @@ pub(crate) fn later(since: Timestamp, ms: u64) -> Timestamp {
     Timestamp { sec, nsec: (nanos % 1_000_000_000) as u32 }
 }
 
-/// The value that other nodes see under a key: that of the record, or for an [`Parsed::Ancestor`] the
+/// The value that other executors see under a key: that of the record, or for an [`Parsed::Ancestor`] the
 /// number of the directory above.
 pub(crate) fn value_of<S: Store>(state: &mut State<S>, key: &Key) -> Outcome<Option<Vec<u8>>> {
     match keys::parse(key) {

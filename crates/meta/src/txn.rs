@@ -21,7 +21,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::{Cred, Errno, Ino, NodeId, Piece, Timestamp};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino, NodeId, Piece, Timestamp};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// See the module.
@@ -64,7 +64,7 @@ pub(crate) struct Again {
     /// Records of other nodes.
     pub fetched: BTreeMap<Key, Option<Vec<u8>>>,
     /// In which life each of these nodes told them.
-    pub lives: BTreeMap<NodeId, u64>,
+    pub lives: BTreeMap<ExecutorId, u64>,
     /// The number that an earlier run has made an inode with.
     number: Option<Ino>,
 }
@@ -103,7 +103,7 @@ pub(crate) struct Done {
     garbage: Vec<NodeId>,
     grown: Option<Ino>,
     /// By other nodes; also those whose records it has only seen.
-    pub parts: BTreeMap<NodeId, Share>,
+    pub parts: BTreeMap<ExecutorId, Share>,
 }
 
 impl Done {

@@ -145,12 +145,12 @@ impl Shared {
                 self.wanted.wait_for(&mut state, GATHER);
             }
             while let Some(first) = state.waiting.keys().next().copied() {
-                let node = client.map().owner(first.shard());
+                let executor = client.map().owner(first.shard());
                 let (mut inos, mut empty) = (Vec::new(), Vec::new());
                 while inos.len() + empty.len() < CLOSED_MAX
                     && let Some(next) = state.waiting.first_entry()
-                    // A request is for one node.
-                    && client.map().owner(next.key().shard()) == node
+                    // A request is for one executor.
+                    && client.map().owner(next.key().shard()) == executor
                 {
                     let (ino, waiting) = next.remove_entry();
                     if waiting.is_empty { &mut empty } else { &mut inos }.push(ino);

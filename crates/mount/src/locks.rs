@@ -1,7 +1,7 @@
 //! Locks: what programs ask for by flock(2) and fcntl(2), across mounts.
 //!
 //! A lock that somebody else holds is waited for without a thread: the request is answered when the
-//! node says that it may be asked for again. The kernel keeps no list of locks that come to us, so
+//! executor of its shard says that it may be asked for again. The kernel keeps no list of locks that come to us, so
 //! it does not free them either: those of a process go with any of its descriptors of the file (FLUSH tells the
 //! owner), those of an open file with that (RELEASE). An open file for reading only of which it was not
 //! foreseen that it will be used for locks is *silent*: we hear of its end only, and free all by then.
@@ -29,7 +29,7 @@ const EARLY_MAX: usize = 1024;
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 /// Files remembered in which locks have been used; beyond, all are forgotten.
 const USED_MAX: usize = 64 * 1024;
-/// Pause of the thread for news when there is none, or a node does not answer.
+/// Pause of the thread for news when there is none, or an executor does not answer.
 const NEWS_WAIT: Duration = Duration::from_secs(1);
 
 /// What an open file has to do with locks.
@@ -355,10 +355,10 @@ impl FileSystem {
         while !stop.load(SeqCst) {
             let LockNews { wanted, ready, reclaim } = self.client.lock_news(NEWS_WAIT);
             self.waiting.note_ready(&ready);
-            for node in reclaim {
-                if let Err(error) = self.client.reclaim_locks(node, self) {
+            for executor in reclaim {
+                if let Err(error) = self.client.reclaim_locks(executor, self) {
                     // When it is back, there is a new connection, and it is tried again.
-                    tracing::warn!(%node, %error, "a node does not know which locks we hold");
+                    tracing::warn!(%executor, %error, "it does not know which locks we hold");
                 }
             }
             for ino in wanted {

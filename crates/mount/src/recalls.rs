@@ -1,4 +1,4 @@
-//! Threads that let the nodes of the namespace delegate names to this mount.
+//! Threads that let the executors of the namespace delegate names to this mount.
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
 use tatami_client::{Client, KernelCache};
-use tatami_wire::NodeId;
+use tatami_wire::ExecutorId;
 
-/// The threads, one a node, and one that starts them as nodes get shards. Dropped, they end, and nothing is delegated
-/// any more.
+/// The threads, one for each executor, and one that starts them as executors get shards. Dropped, they end, and nothing
+/// is delegated any more.
 pub(crate) struct Recalls {
     shared: Arc<Shared>,
     watch: Option<JoinHandle<()>>,
@@ -22,7 +22,7 @@ struct Shared {
     /// Readable at the end.
     end: OwnedFd,
     ended: AtomicBool,
-    threads: Mutex<BTreeMap<NodeId, JoinHandle<()>>>,
+    threads: Mutex<BTreeMap<ExecutorId, JoinHandle<()>>>,
     /// Keeps what is delegated, if it may.
     kernel: Option<Arc<dyn KernelCache>>,
 }
@@ -49,37 +49,37 @@ impl Recalls {
         let watch = std::thread::Builder::new().name("map".into()).spawn(watch);
         let watch = watch
             .inspect_err(
-                |error| tracing::warn!(%error, "names of new nodes are asked for each time"),
+                |error| tracing::warn!(%error, "names of new executors are asked for each time"),
             )
             .ok();
         Ok(Recalls { shared, watch })
     }
 }
 
-/// Starts the threads of nodes that have none. Returns the epoch of the map.
+/// Starts the threads of executors that have none. Returns the epoch of the map.
 fn start_missing(shared: &Arc<Shared>) -> u64 {
     let epoch = shared.client.map().epoch;
     let mut threads = shared.threads.lock();
-    for node in shared.client.name_nodes() {
-        if threads.contains_key(&node) {
+    for executor in shared.client.name_executors() {
+        if threads.contains_key(&executor) {
             continue;
         }
         let held = shared.clone();
         let run = move || {
             let kernel = held.kernel.as_ref();
-            if let Err(error) = held.client.hold_delegations(node, held.end.as_fd(), kernel) {
-                tracing::error!(%node, %error, "names are asked for each time");
+            if let Err(error) = held.client.hold_delegations(executor, held.end.as_fd(), kernel) {
+                tracing::error!(%executor, %error, "names are asked for each time");
             }
         };
         match std::thread::Builder::new().name("recalls".into()).spawn(run) {
-            Ok(thread) => drop(threads.insert(node, thread)),
+            Ok(thread) => drop(threads.insert(executor, thread)),
             Err(error) => tracing::warn!(%error, "names are asked for each time"),
         }
     }
     epoch
 }
 
-/// Shards move to other nodes: those then delegate, too.
+/// Shards move to other executors: those then delegate, too.
 fn watch(shared: &Arc<Shared>, mut epoch: u64) {
     loop {
         shared.client.wait_for_map(epoch, &shared.ended);

@@ -12,7 +12,7 @@ use tatami_mount::null::NullMount;
 use tatami_mount::{Mount, MountError, MountOptions, Passthrough, UnmountError};
 use tatami_node::{Node, NodeOptions, StopHandle};
 use tatami_wire::admin::{ClusterMap, NodeInfo};
-use tatami_wire::{NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ExecutorId, NodeId, VolumeId, VolumeKey};
 
 fn can_mount() -> bool {
     let can = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
@@ -51,7 +51,7 @@ impl Volume {
             name: "test".into(),
             epoch: 1,
             nodes: vec![node(0), node(1)],
-            shards: vec![NodeId(0)],
+            shards: vec![ExecutorId::first(NodeId(0))],
             moves: vec![0],
         };
         let nodes = map.nodes.iter().map(|n| {

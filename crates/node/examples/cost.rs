@@ -19,7 +19,8 @@ use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectResult};
 use tatami_wire::{
-    Access, Cap, ClientId, Cred, Ino, Layout, NodeId, Piece, ShardId, VolumeId, VolumeKey,
+    Access, Cap, ClientId, Cred, ExecutorId, Ino, Layout, NodeId, Piece, ShardId, VolumeId,
+    VolumeKey,
 };
 
 /// Requests of each kind, unless the command line says another number.
@@ -71,7 +72,7 @@ fn main() {
         name: "cost".into(),
         epoch: 1,
         nodes: vec![node],
-        shards: vec![NodeId(0)],
+        shards: vec![ExecutorId::first(NodeId(0))],
         moves: vec![0],
     };
     let key = VolumeKey::new([1; 32]);

@@ -15,9 +15,8 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tatami_wire::admin::NodeInfo;
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
-use tatami_wire::{ClientId, NodeId};
+use tatami_wire::{ClientId, ExecutorId};
 
 /// A handshake must be over after this time.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -32,12 +31,7 @@ const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
 const LOG_EVERY: u64 = 1000;
 
 /// Accepts connections until the node ends.
-pub(crate) fn run(
-    shared: &Arc<Shared>,
-    executor: &ExecutorHandle,
-    tcp: &TcpListener,
-    unix: &UnixListener,
-) {
+pub(crate) fn run(shared: &Arc<Shared>, tcp: &TcpListener, unix: &UnixListener) {
     while !shared.stop.is_set() {
         let mut fds = [
             PollFd::new(tcp, PollFlags::IN),
@@ -55,7 +49,7 @@ pub(crate) fn run(
         ];
         for result in accepted {
             match result {
-                Ok(stream) => greet_on_a_thread(shared, executor, stream),
+                Ok(stream) => greet_on_a_thread(shared, stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 // The peer may be gone before we accept it; all others pass.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
@@ -71,7 +65,7 @@ pub(crate) fn run(
     }
 }
 
-fn greet_on_a_thread(shared: &Arc<Shared>, executor: &ExecutorHandle, stream: Stream) {
+fn greet_on_a_thread(shared: &Arc<Shared>, stream: Stream) {
     let Some(place) = shared.handshakes.take() else {
         // Whoever has something to say comes again; this protects the others.
         static DROPPED: Often = Often::new();
@@ -81,12 +75,11 @@ fn greet_on_a_thread(shared: &Arc<Shared>, executor: &ExecutorHandle, stream: St
         return;
     };
     let shared = shared.clone();
-    let executor = executor.clone();
     let spawned = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
         let stream = Arc::new(stream);
         // From here on the end of the node ends the connection as well.
         if let Some(registered) = shared.registry.add(&stream) {
-            greet(&shared, &executor, &stream, &registered, place);
+            greet(&shared, &stream, &registered, place);
         }
     });
     if let Err(e) = spawned {
@@ -94,13 +87,7 @@ fn greet_on_a_thread(shared: &Arc<Shared>, executor: &ExecutorHandle, stream: St
     }
 }
 
-fn greet(
-    shared: &Arc<Shared>,
-    executor: &ExecutorHandle,
-    stream: &Arc<Stream>,
-    registered: &Registered<'_>,
-    place: Place,
-) {
+fn greet(shared: &Arc<Shared>, stream: &Arc<Stream>, registered: &Registered<'_>, place: Place) {
     if let Err(e) = prepare(stream) {
         tracing::debug!(error = %e, "connection dropped");
         return;
@@ -151,18 +138,17 @@ fn greet(
         }
         return;
     }
+    let executor = match executor(shared, &hello) {
+        Ok(executor) => executor,
+        Err(why) => return refused(&mut timed, &peer, &why),
+    };
     if handshake::admit(&mut timed).is_err() {
         return;
     }
     drop(place);
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
-    if matches!(hello.role, Role::Meta | Role::Recall | Role::Peer) {
+    if let Some((executor, kind)) = executor {
         if stream.set_nonblocking().is_ok() {
-            let kind = match hello.role {
-                Role::Recall => Kind::Recall,
-                Role::Peer => Kind::Peer { from: NodeId(hello.slot as u16) },
-                _ => Kind::Requests { slot: hello.slot },
-            };
             let (stream, admission) = (stream.clone(), Some(admission));
             executor.hand_over(NewConnection { stream, peer, kind, admission });
         }
@@ -177,6 +163,28 @@ fn greet(
             data::serve(shared, stream, &peer);
         }
         _ => admin::serve(shared, stream, &peer, registered.id),
+    }
+}
+
+/// Which executor the connection is for, if it is for one, and what it is there.
+fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandle, Kind)>, String> {
+    let kind = match hello.role {
+        Role::Meta => Kind::Requests { slot: hello.slot },
+        Role::Recall => Kind::Recall,
+        Role::Peer => {
+            let from = ExecutorId::try_from(hello.slot).map_err(|e| e.to_string())?;
+            Kind::Peer { from }
+        }
+        Role::Data | Role::Admin => return Ok(None),
+    };
+    let executor = match kind {
+        // It may be about to get shards.
+        Kind::Peer { .. } => shared.executors.get_or_start(shared, hello.executor),
+        _ => shared.executors.get(hello.executor),
+    };
+    match executor {
+        Some(executor) => Ok(Some((executor, kind))),
+        None => Err(format!("node {} has no executor {}", shared.node(), hello.executor)),
     }
 }
 
@@ -211,10 +219,11 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
         return Err("names are delegated to the superuser's mounts only".to_owned());
     }
     if hello.role == Role::Peer {
-        let from = hello.slot;
-        let known = |node: &NodeInfo| u32::from(node.id.0) == from && node.id != shared.node();
-        if !peer.is_trusted() || passed_on || !shared.map().nodes.iter().any(known) {
-            return Err(format!("node {from} has nothing to say to node {}", shared.node()));
+        let here = ExecutorId { node: shared.node(), index: hello.executor };
+        let from = ExecutorId::try_from(hello.slot).map_err(|e| e.to_string())?;
+        let known = from != here && shared.map().nodes.iter().any(|info| info.id == from.node);
+        if !peer.is_trusted() || passed_on || !known {
+            return Err(format!("executor {from} has nothing to say to executor {here}"));
         }
     }
     let full = || format!("node {} has too many connections for {what}", shared.node());

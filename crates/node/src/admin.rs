@@ -16,7 +16,7 @@ use tatami_wire::{Errno, PATH_MAX};
 /// Most mounts that one node shows. With the bounds of what each tells of itself, a
 /// status fits a frame.
 const MOUNTS_MAX: usize = 128;
-/// How long the executor may take to answer an order: it may be waiting for clients of the daemon before.
+/// How long an executor may take to answer an order: it may be waiting for clients of the daemon before.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest reason of a mount for not passing files through, in bytes.
 const WHY_NOT_MAX: usize = 1024;
@@ -120,9 +120,16 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
     })
 }
 
-/// Has the executor do something, and waits for its answer.
+/// Has executors do something, and waits for their answers.
 fn order(shared: &Shared, order: Order) -> Result<(), Errno> {
-    let (sender, receiver) = channel();
-    shared.executor.get().ok_or(Errno::EAGAIN)?.order(order, sender);
-    receiver.recv_timeout(ORDER_TIMEOUT).map_err(|_| Errno::EAGAIN)?
+    let obeying = shared.executors_for(&order);
+    if obeying.is_empty() {
+        return Err(Errno::ESTALE);
+    }
+    for executor in obeying {
+        let (sender, receiver) = channel();
+        executor.order(order.clone(), sender);
+        receiver.recv_timeout(ORDER_TIMEOUT).map_err(|_| Errno::EAGAIN)??;
+    }
+    Ok(())
 }

@@ -7,13 +7,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) meta_requests: Count,
-    /// Messages of other nodes.
+    /// Messages of other executors.
     pub(crate) peer_messages: Count,
     pub(crate) object_requests: Count,
     pub(crate) bytes_read: Count,
     pub(crate) bytes_written: Count,
-    /// Inodes on the shards served here.
-    pub(crate) inodes: Count,
 }
 
 /// One number.
@@ -23,10 +21,6 @@ pub(crate) struct Count(AtomicU64);
 impl Count {
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
-    }
-
-    pub(crate) fn set(&self, n: u64) {
-        self.0.store(n, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

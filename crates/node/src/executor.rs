@@ -1,5 +1,5 @@
-//! The executor: one thread that owns the shards of this node and all
-//! connections for names, so that a request meets no lock and no other thread.
+//! An executor: a thread that owns shards of this node and the connections
+//! for their names, so that a request meets no lock and no other thread.
 //!
 //! A round drains what has arrived, applies it, commits once, and only then
 //! answers. Whoever asks for durability (`Sync`) is answered after one fsync for
@@ -9,6 +9,7 @@
 use crate::accept::Admission;
 use crate::clock::Clock;
 use crate::delegations::Recall;
+use crate::executors::Condition;
 use crate::holders::HoldersFile;
 use crate::links::Links;
 use crate::locking::Locking;
@@ -24,8 +25,9 @@ use crate::stream::Stream;
 use mio::{Events, Poll, Token, Waker};
 use std::collections::HashMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 use tatami_meta::{Context, FjallStore, Out, Ticket};
@@ -34,7 +36,7 @@ use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
-use tatami_wire::{ClientId, Errno, Layout, NodeId};
+use tatami_wire::{ClientId, Errno, ExecutorId, Layout, NodeId};
 
 /// Most requests in one round, and so in one commit.
 const ROUND_MAX: usize = 1024;
@@ -61,18 +63,21 @@ pub(crate) struct NewConnection {
 /// What other threads tell the executor.
 enum News {
     Connection(NewConnection),
-    /// The connection to another node, if it could be made.
-    Link(NodeId, Option<Arc<Stream>>),
+    /// The connection to another executor, if it could be made.
+    Link(ExecutorId, Option<Arc<Stream>>),
+    /// What another executor of the node knows of shards.
+    Map(Arc<ClusterMap>),
     /// An order, and where its answer goes.
     Order(Order, Sender<Result<(), Errno>>),
 }
 
 /// An order about shards.
+#[derive(Clone)]
 pub(crate) enum Order {
     /// See [`AdminCall::Learn`](tatami_wire::admin::AdminCall).
     Learn(Box<ClusterMap>),
     /// See [`AdminCall::Move`](tatami_wire::admin::AdminCall).
-    Move { first: u16, count: u16, to: NodeId },
+    Move { first: u16, count: u16, to: ExecutorId },
 }
 
 /// How other threads reach the executor.
@@ -88,9 +93,14 @@ impl ExecutorHandle {
         self.tell(News::Connection(connection));
     }
 
-    /// Hands over a connection to another node, or says that there is none.
-    pub(crate) fn link(&self, to: NodeId, link: Option<Arc<Stream>>) {
+    /// Hands over a connection to another executor, or says that there is none.
+    pub(crate) fn link(&self, to: ExecutorId, link: Option<Arc<Stream>>) {
         self.tell(News::Link(to, link));
+    }
+
+    /// Tells what another executor of the node knows of shards.
+    pub(crate) fn tell_map(&self, map: Arc<ClusterMap>) {
+        self.tell(News::Map(map));
     }
 
     /// Gives an order. If the executor has ended, `answer` is dropped.
@@ -115,6 +125,8 @@ impl ExecutorHandle {
 /// See the module.
 pub(crate) struct Executor {
     pub(crate) shared: Arc<Shared>,
+    /// Which one it is.
+    pub(crate) here: ExecutorId,
     pub(crate) shards: Shards<FjallStore>,
     pub(crate) moving: Moving,
     poll: Poll,
@@ -134,6 +146,7 @@ pub(crate) struct Executor {
     pub(crate) links: Links,
     pub(crate) clock: Clock,
     pub(crate) locking: Locking,
+    condition: Arc<Condition>,
 }
 
 impl Executor {
@@ -144,17 +157,21 @@ impl Executor {
     /// When the system has no descriptors left.
     pub(crate) fn new(
         shared: Arc<Shared>,
+        index: u8,
         shards: Shards<FjallStore>,
-        dir: PathBuf,
+        dir: &Path,
+        condition: Arc<Condition>,
     ) -> io::Result<(Executor, ExecutorHandle)> {
         let poll = Poll::new()?;
         let waker = Arc::new(Waker::new(poll.registry(), WAKER)?);
         let (sender, new) = channel();
         let handle = ExecutorHandle { new: sender, waker };
-        let links = Links::new(shared.clone(), handle.clone());
+        let here = ExecutorId { node: shared.node(), index };
+        let links = Links::new(shared.clone(), here, handle.clone());
         let moving = Moving::new(shared.map());
         let executor = Executor {
             shared,
+            here,
             moving,
             shards,
             poll,
@@ -165,11 +182,12 @@ impl Executor {
             ready: Vec::new(),
             looked_at: Vec::new(),
             round: Vec::new(),
-            recalls: Recalls::new(TERM, HoldersFile::at(dir.join("holders"))),
-            locking: Locking::new(HoldersFile::at(dir.join("lockers")), now()),
+            recalls: Recalls::new(TERM, HoldersFile::at(dir.join(of_executor("holders", index)))),
+            locking: Locking::new(HoldersFile::at(dir.join(of_executor("lockers", index))), now()),
             waiting: HashMap::new(),
             links,
             clock: Clock::new(),
+            condition,
         };
         Ok((executor, handle))
     }
@@ -266,6 +284,7 @@ impl Executor {
         while let Ok(news) = self.new.try_recv() {
             match news {
                 News::Connection(new) => self.take_connection(new),
+                News::Map(map) => self.learn(&map),
                 News::Order(order, answer) => {
                     // Whoever gave it may have gone.
                     let _ = answer.send(self.obey(order));
@@ -525,7 +544,7 @@ impl Executor {
     }
 
     /// Takes what another node says.
-    fn drain_messages(&mut self, at: usize, from: NodeId) {
+    fn drain_messages(&mut self, at: usize, from: ExecutorId) {
         let now = self.clock.now();
         for _ in 0..MESSAGES_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
@@ -536,7 +555,7 @@ impl Executor {
                 }
                 Err(NoRequest::None | NoRequest::Paused) => return,
                 Err(NoRequest::Broken(e)) => {
-                    tracing::debug!(node = %from, error = %e, "it says nothing more");
+                    tracing::debug!(executor = %from, error = %e, "it says nothing more");
                     return self.drop_connection(at);
                 }
             }
@@ -676,12 +695,17 @@ impl Executor {
     /// Tells the other threads how the shards are, and wakes housekeeping when
     /// there is something for it.
     fn tell_condition(&mut self) {
-        self.shared.counters.inodes.set(self.shards.inodes());
-        self.shards.tell_trouble(&self.shared.meta_trouble);
+        self.condition.inodes.store(self.shards.inodes(), Relaxed);
+        self.shards.tell_trouble(&self.condition.trouble);
         if self.shards.note_garbage().contains(&self.shared.node()) {
             self.shared.nudge.give();
         }
     }
+}
+
+/// The name of a file that each executor has for itself.
+fn of_executor(name: &str, index: u8) -> String {
+    if index == 0 { name.to_owned() } else { format!("{name}.{index}") }
 }
 
 /// Checks who asks for what, and applies one request.

@@ -16,7 +16,7 @@ use tatami_wire::frame::Class;
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::ObjectState;
-use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, NodeId, Piece, ShardId};
+use tatami_wire::{Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, Piece, ShardId};
 
 /// Pause between two looks for garbage on shards of other nodes.
 const LOOK_ELSEWHERE: Duration = Duration::from_millis(500);
@@ -66,7 +66,7 @@ pub(crate) fn run(shared: &Shared) {
 struct Housekeeper<'a> {
     shared: &'a Shared,
     caller: Caller,
-    meta: BTreeMap<NodeId, Connection>,
+    meta: BTreeMap<ExecutorId, Connection>,
     admin: BTreeMap<NodeId, Connection>,
     seq: u64,
     /// Nodes that did not answer.
@@ -76,6 +76,9 @@ struct Housekeeper<'a> {
 /// A node did not answer; it is asked again later.
 struct Away;
 
+/// A shard that an executor serves, by which it is asked.
+type At = (ShardId, ExecutorId);
+
 impl Housekeeper<'_> {
     fn run(&mut self) {
         let here = self.shared.node();
@@ -84,27 +87,27 @@ impl Housekeeper<'_> {
         let (mut looked_here, mut nudged): (Option<Instant>, _) = (None, true);
         while !self.shared.stop.is_set() {
             let began = Instant::now();
-            // A node answers for all of its shards at once.
+            // An executor answers for all of its shards at once.
             let shards = self.shared.map().leads();
-            let pause = match shards.iter().any(|(_, node)| *node != here) {
+            let pause = match shards.iter().any(|(_, at)| at.node != here) {
                 true => LOOK_ELSEWHERE,
                 false => LOOK_HERE,
             };
-            let serves = shards.iter().any(|(_, node)| *node == here);
+            let serves = shards.iter().any(|(_, at)| at.node == here);
             let wait = if serves { pause.min(for_clients) } else { pause };
             // Our own shards tell when there is something to do.
             let here_too = nudged || looked_here.is_none_or(|at| at.elapsed() >= LOOK_HERE);
             if here_too {
                 looked_here = Some(began);
             }
-            for &(shard, node) in shards.iter().filter(|(_, node)| here_too || *node != here) {
-                let _ = self.remove_garbage(shard, node);
-                let _ = self.remove_dropped(shard, node);
+            for &at in shards.iter().filter(|(_, at)| here_too || at.node != here) {
+                let _ = self.remove_garbage(at);
+                let _ = self.remove_dropped(at);
             }
             if serves && looked_at_clients.is_none_or(|at| at.elapsed() >= for_clients) {
-                for &(shard, _) in shards.iter().filter(|(_, node)| *node == here) {
-                    let _ = self.expire_clients(shard);
-                    let _ = self.settle_sizes(shard);
+                for &at in shards.iter().filter(|(_, at)| at.node == here) {
+                    let _ = self.expire_clients(at);
+                    let _ = self.settle_sizes(at);
                 }
                 looked_at_clients = Some(Instant::now());
             }
@@ -118,11 +121,11 @@ impl Housekeeper<'_> {
     }
 
     /// Removes the objects on this node of inodes that a shard has given up.
-    fn remove_garbage(&mut self, shard: ShardId, node: NodeId) -> Result<(), Away> {
+    fn remove_garbage(&mut self, at: At) -> Result<(), Away> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
             let op = MetaOp::Garbage { node: here, limit: BATCH };
-            let Ok(MetaReply::Garbage(inos)) = self.ask_shard(shard, node, op)? else { break };
+            let Ok(MetaReply::Garbage(inos)) = self.ask_shard(at, op)? else { break };
             if inos.is_empty() {
                 break;
             }
@@ -144,7 +147,7 @@ impl Housekeeper<'_> {
                 tracing::debug!(count = done.len(), "objects of gone inodes removed");
                 for inos in done.chunks(DONE_BATCH) {
                     let op = MetaOp::GarbageDone { node: here, inos: inos.to_vec() };
-                    if self.ask_shard(shard, node, op)?.is_err() {
+                    if self.ask_shard(at, op)?.is_err() {
                         return Ok(());
                     }
                 }
@@ -159,8 +162,8 @@ impl Housekeeper<'_> {
     /// Makes what all nodes know of names survive a power cut; whether it does. None must bring a name
     /// back whose bytes are gone, and the name may lie on another node than the inode did.
     fn sync_names(&mut self) -> Result<bool, Away> {
-        for (shard, node) in self.shared.map().leads() {
-            let answer = self.ask_shard(shard, node, MetaOp::Sync)?;
+        for at in self.shared.map().leads() {
+            let answer = self.ask_shard(at, MetaOp::Sync)?;
             // Shards may have moved to a node that was not asked.
             let current = |epoch| epoch <= self.shared.map().epoch;
             if !matches!(answer, Ok(MetaReply::Synced { epoch }) if current(epoch)) {
@@ -171,11 +174,11 @@ impl Housekeeper<'_> {
     }
 
     /// Removes single objects on this node that a shard has given up.
-    fn remove_dropped(&mut self, shard: ShardId, node: NodeId) -> Result<(), Away> {
+    fn remove_dropped(&mut self, at: At) -> Result<(), Away> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
             let op = MetaOp::GarbagePieces { node: here, limit: BATCH };
-            let listed = self.ask_shard(shard, node, op)?;
+            let listed = self.ask_shard(at, op)?;
             let Ok(MetaReply::GarbagePieces(objects)) = listed else { break };
             if objects.is_empty() || !self.sync_names()? {
                 break;
@@ -192,7 +195,7 @@ impl Housekeeper<'_> {
             }
             for pieces in done.chunks(DONE_BATCH) {
                 let op = MetaOp::GarbagePiecesDone { node: here, pieces: pieces.to_vec() };
-                if self.ask_shard(shard, node, op)?.is_err() {
+                if self.ask_shard(at, op)?.is_err() {
                     return Ok(());
                 }
             }
@@ -204,12 +207,11 @@ impl Housekeeper<'_> {
     }
 
     /// Releases what clients held that have been away for a lease.
-    fn expire_clients(&mut self, shard: ShardId) -> Result<(), Away> {
-        let here = self.shared.node();
+    fn expire_clients(&mut self, at: At) -> Result<(), Away> {
         let mut elsewhere = None;
         // One order releases a part; a client is listed until nothing is left.
         for _ in 0..EXPIRE_ROUNDS {
-            let listed = self.ask_shard(shard, here, MetaOp::Clients)?;
+            let listed = self.ask_shard(at, MetaOp::Clients)?;
             let Ok(MetaReply::Clients(clients)) = listed else { return Ok(()) };
             let mut released = false;
             for client in clients {
@@ -220,7 +222,7 @@ impl Housekeeper<'_> {
                 if elsewhere.get_or_insert_with(|| self.connected_elsewhere()).contains(&client) {
                     continue;
                 }
-                match self.ask_shard(shard, here, MetaOp::ExpireClient { client })? {
+                match self.ask_shard(at, MetaOp::ExpireClient { client })? {
                     Ok(MetaReply::Later) => {}
                     Ok(_) => {
                         tracing::info!(%client, "client stayed away: releasing what it held");
@@ -244,7 +246,7 @@ impl Housekeeper<'_> {
         let mut all = BTreeSet::new();
         for node in self.shared.map().nodes.iter().map(|info| info.id).filter(|node| *node != here)
         {
-            let Ok(mut connection) = self.connection(node, Role::Admin) else { continue };
+            let Ok(mut connection) = self.connection(node) else { continue };
             self.seq += 1;
             let call = AdminCall::Status;
             match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
@@ -259,24 +261,23 @@ impl Housekeeper<'_> {
     }
 
     /// Learns from the objects how large files are whose writer died.
-    fn settle_sizes(&mut self, shard: ShardId) -> Result<(), Away> {
-        let here = self.shared.node();
+    fn settle_sizes(&mut self, at: At) -> Result<(), Away> {
         let mut tried = BTreeSet::new();
         loop {
             let op = MetaOp::Unsettled { limit: BATCH };
-            let Ok(MetaReply::Unsettled(files)) = self.ask_shard(shard, here, op)? else { break };
+            let Ok(MetaReply::Unsettled(files)) = self.ask_shard(at, op)? else { break };
             let mut settled = false;
             for attr in files {
                 // One whose node is away stays on the list.
                 if !tried.insert(attr.ino) {
                     continue;
                 }
-                if attr.layout.is_tiled() && self.read_journals(shard, &attr).is_err() {
+                if attr.layout.is_tiled() && self.read_journals(at, &attr).is_err() {
                     continue;
                 }
                 let Ok(state) = self.learn_state(&attr) else { continue };
                 let op = MetaOp::Settle { ino: attr.ino, state };
-                match self.ask_shard(shard, here, op)? {
+                match self.ask_shard(at, op)? {
                     Ok(MetaReply::Later) => {}
                     Ok(_) => settled = true,
                     Err(e) => tracing::error!(ino = %attr.ino, error = %e, "cannot settle a file"),
@@ -316,7 +317,7 @@ impl Housekeeper<'_> {
             return self.shared.objects.stat(ino, piece).map_err(|_| Away);
         }
         let call = AdminCall::StatObject { ino, piece };
-        let mut connection = self.connection(node, Role::Admin)?;
+        let mut connection = self.connection(node)?;
         self.seq += 1;
         match connection.call::<_, AdminResult>(Class::Admin, self.seq, &call) {
             Ok(Ok(AdminReply::Object(state))) => {
@@ -327,31 +328,41 @@ impl Housekeeper<'_> {
         }
     }
 
-    fn ask_shard(&mut self, shard: ShardId, node: NodeId, op: MetaOp) -> Result<MetaResult, Away> {
+    fn ask_shard(&mut self, (shard, executor): At, op: MetaOp) -> Result<MetaResult, Away> {
         let call = MetaCall { shard, cred: Cred::ROOT, op };
-        let mut connection = self.connection(node, Role::Meta)?;
+        let idle = self.meta.remove(&executor);
+        let mut connection = self.connected(idle, executor, Role::Meta)?;
         self.seq += 1;
         match connection.call::<_, MetaResult>(Class::Meta, self.seq, &call) {
             Ok(result) => {
-                self.meta.insert(node, connection);
+                self.meta.insert(executor, connection);
                 Ok(result)
             }
             // All that is asked here may be asked twice.
             Err(e) => {
-                tracing::debug!(%node, error = %e, "shard did not answer");
-                Err(self.away(node))
+                tracing::debug!(%executor, error = %e, "shard did not answer");
+                Err(self.away(executor.node))
             }
         }
     }
 
-    /// The connection to a node, to be put back after a good answer.
-    fn connection(&mut self, node: NodeId, role: Role) -> Result<Connection, Away> {
-        let idle = if role == Role::Meta { &mut self.meta } else { &mut self.admin };
-        if let Some(connection) = idle.remove(&node)
-            && !connection.is_stale()
-        {
+    /// The connection for questions to a node, to be put back after a good answer.
+    fn connection(&mut self, node: NodeId) -> Result<Connection, Away> {
+        let idle = self.admin.remove(&node);
+        self.connected(idle, ExecutorId::first(node), Role::Admin)
+    }
+
+    /// The idle connection, if it is still one, or a new one.
+    fn connected(
+        &mut self,
+        idle: Option<Connection>,
+        executor: ExecutorId,
+        role: Role,
+    ) -> Result<Connection, Away> {
+        if let Some(connection) = idle.filter(|connection| !connection.is_stale()) {
             return Ok(connection);
         }
+        let ExecutorId { node, index } = executor;
         if self.retry_after.get(&node).is_some_and(|at| Instant::now() < *at) {
             return Err(Away);
         }
@@ -363,7 +374,7 @@ impl Housekeeper<'_> {
             true => Endpoint::Unix(self.shared.socket()),
             false => Endpoint::Tcp(info.address.clone()),
         };
-        match Connection::open(&endpoint, &self.caller, role, 0, TIMEOUT) {
+        match Connection::open_to(&endpoint, index, &self.caller, role, 0, TIMEOUT) {
             Ok(connection) => {
                 self.retry_after.remove(&node);
                 Ok(connection)

@@ -4,9 +4,9 @@
 //!
 //! ```text
 //! acceptor ─ handshake (a thread each, bounded, 10 s)
-//!    ├─ Meta  → executor: one thread, owns the shards; drain, apply, commit once, answer
-//!    ├─ Recall → executor as well: who may answer questions about names by itself
-//!    ├─ Peer  → executor, too: what other nodes that serve shards say
+//!    ├─ Meta  → an executor: a thread that owns shards; drain, apply, commit once, answer
+//!    ├─ Recall → an executor as well: who may answer questions about names by itself
+//!    ├─ Peer  → an executor, too: what others say, here and on other nodes
 //!    ├─ Data  → the handshake's thread goes on: blocking, in order
 //!    └─ Admin → likewise
 //! housekeeping: removes objects of gone inodes, expires clients, settles sizes
@@ -20,6 +20,7 @@ mod counters;
 mod data;
 mod delegations;
 mod executor;
+mod executors;
 mod holders;
 mod housekeeping;
 mod inbox;

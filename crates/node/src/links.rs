@@ -1,5 +1,5 @@
-//! Connections over which this node speaks to others that serve shards: one to each, made when
-//! there is something to say. Each goes one way.
+//! Connections over which an executor speaks to others, of this node and of others: one to each, made
+//! when there is something to say. Each goes one way.
 //!
 //! What cannot be said is dropped: transactions say it again until it is answered.
 
@@ -12,9 +12,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tatami_wire::handshake::{Hello, Role};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, NodeId};
+use tatami_wire::{ClientId, ExecutorId};
 
-/// First and longest pause before a node that did not let us in is called again.
+/// First and longest pause before an executor that did not let us in is called again.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 /// Most messages that wait for a connection to be made.
@@ -32,20 +32,21 @@ enum Link {
 /// See the module.
 pub(crate) struct Links {
     shared: Arc<Shared>,
+    here: ExecutorId,
     executor: ExecutorHandle,
-    links: BTreeMap<NodeId, Link>,
+    links: BTreeMap<ExecutorId, Link>,
 }
 
 impl Links {
-    pub(crate) fn new(shared: Arc<Shared>, executor: ExecutorHandle) -> Links {
-        Links { shared, executor, links: BTreeMap::new() }
+    pub(crate) fn new(shared: Arc<Shared>, here: ExecutorId, executor: ExecutorHandle) -> Links {
+        Links { shared, here, executor, links: BTreeMap::new() }
     }
 
     /// Over which connection the message is to be sent now; `None` where it waits for one, or
     /// is dropped.
     pub(crate) fn take(
         &mut self,
-        to: NodeId,
+        to: ExecutorId,
         message: PeerMessage,
     ) -> Option<(usize, PeerMessage)> {
         let never = Link::Down { not_before: Instant::now(), pause: PAUSE };
@@ -56,7 +57,7 @@ impl Links {
             Link::Dialing { .. } => {}
             Link::Down { not_before, pause } if *not_before <= Instant::now() => {
                 let pause = *pause;
-                *link = match dial(&self.shared, &self.executor, to) {
+                *link = match dial(&self.shared, self.here, &self.executor, to) {
                     true => Link::Dialing { pause, waiting: vec![message] },
                     false => down(pause),
                 };
@@ -67,7 +68,7 @@ impl Links {
     }
 
     /// There is a connection. Returns what is to be sent over it first.
-    pub(crate) fn made(&mut self, to: NodeId, at: usize) -> Vec<PeerMessage> {
+    pub(crate) fn made(&mut self, to: ExecutorId, at: usize) -> Vec<PeerMessage> {
         match self.links.insert(to, Link::Up(at)) {
             Some(Link::Dialing { waiting, .. }) => waiting,
             _ => Vec::new(),
@@ -75,7 +76,7 @@ impl Links {
     }
 
     /// There is no connection for now.
-    pub(crate) fn failed(&mut self, to: NodeId) {
+    pub(crate) fn failed(&mut self, to: ExecutorId) {
         if let Some(link @ Link::Dialing { .. }) = self.links.get_mut(&to)
             && let Link::Dialing { pause, .. } = *link
         {
@@ -84,7 +85,7 @@ impl Links {
     }
 
     /// A connection has ended.
-    pub(crate) fn lost(&mut self, to: NodeId, at: usize) {
+    pub(crate) fn lost(&mut self, to: ExecutorId, at: usize) {
         if let Some(link) = self.links.get_mut(&to)
             && matches!(link, Link::Up(up) if *up == at)
         {
@@ -98,18 +99,18 @@ fn down(pause: Duration) -> Link {
     Link::Down { not_before: Instant::now() + pause, pause: longer }
 }
 
-/// Calls a node on a thread of its own, which tells the executor what came of it. Whether there is one.
-fn dial(shared: &Arc<Shared>, executor: &ExecutorHandle, to: NodeId) -> bool {
+/// Calls another executor on a thread of its own, which tells the executor what came of it. Whether there is one.
+fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: ExecutorId) -> bool {
     let (shared, executor) = (shared.clone(), executor.clone());
     let call = move || {
-        let link = match connect(&shared, to) {
+        let link = match connect(&shared, here, to) {
             Ok(stream) => Some(Arc::new(stream)),
             Err(NotPassed::Away(why)) => {
-                tracing::debug!(node = %to, "no word to it now: {why}");
+                tracing::debug!(executor = %to, "no word to it now: {why}");
                 None
             }
             Err(NotPassed::Refused(why)) => {
-                tracing::warn!(node = %to, "it does not listen to this node: {why}");
+                tracing::warn!(executor = %to, "it does not listen to this one: {why}");
                 None
             }
         };
@@ -122,19 +123,20 @@ fn dial(shared: &Arc<Shared>, executor: &ExecutorHandle, to: NodeId) -> bool {
     spawned.is_ok()
 }
 
-fn connect(shared: &Shared, to: NodeId) -> Result<Stream, NotPassed> {
+fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, NotPassed> {
     let away = |e: &dyn std::fmt::Display| NotPassed::Away(e.to_string());
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| away(&e))?;
     let hello = Hello {
         role: Role::Peer,
         client: ClientId(id),
-        slot: shared.node().0.into(),
+        slot: here.into(),
         volume: Some(shared.identity.volume),
         node: None,
+        executor: to.index,
         user: None,
     };
-    let stream = relay::reach_node(shared, &hello, to)?;
+    let stream = relay::reach_node(shared, &hello, to.node)?;
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)
 }

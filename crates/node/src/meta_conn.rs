@@ -13,7 +13,7 @@ use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{self, BODY_MAX, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::meta::{MetaCall, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, NodeId};
+use tatami_wire::{ClientId, ExecutorId};
 
 /// Room for requests that every connection keeps, in bytes.
 const INPUT_KEEP: usize = 4 * 1024;
@@ -35,10 +35,10 @@ pub(crate) enum Kind {
     Requests { slot: u32 },
     /// News of what is delegated to the client.
     Recall,
-    /// What another node says.
-    Peer { from: NodeId },
-    /// What this node says to another.
-    Link { to: NodeId },
+    /// What another executor says.
+    Peer { from: ExecutorId },
+    /// What this executor says to another.
+    Link { to: ExecutorId },
 }
 
 /// See the module.

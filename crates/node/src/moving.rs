@@ -1,4 +1,4 @@
-//! Shards that move, as far as the executor has to do with it: delegations and locks of their inodes, the map, and who
+//! Shards that move, as far as an executor has to do with it: delegations and locks of their inodes, the map, and who
 //! is told of it. Records and messages are the matter of `tatami_meta`.
 
 use crate::executor::{Executor, Order};
@@ -6,6 +6,7 @@ use crate::locks::Question;
 use crate::round::Answer;
 use crate::shards::Shards;
 use crate::shared::now;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use tatami_meta::{Applied, Context, FjallStore, MoveEvent, MoveWants, Out};
 use tatami_wire::admin::ClusterMap;
@@ -13,7 +14,7 @@ use tatami_wire::delegation::RecallNote;
 use tatami_wire::lock::{LockOp, LockTold};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Access, ClientId, Cred, Errno, Ino, NodeId, ShardId, Timestamp};
+use tatami_wire::{Access, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
 
 /// Most requests about locks that wait until a move is over.
 const LOCKS_MAX: usize = 16 * 1024;
@@ -63,7 +64,7 @@ impl Executor {
                 Ok(())
             }
             Order::Move { first, count, to } => {
-                if !self.moving.map.nodes.iter().any(|node| node.id == to) {
+                if !self.moving.map.nodes.iter().any(|node| node.id == to.node) {
                     return Err(Errno::ENXIO);
                 }
                 let now = self.clock.now();
@@ -78,7 +79,7 @@ impl Executor {
     }
 
     /// Learns what another map knows better.
-    fn learn(&mut self, map: &ClusterMap) {
+    pub(crate) fn learn(&mut self, map: &ClusterMap) {
         let now = self.clock.now();
         match self.shards.moving() {
             Some(meta) => {
@@ -99,8 +100,8 @@ impl Executor {
         }
     }
 
-    /// Takes a message of another node.
-    pub(crate) fn receive(&mut self, now: Timestamp, from: NodeId, message: PeerMessage) {
+    /// Takes a message of another executor.
+    pub(crate) fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         if self.shards.is_empty() {
             match &message {
                 PeerMessage::Carry { .. } => self.shards.make(&self.moving.map),
@@ -189,7 +190,7 @@ impl Executor {
     /// Whoever claims must know all shards of which it may hold locks.
     fn refuse_claim(&mut self, question: &Question) -> Option<MetaResult> {
         let LockOp::Reclaim { shards, .. } = question.op else { return None };
-        let (here, map) = (self.shared.node(), self.shards.map()?);
+        let (here, map) = (self.here, self.shards.map()?);
         let ours = map.shard_map()?.digest(here);
         let again = LockTold::Unknown { reclaim: true };
         (shards != ours).then_some(Ok(MetaReply::Locks { session: 0, told: again }))
@@ -210,7 +211,8 @@ impl Executor {
     fn set_map(&mut self, map: ClusterMap) {
         tracing::info!(epoch = map.epoch, nodes = map.nodes.len(), "the map has changed");
         self.moving.map = Arc::new(map);
-        *self.shared.current_map.write() = self.moving.map.clone();
+        self.shared.learn(&self.moving.map);
+        self.shared.executors.tell_map(self.here.index, &self.moving.map);
         self.shared.nudge.give();
         let epoch = self.moving.map.epoch;
         for at in self.recalls.connections() {
@@ -226,16 +228,18 @@ impl Executor {
 
     /// At the start: others may know more.
     pub(crate) fn ask_for_map(&mut self) {
-        let serve: Vec<_> = self.moving.map.leads().into_iter().map(|(_, node)| node).collect();
-        self.tell(serve, true);
+        let serve = self.moving.map.leads().into_iter().map(|(_, executor)| executor.node);
+        self.tell(serve.collect(), true);
     }
 
-    fn tell(&mut self, nodes: Vec<NodeId>, ask: bool) {
-        let here = self.shared.node();
-        nodes.into_iter().filter(|node| *node != here).for_each(|node| self.say_map(node, ask));
+    /// Tells other nodes: whoever hears it there tells the others of its node.
+    fn tell(&mut self, nodes: BTreeSet<NodeId>, ask: bool) {
+        let others = nodes.into_iter().filter(|node| *node != self.here.node);
+        let others: Vec<_> = others.map(ExecutorId::first).collect();
+        others.into_iter().for_each(|to| self.say_map(to, ask));
     }
 
-    fn say_map(&mut self, to: NodeId, ask: bool) {
+    fn say_map(&mut self, to: ExecutorId, ask: bool) {
         let map = Box::new(ClusterMap::clone(&self.moving.map));
         let message = PeerMessage::Map { map, ask };
         self.say(vec![Out { to, message, changed: Vec::new(), seen: Vec::new() }]);

@@ -2,10 +2,9 @@
 
 use crate::clients::Clients;
 use crate::counters::{Counters, Places};
-use crate::executor::{Executor, ExecutorHandle};
+use crate::executors::Executors;
 use crate::options::{NodeOptions, StartError};
 use crate::pages::Pool;
-use crate::shards::Shards;
 use crate::shared::{
     ADMIN_CONNECTIONS_MAX, DATA_CONNECTIONS_MAX, HANDSHAKES_MAX, META_CONNECTIONS_MAX, Nudge,
     Registry, STRANGER_CONNECTIONS_MAX, Shared,
@@ -16,11 +15,10 @@ use parking_lot::RwLock;
 use rustix::event::{PollFd, PollFlags, poll};
 use std::io;
 use std::path::Path;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tatami_cluster::DataDir;
-use tatami_meta::FjallStore;
 use tatami_object::ObjectStore;
 use tatami_wire::NodeId;
 use tatami_wire::handshake::Identity;
@@ -31,12 +29,11 @@ const LEAVE: Duration = Duration::from_secs(10);
 /// A daemon that has started: it listens and answers. Dropping it ends it.
 pub struct Node {
     shared: Arc<Shared>,
-    executor: Option<(ExecutorHandle, JoinHandle<Shards<FjallStore>>)>,
     acceptor: Option<JoinHandle<()>>,
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
     /// Held until everything else is gone.
-    dir: DataDir,
+    _dir: DataDir,
 }
 
 /// Ends a node from another thread.
@@ -79,13 +76,13 @@ impl Node {
         let tcp = listen::tcp(&info.address, node)?;
         let unix = listen::unix(Path::new(&info.socket), node)?;
         let identity = Identity { volume: map.volume, node, key };
-        let (shards, map) = Shards::open(&dir.meta_dir(), &identity, map)?;
+        map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
         let system = |what| move |source| StartError::System { what, source };
         let shared = Arc::new(Shared {
             identity,
             current_map: RwLock::new(Arc::new(map)),
-            executor: OnceLock::new(),
+            executors: Executors::new(dir.meta_dir()),
             info,
             version,
             lease,
@@ -103,37 +100,25 @@ impl Node {
             registry: Registry::default(),
             nudge: Nudge::default(),
             stop: Stop::new().map_err(system("make an event"))?,
-            meta_trouble: parking_lot::Mutex::default(),
             mounts: parking_lot::Mutex::default(),
             farewell: parking_lot::Mutex::default(),
         });
         let mut node = Node {
             shared: shared.clone(),
-            executor: None,
             acceptor: None,
             housekeeper: None,
             ended: false,
-            dir,
+            _dir: dir,
         };
-        let (executor, handle) = Executor::new(shared.clone(), shards, node.dir.meta_dir())
-            .map_err(system("make the executor's event queue"))?;
-        // It is the first one.
-        let _ = shared.executor.set(handle.clone());
-        let alarm = Alarm(shared.clone());
-        let thread = spawn("executor", move || {
-            let _alarm = alarm;
-            executor.run()
-        })?;
-        node.executor = Some((handle.clone(), thread));
+        shared.executors.start(&shared)?;
         let shared = node.shared.clone();
-        node.acceptor =
-            Some(spawn("acceptor", move || accept::run(&shared, &handle, &tcp, &unix))?);
+        node.acceptor = Some(spawn("acceptor", move || accept::run(&shared, &tcp, &unix))?);
         let shared = node.shared.clone();
         node.housekeeper = Some(spawn("housekeeping", move || housekeeping::run(&shared))?);
         tracing::info!(
             node = %node.shared.node(), name = node.shared.info.name,
             address = node.shared.info.address, socket = node.shared.info.socket,
-            shards = node.shared.shards(), "ready"
+            shards = node.shared.shards(), executors = node.shared.executors.count(), "ready"
         );
         Ok(node)
     }
@@ -183,8 +168,7 @@ impl Node {
         if let Err(e) = std::fs::remove_file(shared.socket()) {
             tracing::debug!(error = %e, "the socket was gone already");
         }
-        if let Some((handle, thread)) = self.executor.take() {
-            handle.wake();
+        for thread in shared.executors.close() {
             match thread.join() {
                 Ok(mut shards) => {
                     if let Err(errno) = shards.sync() {
@@ -221,7 +205,7 @@ impl Drop for Node {
 }
 
 /// Ends the node when a thread dies that it cannot do without.
-struct Alarm(Arc<Shared>);
+pub(crate) struct Alarm(pub(crate) Arc<Shared>);
 
 impl Drop for Alarm {
     fn drop(&mut self) {
@@ -229,7 +213,7 @@ impl Drop for Alarm {
     }
 }
 
-fn spawn<T: Send + 'static>(
+pub(crate) fn spawn<T: Send + 'static>(
     name: &'static str,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>, StartError> {

@@ -299,7 +299,7 @@ mod tests {
     use super::*;
     use tatami_meta::Context;
     use tatami_wire::transaction::{PeerMessage, Txid};
-    use tatami_wire::{Cred, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp};
+    use tatami_wire::{Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp};
 
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
@@ -351,9 +351,14 @@ mod tests {
     }
 
     fn out(changed: &[Ino], seen: &[Ino]) -> Out {
-        let txid = Txid { node: NodeId(1), life: 1, number: 1 };
+        let txid = Txid { executor: ExecutorId::first(NodeId(1)), life: 1, number: 1 };
         let (changed, seen) = (changed.to_vec(), seen.to_vec());
-        Out { to: NodeId(1), message: PeerMessage::Prepared { txid }, changed, seen }
+        Out {
+            to: ExecutorId::first(NodeId(1)),
+            message: PeerMessage::Prepared { txid },
+            changed,
+            seen,
+        }
     }
 
     fn is_granted(answer: &Answer) -> bool {

@@ -120,16 +120,16 @@ mod tests {
     use tatami_meta::{Config, FaultyStore, Meta};
     use tatami_wire::meta::NewNode;
     use tatami_wire::{
-        ClientId, Cred, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
+        ClientId, Cred, ExecutorId, Ino, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
     };
 
     const SHARD: ShardId = ShardId(0);
-    const NODE: NodeId = NodeId(0);
+    const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 0 };
 
     fn shards() -> Shards<FaultyStore> {
         let config = Config {
-            node: NODE,
-            map: ShardMap::single(NODE),
+            executor: HERE,
+            map: ShardMap::single(HERE),
             volume: VolumeId([1; 16]),
             key: VolumeKey::new([1; 32]),
         };

@@ -1,4 +1,4 @@
-//! The shards that this node serves, with their store.
+//! The shards that an executor serves, with their store.
 
 use crate::options::StartError;
 use crate::recalls::Met;
@@ -14,13 +14,13 @@ use tatami_wire::admin::ClusterMap;
 use tatami_wire::handshake::Identity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Attr, Errno, NodeId, ShardId, Timestamp};
+use tatami_wire::{Attr, Errno, ExecutorId, NodeId, ShardId, Timestamp};
 
 /// See the module.
 pub(crate) struct Shards<S> {
-    /// `None` on a node that never had shards.
+    /// `None` for an executor that never had shards.
     meta: Option<Meta<S>>,
-    /// How to make the store of such a node.
+    /// How to make the store of such an executor.
     maker: Option<Maker>,
     /// Of which nodes there may be garbage. A store that merges logs
     /// steps over all that was removed before it finds nothing, and nodes ask often.
@@ -31,13 +31,13 @@ pub(crate) struct Shards<S> {
 
 /// What it takes to open the store.
 struct Maker {
-    dir: PathBuf,
+    path: PathBuf,
     config: Config,
 }
 
 impl Maker {
     fn open(&self) -> Result<Meta<FjallStore>, StartError> {
-        let path = self.dir.join(STORE);
+        let path = self.path.clone();
         FjallStore::open(&path)
             .map_err(OpenError::from)
             .and_then(|store| Meta::open(store, self.config.clone(), now()))
@@ -45,15 +45,23 @@ impl Maker {
     }
 }
 
-/// The directory of the store, below that of the namespace.
-const STORE: &str = "0000";
+/// The directory of an executor's store, below that of the namespace.
+fn store(dir: &Path, index: u8) -> PathBuf {
+    dir.join(format!("{index:04}"))
+}
 
 impl Shards<FjallStore> {
-    /// Opens the shards of this node below `dir`, making their store if it is not there yet. Returns what they know
+    /// Whether the executor of that number has had shards here.
+    pub(crate) fn is_made(dir: &Path, index: u8) -> bool {
+        store(dir, index).exists()
+    }
+
+    /// Opens the shards of an executor of this node below `dir`, making their store if it is not there yet. Returns what they know
     /// better than `map`, too.
     pub(crate) fn open(
         dir: &Path,
         identity: &Identity,
+        index: u8,
         mut map: ClusterMap,
     ) -> Result<(Shards<FjallStore>, ClusterMap), StartError> {
         let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
@@ -65,10 +73,11 @@ impl Shards<FjallStore> {
             }
         }
         let Identity { node, volume, ref key } = *identity;
-        let config = Config { node, map: shard_map, volume, key: key.clone() };
-        let maker = Maker { dir: dir.to_owned(), config };
+        let executor = ExecutorId { node, index };
+        let config = Config { executor, map: shard_map, volume, key: key.clone() };
+        let maker = Maker { path: store(dir, index), config };
         let mut shards = Shards::of(None);
-        if map.shards.contains(&node) || dir.join(STORE).exists() {
+        if map.shards.contains(&executor) || maker.path.exists() {
             let mut meta = maker.open()?;
             meta.learn(now(), &map);
             map.merge(meta.map());
@@ -78,7 +87,14 @@ impl Shards<FjallStore> {
         Ok((shards, map))
     }
 
-    /// Makes the store of a node that has none, since it is to have shards.
+    /// Learns what a map knows better.
+    pub(crate) fn learn(&mut self, map: &ClusterMap) {
+        if let Some(meta) = &mut self.meta {
+            meta.learn(now(), map);
+        }
+    }
+
+    /// Makes the store of an executor that has none, since it is to have shards.
     pub(crate) fn make(&mut self, map: &ClusterMap) {
         let (None, Some(maker)) = (&self.meta, &mut self.maker) else { return };
         let Some(shard_map) = map.shard_map() else { return };
@@ -140,13 +156,13 @@ impl<S: Store> Shards<S> {
         self.meta.is_none()
     }
 
-    /// Whether operations may need other nodes.
+    /// Whether operations may need other executors.
     pub(crate) fn are_spread(&self) -> bool {
         self.meta.as_ref().is_some_and(Meta::is_spread)
     }
 
-    /// Takes a message of another node.
-    pub(crate) fn receive(&mut self, now: Timestamp, from: NodeId, message: PeerMessage) {
+    /// Takes a message of another executor.
+    pub(crate) fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         if let Some(meta) = &mut self.meta {
             meta.receive(now, from, message);
         }
@@ -164,7 +180,7 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref().filter(|meta| meta.is_spread())?.deadline()
     }
 
-    /// What may leave after the last commit: messages to other nodes, and answers that had to wait.
+    /// What may leave after the last commit: messages to other executors, and answers that had to wait.
     pub(crate) fn take_ready(&mut self) -> (Vec<Out>, Vec<Finished>) {
         match &mut self.meta {
             Some(meta) if meta.is_spread() => (meta.outbox(), meta.finished()),
@@ -259,7 +275,7 @@ impl<S: Store> Shards<S> {
     }
 }
 
-/// What a node says that never had shards.
+/// What an executor says that never had shards.
 fn without_shards(op: &MetaOp) -> MetaResult {
     match op {
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: 0 }),

@@ -2,7 +2,7 @@
 
 use crate::clients::Clients;
 use crate::counters::{Counters, Places};
-use crate::executor::ExecutorHandle;
+use crate::executors::Executors;
 use crate::pages::Pool;
 use crate::stop::Stop;
 use crate::stream::Stream;
@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
@@ -36,8 +36,8 @@ pub(crate) struct Shared {
     pub(crate) identity: Identity,
     /// See [`Shared::map`].
     pub(crate) current_map: RwLock<Arc<ClusterMap>>,
-    /// How orders about shards reach the executor.
-    pub(crate) executor: OnceLock<ExecutorHandle>,
+    /// The threads that serve shards.
+    pub(crate) executors: Executors,
     pub(crate) info: NodeInfo,
     pub(crate) version: String,
     pub(crate) lease: Duration,
@@ -55,8 +55,6 @@ pub(crate) struct Shared {
     pub(crate) registry: Registry,
     pub(crate) nudge: Nudge,
     pub(crate) stop: Stop,
-    /// What is wrong with the shards served here.
-    pub(crate) meta_trouble: Mutex<Option<String>>,
     /// Mounts that announced themselves, by connection.
     pub(crate) mounts: Mutex<BTreeMap<u64, MountInfo>>,
     /// Connections over which the end was ordered. They close when all is done.
@@ -76,7 +74,7 @@ impl Shared {
     /// Number of shards that this node serves.
     pub(crate) fn shards(&self) -> usize {
         let here = self.node();
-        self.map().shards.iter().filter(|node| **node == here).count()
+        self.map().shards.iter().filter(|executor| executor.node == here).count()
     }
 
     /// The path of the UNIX socket.
@@ -97,8 +95,9 @@ impl Shared {
             trouble: self.trouble(),
             space: self.objects.space().unwrap_or_default(),
             shards: self.shards() as u32,
+            executors: self.executors.count() as u32,
             durability: self.durability,
-            inodes: self.counters.inodes.get(),
+            inodes: self.executors.inodes(),
             connections: places.iter().map(|p| p.taken()).sum(),
             meta_requests: self.counters.meta_requests.get(),
             peer_messages: self.counters.peer_messages.get(),
@@ -111,7 +110,7 @@ impl Shared {
     }
 
     fn trouble(&self) -> Vec<String> {
-        let mut trouble: Vec<_> = self.meta_trouble.lock().iter().cloned().collect();
+        let mut trouble = self.executors.trouble();
         trouble.extend(self.objects.trouble());
         match self.objects.space() {
             Err(e) => trouble.push(format!("the disk does not answer: {e}; check it")),

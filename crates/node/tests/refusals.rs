@@ -16,8 +16,8 @@ use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply};
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{
-    Access, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, ShardId, Timestamp, VolumeId,
-    VolumeKey,
+    Access, Cap, ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, Piece, ShardId, Timestamp,
+    VolumeId, VolumeKey,
 };
 
 fn handshake_error(result: Result<Connection, ConnectError>) -> HandshakeError {
@@ -84,8 +84,15 @@ fn garbage_and_half_messages_end_their_connection_and_nothing_else() {
 fn greeted(volume: &Volume, role: Role) -> std::net::TcpStream {
     use tatami_wire::handshake::{self, Hello, Transport};
     let mut stream = volume.raw_tcp(0);
-    let hello =
-        Hello { role, client: ClientId([0xaa; 16]), slot: 7, volume: None, node: None, user: None };
+    let hello = Hello {
+        role,
+        client: ClientId([0xaa; 16]),
+        slot: 7,
+        volume: None,
+        node: None,
+        executor: 0,
+        user: None,
+    };
     handshake::connect(&mut stream, Transport::Remote, &hello, Some(&key()), [3; 16])
         .expect("a handshake");
     stream
@@ -166,7 +173,7 @@ proptest! {
             Role::Admin => frame::encode(&mut sent, class, 1, &AdminCall::Ping, 0),
             Role::Recall => frame::encode(&mut sent, class, 1, &RecallCall::Alive, 0),
             Role::Peer => {
-                let txid = Txid { node: NodeId(7), life: 1, number: 1 };
+                let txid = Txid { executor: ExecutorId::first(NodeId(7)), life: 1, number: 1 };
                 frame::encode(&mut sent, class, 1, &PeerMessage::Prepared { txid }, 0);
             }
         }

@@ -103,7 +103,7 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         assert!(matches!(handshake_error(recalls.err()), HandshakeError::Refused(_)));
         for node in [None, Some(NodeId(0))] {
             let (role, client, user) = (Role::Admin, ClientId([2; 16]), Some(Cred::ROOT));
-            let hello = Hello { role, client, slot: 0, volume: None, node, user };
+            let hello = Hello { role, client, slot: 0, volume: None, node, executor: 0, user };
             let mut stream = volume.raw_unix(1);
             let met = handshake::connect(&mut stream, Transport::Local, &hello, None, [3; 16]);
             assert!(matches!(met, Err(HandshakeError::Refused(_))), "{met:?}");

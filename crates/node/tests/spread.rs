@@ -10,8 +10,8 @@ use tatami_client::tree::Tree;
 use tatami_client::{Client, Options, fsck};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
 use tatami_wire::{
-    Access, Attr, Cred, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX, SetAttr,
-    ShardId, ShardMap,
+    Access, Attr, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, READDIR_MAX, SHARDS_MAX,
+    SetAttr, ShardId, ShardMap,
 };
 
 const ROOT: Ino = Ino::ROOT;
@@ -51,7 +51,7 @@ fn dir_on(client: &Client, node: u16) -> (Ino, String) {
     for n in 0.. {
         let name = format!("on{node}-{n}");
         let ino = make(client, ROOT, &name, NewNode::Dir).ino;
-        if client.map().owner(ino.shard()) == Some(NodeId(node)) {
+        if client.map().owner(ino.shard()) == Some(ExecutorId::first(NodeId(node))) {
             file(client, ino, "first");
             return (ino, name);
         }
@@ -244,14 +244,14 @@ fn a_large_directory_is_on_several_nodes() {
 fn an_old_map_is_corrected() {
     let mut volume = Volume::spread(2);
     let spread = volume.map.shards.clone();
-    volume.map.shards = vec![NodeId(0); SHARDS_MAX];
+    volume.map.shards = vec![ExecutorId::first(NodeId(0)); SHARDS_MAX];
     let nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
     let client = client(&volume);
     file(&client, ROOT, "f");
     assert_eq!(client.map().epoch, 1);
     drop(nodes);
     // Nothing was made yet on the shards that move.
-    volume.map.moves = spread.iter().map(|node| u32::from(node.0)).collect();
+    volume.map.moves = spread.iter().map(|at| u32::from(at.node.0)).collect();
     (volume.map.shards, volume.map.epoch) = (spread, 2);
     let _nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
     assert!(client.lookup(&ME, ROOT, b"f").is_ok());
@@ -259,7 +259,7 @@ fn an_old_map_is_corrected() {
         let dir = make(&client, ROOT, &format!("d{n}"), NewNode::Dir).ino;
         file(&client, dir, "below");
         assert_eq!(client.getattr(&ME, dir).expect("stat").size, 1);
-        if volume.map.owner(dir.shard()) == Some(NodeId(1)) {
+        if volume.map.owner(dir.shard()) == Some(ExecutorId::first(NodeId(1))) {
             break;
         }
     }
@@ -344,11 +344,11 @@ fn many_clients_move_the_same_files() {
 #[test]
 fn shards_are_where_the_map_says() {
     let (volume, _nodes, client) = start(2);
-    let all = [NodeId(0), NodeId(1)];
+    let all = [0, 1].map(|node| ExecutorId::first(NodeId(node)));
     let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
     let shards = |node| Session::new(volume.unix(node), 1).status().shards;
     assert_eq!((shards(0), shards(1)), (2048, 2048));
     let (dir, _) = dir_on(&client, 1);
-    assert_eq!(map.owner(dir.shard()), Some(NodeId(1)));
-    assert_eq!(map.owner(ShardId(0)), Some(NodeId(0)));
+    assert_eq!(map.owner(dir.shard()), Some(ExecutorId::first(NodeId(1))));
+    assert_eq!(map.owner(ShardId(0)), Some(ExecutorId::first(NodeId(0))));
 }

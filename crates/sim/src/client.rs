@@ -7,7 +7,7 @@ use tatami_wire::act::{Act, Acted};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
 use tatami_wire::partition::{Directories, name_hash, name_seed};
 use tatami_wire::{
-    Attr, ClientId, Errno, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap, VolumeId,
+    Attr, ClientId, Errno, ExecutorId, Ino, Kind, Layout, NodeId, READDIR_MAX, ShardMap, VolumeId,
 };
 
 /// The volume.
@@ -241,9 +241,9 @@ pub(crate) struct Known {
     names: Name,
 }
 
-/// Whether the inode lies on this node, has lain there, or may.
-pub(crate) fn concerns(map: &ShardMap, node: NodeId, ino: Ino) -> bool {
-    [ino.shard(), ino.birth()].iter().any(|shard| map.owner(*shard) == Some(node))
+/// Whether the inode lies with this executor, has lain there, or may.
+pub(crate) fn concerns(map: &ShardMap, executor: ExecutorId, ino: Ino) -> bool {
+    [ino.shard(), ino.birth()].iter().any(|shard| map.owner(*shard) == Some(executor))
 }
 
 impl Known {

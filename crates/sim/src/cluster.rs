@@ -6,7 +6,7 @@ use crate::network::Time;
 use fastrand::Rng;
 use std::collections::{BTreeSet, VecDeque};
 use tatami_wire::meta::{MetaOp, MetaResult};
-use tatami_wire::{NodeId, ShardMap, Timestamp};
+use tatami_wire::{ExecutorId, NodeId, ShardMap, Timestamp};
 
 /// Where virtual time begins, in seconds of the daemons' clocks.
 const BEGIN: i64 = 1_000_000;
@@ -14,6 +14,16 @@ const BEGIN: i64 = 1_000_000;
 const ROUNDS_MAX: u32 = 10_000;
 /// Time that passes where all daemons wait for it.
 const IDLE: Time = 1_000;
+
+/// What the daemon with that number serves its shards as: in pairs they are of one node.
+pub(crate) fn executor(number: usize) -> ExecutorId {
+    ExecutorId { node: NodeId(number as u16 / 2), index: number as u8 % 2 }
+}
+
+/// The number of the daemon.
+pub(crate) fn number_of(executor: ExecutorId) -> usize {
+    usize::from(executor.node.0) * 2 + usize::from(executor.index)
+}
 
 /// See the module.
 pub(crate) struct Cluster {
@@ -42,13 +52,13 @@ impl Cluster {
         split_above: Option<u64>,
         defect: Option<Defect>,
     ) -> Result<Cluster, String> {
-        let ids: Vec<_> = (0..nodes).map(NodeId).collect();
+        let ids: Vec<_> = (0..usize::from(nodes)).map(executor).collect();
         let map = match ids[..] {
             [alone] => ShardMap::single(alone),
             _ => ShardMap::even(1, shards, &ids).ok_or("there is no such map")?,
         };
         let start =
-            |node: &NodeId| Daemon::start(*node, map.clone(), durability, split_above, defect);
+            |id: &ExecutorId| Daemon::start(*id, map.clone(), durability, split_above, defect);
         let daemons = ids.iter().map(start).collect::<Result<Vec<_>, _>>()?;
         let (clocks, wakes) = (vec![0; ids.len()], vec![None; ids.len()]);
         Ok(Cluster { map, daemons, clocks, cuts: BTreeSet::new(), wakes, asked: 0 })
@@ -60,7 +70,7 @@ impl Cluster {
 
     /// The daemon that the operation is put to.
     pub fn place(&self, op: &MetaOp) -> usize {
-        self.map.owner(op.target().shard()).map_or(0, |node| usize::from(node.0))
+        self.map.owner(op.target().shard()).map_or(0, number_of)
     }
 
     /// What a daemon's clock shows.
@@ -142,8 +152,8 @@ impl Cluster {
                     match output {
                         Output::Reply(reply) => answer = Some(reply.result),
                         Output::Message(to, message) => {
-                            let from = NodeId(from as u16);
-                            arriving.push_back((to.0.into(), Input::Message(from, message)));
+                            let input = Input::Message(executor(from), message);
+                            arriving.push_back((number_of(to), input));
                         }
                     }
                 }

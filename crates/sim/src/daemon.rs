@@ -1,4 +1,4 @@
-//! A daemon around its shards, as the executor of `node` works: rounds of requests and messages of
+//! A daemon around its shards, as the executor of `crates/node` works: rounds of requests and messages of
 //! other daemons, one commit for all of them, then the answers and messages. It can die at any step.
 
 use crate::client::{Reply, Request, VOLUME};
@@ -9,7 +9,7 @@ use tatami_meta::store::faulty::Fault;
 use tatami_meta::{Applied, Config, Context, FaultyStore, Finished, Meta, Out, Store, Ticket};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, Timestamp, VolumeKey};
+use tatami_wire::{ClientId, Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeKey};
 
 /// What an acknowledgement promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +74,7 @@ impl Death {
 pub(crate) enum Input {
     Request(Request),
     /// Of another daemon.
-    Message(NodeId, PeerMessage),
+    Message(ExecutorId, PeerMessage),
 }
 
 /// A key and its value.
@@ -85,7 +85,7 @@ pub(crate) type Record = (Vec<u8>, Vec<u8>);
 pub(crate) enum Output {
     Reply(Reply),
     /// To another daemon.
-    Message(NodeId, PeerMessage),
+    Message(ExecutorId, PeerMessage),
 }
 
 enum Life {
@@ -95,7 +95,7 @@ enum Life {
 
 /// The daemon.
 pub(crate) struct Daemon {
-    node: NodeId,
+    executor: ExecutorId,
     map: ShardMap,
     /// Nothing only while it changes from one to the other.
     life: Option<Life>,
@@ -117,14 +117,14 @@ impl Daemon {
     /// # Errors
     /// What keeps the shards from opening.
     pub fn start(
-        node: NodeId,
+        executor: ExecutorId,
         map: ShardMap,
         durability: Durability,
         split_above: Option<u64>,
         defect: Option<Defect>,
     ) -> Result<Daemon, String> {
         let mut daemon = Daemon {
-            node,
+            executor,
             map,
             life: Some(Life::Down(FaultyStore::new())),
             incarnation: 0,
@@ -319,7 +319,7 @@ impl Daemon {
 
     fn up(&mut self, now: Timestamp) -> Result<(), String> {
         let config = Config {
-            node: self.node,
+            executor: self.executor,
             map: self.map.clone(),
             volume: VOLUME,
             key: VolumeKey::new([1; 32]),

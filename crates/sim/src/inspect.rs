@@ -5,7 +5,7 @@ use crate::cluster::Cluster;
 use crate::spec::{Answer, Call};
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::partition::Range;
-use tatami_wire::{Ino, NodeId, ShardMap};
+use tatami_wire::{ExecutorId, Ino, ShardMap};
 
 /// What was found on the way.
 #[derive(Debug, Default)]
@@ -142,14 +142,14 @@ fn range(inode: &[u8]) -> Option<Range> {
     is_parted.then_some(Range { from, bits: *bits.first()? })
 }
 
-/// Directories that have nothing to do with the node `absent`, made in the root, which need not be
+/// Directories that have nothing to do with the executor `absent`, made in the root, which need not be
 /// looked at to work in them.
 ///
 /// # Errors
 /// There is no answer, or they cannot be made.
 pub(crate) fn make_island(
     map: &ShardMap,
-    absent: NodeId,
+    absent: ExecutorId,
     ask: &mut impl FnMut(Call) -> Result<Answer, String>,
 ) -> Result<Vec<Ino>, String> {
     /// Names that nobody else uses.

@@ -3,7 +3,7 @@
 use crate::client::{
     Known, NAMES, Reply, Request, Slot, answer, answer_alone, is_corrected, operation, seed,
 };
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, executor, number_of};
 use crate::daemon::{Death, Defect, Durability, Input, Output};
 use crate::history::History;
 use crate::inspect::{Walk, make_island};
@@ -13,7 +13,7 @@ use fastrand::Rng;
 use std::fmt::Debug;
 use tatami_wire::partition::Directories;
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Errno, NodeId, Timestamp};
+use tatami_wire::{ClientId, Errno, Timestamp};
 
 /// Some messages between daemons arrive so late, at most.
 const LATE: Time = 400_000;
@@ -229,7 +229,7 @@ impl World {
             let absent = usize::from(nodes) - 1;
             world.absent = Some(absent);
             let map = world.cluster.map.clone();
-            let island = make_island(&map, NodeId(absent as u16), &mut world.asker())?;
+            let island = make_island(&map, executor(absent), &mut world.asker())?;
             world.island = Known::island(island);
         }
         for client in 0..options.clients {
@@ -366,7 +366,7 @@ impl World {
             }
             Event::Message(from, to, message) => {
                 if self.cluster.reaches(from, to) {
-                    self.arrives(to, Input::Message(NodeId(from as u16), message));
+                    self.arrives(to, Input::Message(executor(from), message));
                 }
             }
             Event::Round(node, incarnation) => {
@@ -483,7 +483,7 @@ impl World {
                 Output::Reply(reply) => {
                     self.agenda.send(&mut self.rng, manners, Event::Answered(reply));
                 }
-                Output::Message(to, message) => self.post(node, to.0.into(), message),
+                Output::Message(to, message) => self.post(node, number_of(to), message),
             }
         }
         if dies {

@@ -1,6 +1,6 @@
 //! Requests to a node as such: its health, its map, its objects.
 
-use crate::{ClientId, Errno, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
+use crate::{ClientId, Errno, ExecutorId, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
 
 /// A question or an order to one daemon.
@@ -11,7 +11,7 @@ pub enum AdminCall {
     Ping,
     /// Its condition. → `Status`
     Status,
-    /// All nodes and who keeps which shard. → `Map`
+    /// All nodes and which executor serves which shard. → `Map`
     Map,
     /// Finish what is under way, sync, end. Trusted connections only. → `Done`
     Shutdown,
@@ -30,10 +30,10 @@ pub enum AdminCall {
     RemoveObject { ino: Ino, piece: Piece },
     /// What this map knows better is true: nodes that have come. Trusted only. → `Map`, as the node knows it then
     Learn(ClusterMap),
-    /// Give shards of this node, from `first` on and at most `count`, to another. One such order is carried out at
+    /// Give shards of one executor here, from `first` on and at most `count`, to another, here or elsewhere. One such order is carried out at
     /// a time; it is done when the map says so, or fails: then the next order is answered with the reason.
-    /// Trusted only. → `Done`: it begins; `EBUSY`: another is under way; `ESTALE`: the shards are not all of this node
-    Move { first: u16, count: u16, to: NodeId },
+    /// Trusted only. → `Done`: it begins; `EBUSY`: another is under way; `ESTALE`: the shards are not all of one executor of this node
+    Move { first: u16, count: u16, to: ExecutorId },
 }
 
 impl AdminCall {
@@ -53,7 +53,7 @@ impl AdminCall {
     }
 }
 
-/// The cluster map: who is in, and which node serves which shard.
+/// The cluster map: who is in, and which executor serves which shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterMap {
     /// The volume that the nodes serve together.
@@ -64,24 +64,24 @@ pub struct ClusterMap {
     pub epoch: u64,
     /// All nodes, by number.
     pub nodes: Vec<NodeInfo>,
-    /// For each shard, by number, the node that serves it.
-    pub shards: Vec<NodeId>,
+    /// For each shard, by number, the executor that serves it.
+    pub shards: Vec<ExecutorId>,
     /// For each shard, how many times it has moved. Who knows of more moves of a shard knows where it is.
     pub moves: Vec<u32>,
 }
 
 impl ClusterMap {
-    /// The node that serves `shard`; `None` where there is no such shard.
-    pub fn owner(&self, shard: ShardId) -> Option<NodeId> {
+    /// The executor that serves `shard`; `None` where there is no such shard.
+    pub fn owner(&self, shard: ShardId) -> Option<ExecutorId> {
         self.shards.get(usize::from(shard.0)).copied()
     }
 
-    /// Each node that serves shards, once, with the first of them.
-    pub fn leads(&self) -> Vec<(ShardId, NodeId)> {
+    /// Each executor that serves shards, once, with the first of them.
+    pub fn leads(&self) -> Vec<(ShardId, ExecutorId)> {
         crate::shards::leads(&self.shards)
     }
 
-    /// Which node serves which shard; `None` where that cannot be.
+    /// Which executor serves which shard; `None` where that cannot be.
     pub fn shard_map(&self) -> Option<ShardMap> {
         ShardMap::moved(self.epoch, &self.shards, &self.moves)
     }
@@ -113,13 +113,13 @@ impl ClusterMap {
         self.epoch > before
     }
 
-    /// Gives `count` shards from `first` on to `node`.
-    pub fn give(&mut self, (first, count): (u16, u16), node: NodeId) {
+    /// Gives `count` shards from `first` on to `executor`.
+    pub fn give(&mut self, (first, count): (u16, u16), executor: ExecutorId) {
         for shard in usize::from(first)..usize::from(first) + usize::from(count) {
             if let (Some(owner), Some(moves)) =
                 (self.shards.get_mut(shard), self.moves.get_mut(shard))
             {
-                *owner = node;
+                *owner = executor;
                 *moves += 1;
                 self.epoch += 1;
             }
@@ -233,6 +233,8 @@ pub struct NodeStatus {
     pub space: Space,
     /// Number of shards it serves.
     pub shards: u32,
+    /// Number of executors that run.
+    pub executors: u32,
     /// What its acknowledgements promise.
     pub durability: Durability,
     /// Inodes on those shards.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the node that
-//!                    is meant, the user that the client binds itself to
+//!                    is meant, which of its executors, the user that the client binds itself to
 //! server → Challenge magic, version, verdict, volume, node, nonce, proof of the server
 //! client → Proof     proof of the client (empty on a UNIX socket)
 //! server → Verdict   one byte and a text
@@ -19,12 +19,14 @@
 //! node, and the daemon shakes hands there with the key, tells which user is speaking, and
 //! passes on all that follows.
 
-use crate::{ClientId, Cred, GROUPS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+use crate::{
+    ClientId, Cred, EXECUTORS_MAX, GROUPS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey,
+};
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"TATAMI\r\n";
 /// A hello up to the ids of its user.
-const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1 + 2 + 2;
+const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1 + 2 + 2 + 1;
 /// In the place of a node: none.
 const NO_NODE: u16 = u16::MAX;
 const CHALLENGE_LEN: usize = 8 + 4 + 1 + 16 + 2 + 16 + 16;
@@ -35,16 +37,16 @@ const TEXT_MAX: usize = 255;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
-    /// Namespace requests, to the executor of a shard.
+    /// Namespace requests, to an executor.
     Meta = 1,
     /// Bytes of objects.
     Data = 2,
     /// Questions to the node.
     Admin = 3,
-    /// News for a client that names are delegated to, from the executor of a
-    /// shard; see [`crate::delegation`]. A client has one to a node.
+    /// News for a client that names are delegated to, from an
+    /// executor; see [`crate::delegation`]. A client has one to each.
     Recall = 4,
-    /// What one node that serves shards tells another, one way; see [`crate::transaction`]. For
+    /// What one executor tells another, one way; see [`crate::transaction`]. For
     /// whoever is trusted only.
     Peer = 5,
 }
@@ -59,12 +61,14 @@ pub struct Hello {
     /// Which of the client's connections this is, 0 to [`SLOTS_MAX`] - 1. One request is under
     /// way on a slot at a time; the daemon keeps the last answer of each.
     /// (The session slots of NFSv4.1, RFC 8881 section 2.10.6.) Of a node that speaks to
-    /// another ([`Role::Peer`]), its number.
+    /// another ([`Role::Peer`]), the number of the executor that does ([`ExecutorId`](crate::ExecutorId)).
     pub slot: u32,
     /// The volume it means; `None` takes any.
     pub volume: Option<VolumeId>,
     /// The node to which everything is to be passed on; `None` for the one that is called.
     pub node: Option<NodeId>,
+    /// Which of the node's executors, below [`EXECUTORS_MAX`]; 0 where none is meant.
+    pub executor: u8,
     /// The user as whom alone the client may act on this connection. Only who may speak for
     /// anybody may say so. `None` leaves it to what is known of the client.
     pub user: Option<Cred>,
@@ -273,6 +277,7 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<
     b[65] = u8::from(transport == Transport::Remote);
     b[66..68].copy_from_slice(&hello.node.map_or(NO_NODE, |node| node.0).to_le_bytes());
     b[68..70].copy_from_slice(&u16::try_from(ids).ok()?.to_le_bytes());
+    b[70] = hello.executor;
     if let Some(user) = hello.user.as_ref() {
         let all = [user.uid, user.gid].into_iter().chain(user.groups.iter().copied());
         b.extend(all.flat_map(u32::to_le_bytes));
@@ -314,9 +319,10 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
     };
     let told = usize::from(u16::from_le_bytes([b[68], b[69]]));
     let whole = rest.is_empty() && told == ids.len();
-    let hello = Hello { role, client: ClientId(id(13)), slot, volume, node, user };
-    let most = if role == Role::Peer { u32::from(NO_NODE) } else { SLOTS_MAX };
-    (whole && slot < most).then_some((hello, id(49)))
+    let executor = b[70];
+    let hello = Hello { role, client: ClientId(id(13)), slot, volume, node, executor, user };
+    let known = executor < EXECUTORS_MAX && (role == Role::Peer || slot < SLOTS_MAX);
+    (whole && known).then_some((hello, id(49)))
 }
 
 /// Reads a handshake message: first magic and version, which every version has

@@ -1,11 +1,64 @@
 //! Numbers that name things.
 
+use crate::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A slice of the namespace: one of the places of a ring, see [`ShardMap`](crate::ShardMap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardId(pub u16);
+
+/// Most executors of a node.
+pub const EXECUTORS_MAX: u8 = 64;
+
+/// An executor: a thread of a node's daemon that serves shards, with a store and connections of its own. To
+/// the namespace executors of one node are as far from each other as those of different nodes.
+///
+/// The first of a node is written as the node is, also in what is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct ExecutorId {
+    /// The node it runs on.
+    pub node: NodeId,
+    /// Which of the node's executors it is, counted from 0, below [`EXECUTORS_MAX`].
+    pub index: u8,
+}
+
+impl ExecutorId {
+    /// The first executor of a node: every node has it.
+    pub fn first(node: NodeId) -> ExecutorId {
+        ExecutorId { node, index: 0 }
+    }
+}
+
+impl From<ExecutorId> for u32 {
+    fn from(executor: ExecutorId) -> u32 {
+        u32::from(executor.index) << 16 | u32::from(executor.node.0)
+    }
+}
+
+/// An executor's number beyond [`EXECUTORS_MAX`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a node has at most {EXECUTORS_MAX} executors")]
+pub struct NoExecutor;
+
+impl TryFrom<u32> for ExecutorId {
+    type Error = NoExecutor;
+
+    fn try_from(bits: u32) -> Result<ExecutorId, NoExecutor> {
+        let index = u8::try_from(bits >> 16).ok().filter(|index| *index < EXECUTORS_MAX);
+        Ok(ExecutorId { node: NodeId(bits as u16), index: index.ok_or(NoExecutor)? })
+    }
+}
+
+impl fmt::Display for ExecutorId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.index {
+            0 => write!(f, "{}", self.node),
+            index => write!(f, "{}.{index}", self.node),
+        }
+    }
+}
 
 /// An inode number: 12 bits for the shard on which the inode record lives, so that whoever
 /// knows an inode number knows whom to ask; 12 bits for the shard on which it was given out; and
@@ -137,6 +190,18 @@ mod tests {
         assert!(Ino::first_of(ShardId(513)) < ino && ino < Ino::first_of(ShardId(514)));
         let last = Ino::new(ShardId(4095), ShardId(4095), Ino::COUNTER_MAX);
         assert_eq!((last.0 & Ino::MARK, last.counter()), (0, Ino::COUNTER_MAX));
+    }
+
+    #[test]
+    fn the_first_executor_of_a_node_is_written_as_the_node() {
+        let of = |node, index| ExecutorId { node: NodeId(node), index };
+        let bytes = postcard::to_allocvec(&of(700, 0)).expect("plain data");
+        assert_eq!(bytes, postcard::to_allocvec(&NodeId(700)).expect("plain data"));
+        for id in [of(0, 0), of(u16::MAX, EXECUTORS_MAX - 1), of(7, 1)] {
+            assert_eq!(ExecutorId::try_from(u32::from(id)), Ok(id));
+        }
+        assert_eq!(ExecutorId::try_from(u32::from(EXECUTORS_MAX) << 16), Err(NoExecutor));
+        assert_eq!([of(3, 0), of(3, 2)].map(|id| id.to_string()), ["3", "3.2"]);
     }
 
     #[test]

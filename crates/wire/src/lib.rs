@@ -30,14 +30,14 @@ pub mod transaction;
 pub use attr::{Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
 pub use cap::{Access, Cap};
 pub use errno::Errno;
-pub use ids::{ClientId, Ino, ShardId, VolumeId};
+pub use ids::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, ShardId, VolumeId};
 pub use key::VolumeKey;
 pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

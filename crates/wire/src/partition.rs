@@ -265,11 +265,12 @@ impl Directories {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::NodeId;
+    use crate::{ExecutorId, NodeId};
     use proptest::prelude::*;
 
     fn map(count: usize) -> ShardMap {
-        ShardMap::even(1, count, &[NodeId(0), NodeId(1), NodeId(2)]).expect("a power of two")
+        ShardMap::even(1, count, &[0, 1, 2].map(|n| ExecutorId::first(NodeId(n))))
+            .expect("a power of two")
     }
 
     #[test]
@@ -281,7 +282,7 @@ mod tests {
         assert_eq!(levels(4096), [0, 4, 8, 12]);
         assert_eq!(levels(64), [0, 4, 6]);
         assert_eq!(levels(8), [0, 3]);
-        let alone = ShardMap::single(NodeId(0));
+        let alone = ShardMap::single(ExecutorId::first(NodeId(0)));
         assert_eq!(alone.finer(0), None);
         assert!(!alone.spans_nodes(Ino::ROOT, Range::ALL));
         let map = map(16);

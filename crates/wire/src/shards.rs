@@ -1,56 +1,56 @@
-//! Which node serves which shard.
+//! Which executor serves which shard.
 
-use crate::{Ino, NodeId, ShardId};
+use crate::{ExecutorId, Ino, ShardId};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 /// Most shards of a volume: what an inode number has room for.
 pub const SHARDS_MAX: usize = 4096;
 
-/// The ring of shards of a volume, each with the node that serves it. Their number is a power of
+/// The ring of shards of a volume, each with the executor that serves it. Their number is a power of
 /// two and stays what it was when the volume was made. Cheap to copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
     epoch: u64,
-    nodes: Arc<[NodeId]>,
+    executors: Arc<[ExecutorId]>,
     /// For each shard, how many times it has moved.
     moves: Arc<[u32]>,
-    /// For each shard, how many from it on, round the ring, are served by one node.
+    /// For each shard, how many from it on, round the ring, are served by one executor.
     runs: Arc<[u16]>,
     alone: bool,
 }
 
 impl ShardMap {
-    /// The map of `epoch`, with the node of each shard, by number; `None` unless there is a power of two
+    /// The map of `epoch`, with the executor of each shard, by number; `None` unless there is a power of two
     /// of shards, at most [`SHARDS_MAX`].
-    pub fn new(epoch: u64, nodes: &[NodeId]) -> Option<ShardMap> {
-        ShardMap::moved(epoch, nodes, &vec![0; nodes.len()])
+    pub fn new(epoch: u64, executors: &[ExecutorId]) -> Option<ShardMap> {
+        ShardMap::moved(epoch, executors, &vec![0; executors.len()])
     }
 
     /// As [`ShardMap::new`], of shards that have moved so many times; `None` also where
     /// their numbers differ.
-    pub fn moved(epoch: u64, nodes: &[NodeId], moves: &[u32]) -> Option<ShardMap> {
-        let alone = nodes.iter().all(|node| Some(node) == nodes.first());
-        let right = nodes.len().is_power_of_two() && nodes.len() <= SHARDS_MAX;
-        (right && nodes.len() == moves.len()).then(|| ShardMap {
+    pub fn moved(epoch: u64, executors: &[ExecutorId], moves: &[u32]) -> Option<ShardMap> {
+        let alone = executors.iter().all(|one| Some(one) == executors.first());
+        let right = executors.len().is_power_of_two() && executors.len() <= SHARDS_MAX;
+        (right && executors.len() == moves.len()).then(|| ShardMap {
             epoch,
-            nodes: nodes.into(),
+            executors: executors.into(),
             moves: moves.into(),
-            runs: runs(nodes).into(),
+            runs: runs(executors).into(),
             alone,
         })
     }
 
-    /// One shard, on that node: the map of a volume that cannot spread.
-    pub fn single(node: NodeId) -> ShardMap {
-        let (nodes, moves, runs) = ([node].into(), [0].into(), [1].into());
-        ShardMap { epoch: 1, nodes, moves, runs, alone: true }
+    /// One shard, on that executor: the map of a volume that cannot spread.
+    pub fn single(executor: ExecutorId) -> ShardMap {
+        let (executors, moves, runs) = ([executor].into(), [0].into(), [1].into());
+        ShardMap { epoch: 1, executors, moves, runs, alone: true }
     }
 
-    /// `count` shards in blocks of about the same size, one for each of `nodes`, in order; `None` where
-    /// [`ShardMap::new`] says so, or without nodes.
-    pub fn even(epoch: u64, count: usize, nodes: &[NodeId]) -> Option<ShardMap> {
-        let of = |shard: usize| nodes.get(shard * nodes.len() / count).copied();
+    /// `count` shards in blocks of about the same size, one for each of `executors`, in order; `None` where
+    /// [`ShardMap::new`] says so, or without executors.
+    pub fn even(epoch: u64, count: usize, executors: &[ExecutorId]) -> Option<ShardMap> {
+        let of = |shard: usize| executors.get(shard * executors.len() / count).copied();
         ShardMap::new(epoch, &(0..count).map(of).collect::<Option<Vec<_>>>()?)
     }
 
@@ -61,86 +61,90 @@ impl ShardMap {
 
     /// Number of shards.
     pub fn count(&self) -> usize {
-        self.nodes.len()
+        self.executors.len()
     }
 
-    /// Whether one node serves all shards.
+    /// Whether one executor serves all shards.
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// The node that serves `shard`; `None` where there is no such shard.
-    pub fn owner(&self, shard: ShardId) -> Option<NodeId> {
-        self.nodes.get(usize::from(shard.0)).copied()
+    /// The executor that serves `shard`; `None` where there is no such shard.
+    pub fn owner(&self, shard: ShardId) -> Option<ExecutorId> {
+        self.executors.get(usize::from(shard.0)).copied()
     }
 
-    /// All nodes by shard, and how many times each shard has moved.
-    pub fn places(&self) -> (&[NodeId], &[u32]) {
-        (&self.nodes, &self.moves)
+    /// All executors by shard, and how many times each shard has moved.
+    pub fn places(&self) -> (&[ExecutorId], &[u32]) {
+        (&self.executors, &self.moves)
     }
 
-    /// Tells what `node` serves from what it serves by another map.
-    pub fn digest(&self, node: NodeId) -> u64 {
+    /// Tells what `executor` serves from what it serves by another map.
+    pub fn digest(&self, executor: ExecutorId) -> u64 {
         let mut hash = Xxh3Default::new();
-        for shard in self.shards_of(node) {
+        for shard in self.shards_of(executor) {
             hash.update(&shard.0.to_le_bytes());
             hash.update(&self.moves[usize::from(shard.0)].to_le_bytes());
         }
         hash.digest()
     }
 
-    /// The shards of `node`, by number.
-    pub fn shards_of(&self, node: NodeId) -> impl Iterator<Item = ShardId> {
-        (0..).map(ShardId).zip(self.nodes.iter()).filter(move |(_, n)| **n == node).map(|(s, _)| s)
+    /// The shards of `executor`, by number.
+    pub fn shards_of(&self, executor: ExecutorId) -> impl Iterator<Item = ShardId> {
+        (0..)
+            .map(ShardId)
+            .zip(self.executors.iter())
+            .filter(move |(_, n)| **n == executor)
+            .map(|(s, _)| s)
     }
 
-    /// Each node that serves shards, once, with the first of them: whom to ask
-    /// what concerns all that a node has of the namespace.
-    pub fn leads(&self) -> Vec<(ShardId, NodeId)> {
-        leads(&self.nodes)
+    /// Each executor that serves shards, once, with the first of them: whom to ask
+    /// what concerns all that an executor has of the namespace.
+    pub fn leads(&self) -> Vec<(ShardId, ExecutorId)> {
+        leads(&self.executors)
     }
 
     /// The number of a directory that was given out on `birth`: its home is one of all shards.
     pub fn directory(&self, birth: ShardId, counter: u64) -> Ino {
         let rest = Ino::new(ShardId(0), birth, counter).0;
-        let home = xxh3_64(&rest.to_be_bytes()) & (self.nodes.len() as u64 - 1);
+        let home = xxh3_64(&rest.to_be_bytes()) & (self.executors.len() as u64 - 1);
         Ino::new(ShardId(home as u16), birth, counter)
     }
 
-    /// How many shards from this one on, round the ring, are served by its node.
+    /// How many shards from this one on, round the ring, are served by its executor.
     pub fn run(&self, shard: ShardId) -> usize {
         self.runs.get(usize::from(shard.0)).map_or(0, |run| usize::from(*run))
     }
 
     /// The shard `steps` places further round the ring.
     pub fn further(&self, shard: ShardId, steps: u64) -> ShardId {
-        let place = (u64::from(shard.0) + steps) & (self.nodes.len() as u64 - 1);
+        let place = (u64::from(shard.0) + steps) & (self.executors.len() as u64 - 1);
         ShardId(place as u16)
     }
 }
 
-fn runs(nodes: &[NodeId]) -> Vec<u16> {
-    let count = nodes.len();
+fn runs(executors: &[ExecutorId]) -> Vec<u16> {
+    let count = executors.len();
     let mut runs = vec![1u16; count];
     // Twice round, so that runs that go over the end are counted whole.
     for at in (0..2 * count.saturating_sub(1)).rev() {
         let (this, next) = (at % count, (at + 1) % count);
-        if nodes[this] == nodes[next] {
+        if executors[this] == executors[next] {
             runs[this] = (runs[next] + 1).min(count as u16);
         }
     }
     runs
 }
 
-/// As [`ShardMap::leads`], of the nodes of all shards, by number.
-pub fn leads(nodes: &[NodeId]) -> Vec<(ShardId, NodeId)> {
-    let mut leads: Vec<(ShardId, NodeId)> = Vec::new();
-    for (shard, node) in (0..).map(ShardId).zip(nodes) {
+/// As [`ShardMap::leads`], of the executors of all shards, by number.
+pub fn leads(executors: &[ExecutorId]) -> Vec<(ShardId, ExecutorId)> {
+    let mut leads: Vec<(ShardId, ExecutorId)> = Vec::new();
+    for (shard, executor) in (0..).map(ShardId).zip(executors) {
         // Blocks are long, so the last one is nearly always it.
-        if leads.last().is_none_or(|(_, last)| last != node)
-            && leads.iter().all(|(_, known)| known != node)
+        if leads.last().is_none_or(|(_, last)| last != executor)
+            && leads.iter().all(|(_, known)| known != executor)
         {
-            leads.push((shard, *node));
+            leads.push((shard, *executor));
         }
     }
     leads
@@ -149,10 +153,15 @@ pub fn leads(nodes: &[NodeId]) -> Vec<(ShardId, NodeId)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NodeId;
+
+    fn on(node: u16) -> ExecutorId {
+        ExecutorId::first(NodeId(node))
+    }
 
     #[test]
     fn a_map_knows_its_nodes() {
-        let nodes = [NodeId(3), NodeId(0), NodeId(7)];
+        let nodes = [on(3), ExecutorId { node: NodeId(3), index: 1 }, on(7)];
         let map = ShardMap::even(2, 16, &nodes).expect("a power of two");
         assert_eq!(
             map.leads(),
@@ -163,9 +172,9 @@ mod tests {
         assert!(!map.is_alone() && ShardMap::single(nodes[0]).is_alone());
         assert_eq!(map.further(ShardId(14), 5), ShardId(3));
         assert_eq!([5, 0, 15, 10].map(|shard| map.run(ShardId(shard))), [1, 6, 1, 1]);
-        let round = ShardMap::new(1, &[0, 1, 1, 0].map(NodeId)).expect("a power of two");
+        let round = ShardMap::new(1, &[0, 1, 1, 0].map(on)).expect("a power of two");
         assert_eq!([0, 1, 2, 3].map(|shard| round.run(ShardId(shard))), [1, 2, 1, 2]);
-        let one = ShardMap::new(1, &[NodeId(4); 8]).expect("a power of two");
+        let one = ShardMap::new(1, &[on(4); 8]).expect("a power of two");
         assert_eq!([0, 3, 7].map(|shard| one.run(ShardId(shard))), [8, 8, 8]);
         assert_eq!(ShardMap::even(1, 12, &nodes), None);
         assert_eq!(ShardMap::even(1, 16, &[]), None);
@@ -173,7 +182,7 @@ mod tests {
 
     #[test]
     fn directories_are_dealt_out_to_all_shards() {
-        let map = ShardMap::even(1, 64, &[NodeId(0)]).expect("a power of two");
+        let map = ShardMap::even(1, 64, &[on(0)]).expect("a power of two");
         let mut counts = [0; 64];
         for counter in 0..6400 {
             let ino = map.directory(ShardId(5), counter);

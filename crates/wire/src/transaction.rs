@@ -1,6 +1,6 @@
-//! What nodes that serve shards tell each other: operations that touch records of several nodes.
+//! What executors tell each other, on one node or several: operations that touch records of several executors.
 //!
-//! One node, the *coordinator*, runs the operation. What it needs of the others it asks for with the intent to change it: the
+//! One executor, the *coordinator*, runs the operation. What it needs of the others it asks for with the intent to change it: the
 //! *participants* lock the records and tell what they are. When nothing is missing any more, the coordinator decides, in one write with
 //! its own part and with what the participants are to write; then they write it. A split, which writes many records and reads hardly any,
 //! has the new values prepared beside the locks instead.
@@ -10,14 +10,14 @@
 
 use crate::admin::ClusterMap;
 use crate::meta::Bytes;
-use crate::{ClientId, Errno, NodeId, Timestamp};
+use crate::{ClientId, Errno, ExecutorId, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Names one attempt to run an operation over several nodes, for good.
+/// Names one attempt to run an operation over several executors, for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Txid {
     /// Its coordinator.
-    pub node: NodeId,
+    pub executor: ExecutorId,
     /// Which life of the coordinator began it.
     pub life: u64,
     /// Counted in that life.
@@ -56,7 +56,7 @@ pub enum Refusal {
     Full,
 }
 
-/// A part of what a node tells another that is to serve shards in its place.
+/// A part of what an executor tells another that is to serve shards in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cargo {
     /// These are the shards: the first one, and for each how many times it has moved before.
@@ -79,16 +79,16 @@ pub enum Cargo {
     },
 }
 
-/// From one node that serves shards to another.
+/// From one executor to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // each message says what its fields mean
 pub enum PeerMessage {
     /// What are these records, all at one moment? → `Fetched`
     Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
-    /// They are this, in the order of the question, told in this life of the node.
+    /// They are this, in the order of the question, told in this life of the executor.
     Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
     /// Lock these records for the transaction and say what they are: nobody else may write what is to be read, or see what is to
-    /// be written. `life` is that in which the node has locked others for it, if it has: in another, nobody remembers what became
+    /// be written. `life` is that in which the executor has locked others for it, if it has: in another, nobody remembers what became
     /// of the transaction. Who has locked nothing anywhere `waits` for whoever has the locks, be he older or not.
     /// → `Locked` or `Refused`
     Lock {

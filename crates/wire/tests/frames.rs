@@ -145,8 +145,10 @@ fn digest(bytes: &[u8]) {
 }
 
 fn peer_messages() -> impl Strategy<Value = PeerMessage> {
-    let txids = (any::<u16>(), any::<u64>(), any::<u64>()).prop_map(|(node, life, number)| Txid {
-        node: NodeId(node),
+    let executors = (any::<u16>(), 0..EXECUTORS_MAX)
+        .prop_map(|(node, index)| ExecutorId { node: NodeId(node), index });
+    let txids = (executors, any::<u64>(), any::<u64>()).prop_map(|(executor, life, number)| Txid {
+        executor,
         life,
         number,
     });
@@ -237,7 +239,9 @@ fn map() -> ClusterMap {
         name: "v".into(),
         epoch: 9,
         nodes: (0..2).map(node).collect(),
-        shards: vec![NodeId(0), NodeId(1), NodeId(1), NodeId(0)],
+        shards: [(0, 0), (1, 0), (1, 63), (0, 1)]
+            .map(|(node, index)| ExecutorId { node: NodeId(node), index })
+            .to_vec(),
         moves: vec![0, 3, 0, 70_000],
     }
 }

@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::thread;
 use tatami_wire::handshake::*;
-use tatami_wire::{ClientId, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, EXECUTORS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey};
 
 fn identity() -> Identity {
     Identity { volume: VolumeId([9; 16]), node: NodeId(3), key: VolumeKey::new([1; 32]) }
@@ -20,6 +20,7 @@ fn hello() -> Hello {
         slot: 17,
         volume: None,
         node: None,
+        executor: 5,
         user: None,
     }
 }
@@ -59,7 +60,9 @@ fn a_node_tells_another_its_number() {
     assert!(client.is_ok());
     assert_eq!(server.unwrap(), peer);
     let slot = Hello { slot: SLOTS_MAX, ..hello() };
-    assert!(meet(Transport::Remote, slot, key).1.is_err(), "no client has so many slots");
+    assert!(meet(Transport::Remote, slot, key.clone()).1.is_err(), "no client has so many slots");
+    let far = Hello { executor: EXECUTORS_MAX, ..hello() };
+    assert!(meet(Transport::Remote, far, key).1.is_err(), "no node has so many executors");
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! costs with 1, 2, 4 and 5 servers, in CPU time of all who take part. Where all servers share a few CPUs,
 //! that it costs the same is what scaling means. And what a rename between servers costs, against one within a server.
 //!
+//! Servers are nodes with one executor, or the executors of one node, which are threads of one process.
+//!
 //! A server does what has come in meanwhile at once, so it matters how many requests are under way: four programs with one each keep one
 //! server's rounds filled, and those of five empty. So this is measured with programs of one thread, and of [`THREADS`].
 //!
@@ -23,20 +25,45 @@ use crate::worker::Task;
 use std::collections::BTreeMap;
 use tatami_client::Client;
 use tatami_wire::meta::{NewNode, RenameMode};
-use tatami_wire::{Cred, Errno, Ino, NodeId};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino};
 
-/// Numbers of servers, the baseline first.
-const SERVERS: [u16; 4] = [1, 2, 4, 5];
+/// What serves names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Servers {
+    nodes: u16,
+    /// Of each node.
+    executors: u8,
+}
+
+impl std::fmt::Display for Servers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Servers { nodes, executors: 1 } => write!(f, "{nodes} of them"),
+            Servers { executors, .. } => write!(f, "{executors} executors of one node"),
+        }
+    }
+}
+
+const fn nodes(nodes: u16) -> Servers {
+    Servers { nodes, executors: 1 }
+}
+
+/// Servers that are measured, the baseline first.
+const SERVERS: [Servers; 5] =
+    [nodes(1), nodes(2), nodes(4), nodes(5), Servers { nodes: 1, executors: 5 }];
 /// So many servers may cost at most [`GOAL`] times what one costs.
-const HELD: u16 = 5;
+const HELD: Servers = nodes(5);
 const GOAL: f64 = 1.1;
 /// A rename between servers against one within a server.
 const RENAME_GOAL: f64 = 4.0;
 /// What a create may take of the servers' CPU time, in microseconds.
 const SERVER_GOAL_US: f64 = 8.0;
 const PROCS: usize = 4;
+/// Entries that each program makes in the directory of a round, times what others make: the first thousand are on one
+/// server until it splits, and are paid for as names and inodes on different ones from then on.
+const ENTRIES: u64 = 2;
 /// Threads of each program, and numbers of servers that are measured with them.
-const THREADS: [(usize, &[u16]); 2] = [(1, &SERVERS), (16, &[SERVERS[0], HELD])];
+const THREADS: [(usize, &[Servers]); 2] = [(1, &SERVERS), (16, &[SERVERS[0], HELD, SERVERS[4]])];
 /// Directories made in search of two that are on different servers.
 const DIRS_MAX: usize = 64;
 
@@ -63,7 +90,7 @@ struct Cost {
 
 /// A volume with so many servers.
 struct Side {
-    servers: u16,
+    servers: Servers,
     /// Ends when it is dropped.
     _volume: Volume,
     daemons: Vec<u32>,
@@ -73,9 +100,10 @@ struct Side {
 }
 
 impl Side {
-    fn start(bench: &Bench, servers: u16) -> Result<Side, BenchError> {
-        let dir = bench.work.join(format!("servers-{servers}"));
-        let volume = Volume::start(&bench.program, &dir, servers, "all")?;
+    fn start(bench: &Bench, servers: Servers) -> Result<Side, BenchError> {
+        let Servers { nodes, executors } = servers;
+        let dir = bench.work.join(format!("servers-{nodes}-{executors}"));
+        let volume = Volume::with_executors(&bench.program, &dir, nodes, "all", executors)?;
         let (daemons, reach) = (volume.daemons()?, Reach::from(&volume.options_by_tcp()?));
         Ok(Side { servers, _volume: volume, daemons, reach, costs: Default::default() })
     }
@@ -110,7 +138,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             figures.extend(in_one_directory(bench, sides, threads)?);
         }
     }
-    if SERVERS.iter().any(|servers| bench.wants(&echo_name(*servers))) {
+    if SERVERS.iter().any(|servers| bench.wants(&echo_name(servers.nodes))) {
         figures.extend(echoes(bench)?);
     }
     if bench.wants(&rename) {
@@ -120,9 +148,9 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
 }
 
 /// CPU time and rate of an operation.
-fn names_of(operation: &str, servers: u16, threads: usize) -> [String; 2] {
+fn names_of(operation: &str, servers: Servers, threads: usize) -> [String; 2] {
     let many = under_way(threads);
-    ["CPU", "rate"].map(|what| format!("servers {operation}{many}, {servers} of them, {what}"))
+    ["CPU", "rate"].map(|what| format!("servers {operation}{many}, {servers}, {what}"))
 }
 
 fn under_way(threads: usize) -> String {
@@ -147,17 +175,17 @@ fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
         let run = EchoRun::start(&bench.launcher, PROCS, requests, Depth::Messages, None)?;
         Ok(run.with_servers(servers.into()))
     };
-    let mut one = start(SERVERS[0])?;
+    let mut one = start(SERVERS[0].nodes)?;
     let mut figures = Vec::new();
-    for servers in &SERVERS[1..] {
-        let mut several = start(*servers)?;
+    for servers in SERVERS[1..].iter().map(|s| s.nodes).filter(|nodes| *nodes > 1) {
+        let mut several = start(servers)?;
         let cost = |echo: &mut EchoRun<'_>| Ok(echo.phase("create")?.cpu_us_per_op());
         let pairs = pairs::alternate(bench.runs, || cost(&mut several), || cost(&mut one))?;
         let goal = (Better::Lower, None);
         let runs = pairs.runs(|us| *us);
         bench.keep(
             &mut figures,
-            Figure::new(echo_name(*servers), "µs/op", "one server", goal, &runs),
+            Figure::new(echo_name(servers), "µs/op", "one server", goal, &runs),
         );
     }
     Ok(figures)
@@ -172,7 +200,7 @@ fn in_one_directory(
     mut sides: Vec<Side>,
     threads: usize,
 ) -> Result<Vec<Figure>, BenchError> {
-    let items = bench.items() / 2;
+    let items = bench.items() * ENTRIES;
     let mut stolen = StealSum::default();
     // The first round warms up.
     for round in 0..=bench.runs {
@@ -255,7 +283,7 @@ pub(crate) struct Homes {
 /// That of a directory or file that cannot be made.
 pub(crate) fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno> {
     let map = client.map();
-    let mut found: BTreeMap<NodeId, Vec<Ino>> = BTreeMap::new();
+    let mut found: BTreeMap<ExecutorId, Vec<Ino>> = BTreeMap::new();
     for i in 0..DIRS_MAX {
         let name = format!("dir.{i}");
         let new = |dir, name: &str, node| {
@@ -263,13 +291,14 @@ pub(crate) fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno
         };
         let dir = new(Ino::ROOT, &name, NewNode::Dir)?.attr.ino;
         new(dir, "one", NewNode::File(client.new_layout()))?;
-        let Some(node) = map.owner(dir.shard()) else { continue };
-        found.entry(node).or_default().push(dir);
-        let here =
-            found.iter().find_map(|(node, dirs)| Some((*node, [*dirs.first()?, *dirs.get(1)?])));
-        let Some((node, here)) = here else { continue };
+        let Some(server) = map.owner(dir.shard()) else { continue };
+        found.entry(server).or_default().push(dir);
+        let here = found
+            .iter()
+            .find_map(|(server, dirs)| Some((*server, [*dirs.first()?, *dirs.get(1)?])));
+        let Some((server, here)) = here else { continue };
         if let Some(there) =
-            found.iter().find(|(other, _)| **other != node).and_then(|(_, dirs)| dirs.first())
+            found.iter().find(|(other, _)| **other != server).and_then(|(_, dirs)| dirs.first())
         {
             return Ok(Some(Homes { here, there: *there }));
         }

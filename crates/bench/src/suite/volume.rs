@@ -30,13 +30,29 @@ impl Volume {
         nodes: u16,
         shards: &str,
     ) -> Result<Volume, BenchError> {
+        Volume::with_executors(program, dir, nodes, shards, 1)
+    }
+
+    /// As [`Volume::start`], with so many executors on each node that keeps names.
+    ///
+    /// # Errors
+    /// What `tatami up` says.
+    pub fn with_executors(
+        program: &Path,
+        dir: &Path,
+        nodes: u16,
+        shards: &str,
+        executors: u8,
+    ) -> Result<Volume, BenchError> {
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         // What an interrupted run left runs still, or would be taken for ours.
         stop(program, dir);
         std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
         let (nodes_text, mounts) = (nodes.to_string(), dir.join("mnt").display().to_string());
+        let executors = executors.to_string();
         let more = ["--nodes", &nodes_text, "--mount", &mounts, "--volume-shards", shards];
+        let more = [&more[..], &["--executors", &executors]].concat();
         up(program, dir, &more).inspect_err(|_| stop(program, dir))?;
         match options(dir).and_then(|o| Ok(Client::connect(o)?)) {
             Ok(client) => Ok(Volume { program: program.into(), dir: dir.into(), client, nodes }),
@@ -162,9 +178,15 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).map(drop)
 }
 
-/// Best effort: where nothing runs there is nothing to stop.
+/// Best effort: where nothing runs there is nothing to stop. It is ours alone, so whoever looks into the
+/// mount by chance does not keep it.
 fn stop(program: &Path, dir: &Path) {
-    let mut down = Command::new(program);
-    down.arg("down").arg("--dir").arg(dir).stdin(Stdio::null());
-    let _ = down.stdout(Stdio::null()).stderr(Stdio::null()).status();
+    for more in [&[][..], &["--force"]] {
+        let mut down = Command::new(program);
+        down.arg("down").arg("--dir").arg(dir).args(more).stdin(Stdio::null());
+        let ended = down.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if ended.is_ok_and(|status| status.success()) {
+            return;
+        }
+    }
 }

@@ -184,7 +184,7 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
 }
 
 #[test]
-fn an_inode_elsewhere_is_known_by_another_node() {
+fn an_inode_elsewhere_is_known_by_another_executor() {
     let (here, there) = (on(), on());
     let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
     let find = MetaOp::Find { parent: DIR, name: name(5) };

@@ -1,6 +1,6 @@
-//! Mending what does not fit between names and inodes of several nodes.
+//! Mending what does not fit between names and inodes of several executors.
 //!
-//! A fault is mended by one operation of the node that has the record, which looks at all that the
+//! A fault is mended by one operation of the executor that has the record, which looks at all that the
 //! fault consists of once more, in a transaction; see [`tatami_wire::mend`]. Then it is looked at again as a whole, so that
 //! what is wrong besides is found, too. What the operation finds changed is looked at again, too.
 
@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use tatami_wire::mend::{Mend, NAMED_MAX, Named, Place};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
-use tatami_wire::{Cred, Errno, Ino, Kind, NodeId};
+use tatami_wire::{Cred, Errno, Ino, Kind};
 
 /// What is wrong with directories that lie in each other.
 pub(super) const UNREACHABLE: &str = "it cannot be reached from the root";
@@ -55,7 +55,7 @@ impl fmt::Display for Fault {
             Fault::NoInode { count, dir } => {
                 write!(f, "{count} entries lead to it, one in {dir}, and it is not there")
             }
-            Fault::Twins => write!(f, "two nodes have a record of it"),
+            Fault::Twins => write!(f, "two executors have a record of it"),
             Fault::OtherKind { dir, .. } => {
                 write!(f, "an entry in {dir} says that it is of another kind")
             }
@@ -347,10 +347,10 @@ impl Fsck<'_> {
     ) -> Result<BTreeMap<Ino, Vec<Named>>, FsckError> {
         let mut all: BTreeMap<Ino, Vec<Named>> = BTreeMap::new();
         for inos in inos.chunks(NAMED_MAX) {
-            for (shard, node) in leads {
-                let failed = |errno| FsckError::Node { node: *node, what: WHAT, errno };
+            for (shard, executor) in leads {
+                let failed = |errno| FsckError::Executor { executor: *executor, what: WHAT, errno };
                 let op = MetaOp::NamesOf { shard: *shard, inos: inos.to_vec() };
-                let reply = self.client.meta_at(*node, &Cred::ROOT, op).map_err(failed)?;
+                let reply = self.client.meta_at(*executor, &Cred::ROOT, op).map_err(failed)?;
                 let MetaReply::Named { names, .. } = reply else {
                     return Err(failed(Errno::EPROTO));
                 };
@@ -380,9 +380,7 @@ impl Fsck<'_> {
     }
 
     fn failed(&self, ino: Ino, errno: Errno) -> FsckError {
-        let shard = ino.shard();
-        let node = self.client.map().owner(shard).unwrap_or(NodeId(0));
-        FsckError::Shard { shard, node, what: WHAT, errno }
+        self.failed_at(ino.shard(), WHAT, errno)
     }
 }
 

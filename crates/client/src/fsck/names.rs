@@ -1,6 +1,6 @@
-//! Comparing names and inodes of all nodes.
+//! Comparing names and inodes of all executors.
 //!
-//! What the nodes tell is not from one moment. So whatever does not fit is looked at again: an inode that
+//! What the executors tell is not from one moment. So whatever does not fit is looked at again: an inode that
 //! is the same before and after all entries that lead to it have been asked for, three times with the same answer, while no
 //! transaction is about to write any of this, has these names and no others.
 
@@ -9,7 +9,7 @@ use super::{Finding, Fsck, FsckError, Wrong};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 use tatami_wire::meta::{MetaOp, MetaReply, Naming, TIES_MAX, Tied};
-use tatami_wire::{Cred, Errno, Ino, Kind, NodeId, ShardId};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino, Kind, ShardId};
 
 const WHAT: &str = "tell names and inodes";
 /// So often, at most, an inode is looked at that does not stop changing.
@@ -19,7 +19,7 @@ const REST: Duration = Duration::from_millis(10);
 /// Deepest directory that is followed up to the root.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// All that the nodes say of one inode.
+/// All that the executors say of one inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
     /// Records of the inode, one normally.
@@ -27,11 +27,11 @@ pub(super) struct Facts {
     names: Vec<Naming>,
 }
 
-pub(super) type Leads = [(ShardId, NodeId)];
+pub(super) type Leads = [(ShardId, ExecutorId)];
 type Told = BTreeMap<Ino, Facts>;
 
 impl Fsck<'_> {
-    /// Compares names and inodes of all nodes; nothing where one node always had all of them.
+    /// Compares names and inodes of all executors; nothing where one always had all of them.
     pub(super) fn ties(&mut self) -> Result<(), FsckError> {
         if !self.is_spread() {
             return Ok(());
@@ -39,7 +39,7 @@ impl Fsck<'_> {
         let leads = self.client.map().leads();
         let mut above: HashMap<Ino, Ino> = HashMap::new();
         let mut after = Ino(0);
-        // The shards of a node lie side by side, so its inodes are asked for first.
+        // The shards of an executor lie side by side, so its inodes are asked for first.
         let blocks = self.blocks();
         for (lead, last) in blocks {
             while after < last {
@@ -51,17 +51,18 @@ impl Fsck<'_> {
         self.rings(&leads, &above)
     }
 
-    /// For each run of shards of one node, the first shard of that node and the last number.
+    /// For each run of shards of one executor, the first shard of that executor and the last number.
     fn blocks(&self) -> Vec<(ShardId, Ino)> {
         let map = self.client.map();
         let mut blocks: Vec<(ShardId, Ino)> = Vec::new();
-        for (number, node) in map.shards.iter().enumerate() {
+        for (number, executor) in map.shards.iter().enumerate() {
             // There is no shard behind the very last one.
             let last = match number + 1 < map.shards.len() {
                 true => Ino::first_of(ShardId(number as u16 + 1)).0 - 1,
                 false => u64::MAX,
             };
-            let lead = map.leads().iter().find(|(_, n)| n == node).map_or(ShardId(0), |(s, _)| *s);
+            let lead = map.leads().into_iter().find(|(_, id)| id == executor);
+            let lead = lead.map_or(ShardId(0), |(shard, _)| shard);
             match blocks.last_mut() {
                 Some((known, end)) if *known == lead => *end = Ino(last),
                 _ => blocks.push((lead, Ino(last))),
@@ -70,7 +71,7 @@ impl Fsck<'_> {
         blocks
     }
 
-    /// What all nodes say of inodes above `after`; and up to which one.
+    /// What all executors say of inodes above `after`; and up to which one.
     fn told(
         &mut self,
         leads: &Leads,
@@ -81,10 +82,10 @@ impl Fsck<'_> {
         let mut all = Told::new();
         let mut leads = leads.to_vec();
         leads.sort_by_key(|(shard, _)| *shard != first);
-        for (shard, node) in leads {
-            let failed = |errno| FsckError::Node { node, what: WHAT, errno };
+        for (shard, executor) in leads {
+            let failed = |errno| FsckError::Executor { executor, what: WHAT, errno };
             let op = MetaOp::Ties { shard, after, last, limit: TIES_MAX };
-            let reply = self.client.meta_at(node, &Cred::ROOT, op).map_err(failed)?;
+            let reply = self.client.meta_at(executor, &Cred::ROOT, op).map_err(failed)?;
             let MetaReply::Ties { inodes, names, upto } = reply else {
                 return Err(failed(Errno::EPROTO));
             };
@@ -186,7 +187,7 @@ impl Fsck<'_> {
         for ino in wanted {
             let [first, second, third] =
                 views.each_mut().map(|view| view.remove(ino).unwrap_or_default());
-            // An entry that a split or a move carries from node to node is missed once at most.
+            // An entry that a split or a move carries from one executor to another is missed once at most.
             if first.rests() && first == second && second == third {
                 seen.push((*ino, third));
             }
@@ -277,7 +278,7 @@ impl Facts {
             ([tied], _) => tied,
             _ => return Some(Fault::Twins),
         };
-        // One that does not read is told by its node.
+        // One that does not read is told by its executor.
         let kind = tied.kind?;
         if let Some(other) = self.names.iter().find(|n| n.count > 0 && n.kind != kind) {
             return Some(Fault::OtherKind { dir: other.dir, kind });

@@ -1,7 +1,7 @@
 //! Partitions of directories that are not there any more, and those of which no directory knows.
 //!
 //! Which partitions a directory has follows from what each of them says, see [`tatami_wire::partition`]. They are mended before
-//! the nodes verify their own records: entries of a partition without a record would be lost there.
+//! the executors verify their own records: entries of a partition without a record would be lost there.
 
 use super::mend::Did;
 use super::names::Leads;
@@ -51,7 +51,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fsck<'_> {
-    /// Compares the partitions of each directory; nothing where one node always had all of them.
+    /// Compares the partitions of each directory; nothing where one executor always had all of them.
     pub(super) fn partitions(&mut self) -> Result<(), FsckError> {
         let map = self.client.map();
         let leads = map.leads();
@@ -94,15 +94,15 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// What all nodes say of directories of which the entries are in several partitions.
+    /// What all executors say of directories of which the entries are in several partitions.
     fn told_parts(&self, leads: &Leads, map: &ShardMap) -> Result<BTreeMap<Ino, Group>, FsckError> {
         let mut all: BTreeMap<Ino, Group> = BTreeMap::new();
-        for (shard, node) in leads {
-            let failed = |errno| FsckError::Node { node: *node, what: WHAT, errno };
+        for (shard, executor) in leads {
+            let failed = |errno| FsckError::Executor { executor: *executor, what: WHAT, errno };
             let mut next = Some(Ino(0));
             while let Some(after) = next {
                 let op = MetaOp::Parts { shard: *shard, after };
-                let reply = self.client.meta_at(*node, &Cred::ROOT, op).map_err(failed)?;
+                let reply = self.client.meta_at(*executor, &Cred::ROOT, op).map_err(failed)?;
                 let MetaReply::Parts { parts, next: following } = reply else {
                     return Err(failed(Errno::EPROTO));
                 };
@@ -223,10 +223,11 @@ fn grown(map: &ShardMap, group: &Group, made: Range) -> Range {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tatami_wire::{NodeId, ShardId};
+    use tatami_wire::{ExecutorId, NodeId, ShardId};
 
     fn map() -> ShardMap {
-        ShardMap::even(1, 4096, &[NodeId(0), NodeId(1)]).expect("a power of two")
+        ShardMap::even(1, 4096, &[0, 1].map(|node| ExecutorId::first(NodeId(node))))
+            .expect("a power of two")
     }
 
     /// A directory that splits at random.

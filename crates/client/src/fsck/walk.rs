@@ -5,14 +5,14 @@ use std::cmp::Ordering;
 use std::collections::VecDeque;
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece, READDIR_MAX};
+use tatami_wire::{Attr, Cred, Errno, ExecutorId, Ino, NodeId, Piece, READDIR_MAX};
 
 /// Objects asked for in one request.
 const OBJECTS_STEP: u32 = 8 * 1024;
 
-/// All inodes of the shards of a node in number order, some at a time.
+/// All inodes of the shards of an executor in number order, some at a time.
 pub(super) struct Inodes {
-    node: NodeId,
+    executor: ExecutorId,
     queue: VecDeque<Attr>,
     /// The last one that was asked for.
     after: Ino,
@@ -20,17 +20,17 @@ pub(super) struct Inodes {
 }
 
 impl Inodes {
-    pub(super) fn of(node: NodeId) -> Inodes {
-        Inodes { node, queue: VecDeque::new(), after: Ino(0), end: false }
+    pub(super) fn of(executor: ExecutorId) -> Inodes {
+        Inodes { executor, queue: VecDeque::new(), after: Ino(0), end: false }
     }
 
     pub(super) fn peek(&mut self, fsck: &Fsck) -> Result<Option<&Attr>, FsckError> {
         const WHAT: &str = "list its inodes";
         while self.queue.is_empty() && !self.end {
             let after = self.after;
-            let failed = |errno| FsckError::Node { node: self.node, what: WHAT, errno };
+            let failed = |errno| FsckError::Executor { executor: self.executor, what: WHAT, errno };
             let op = MetaOp::ScanInodes { after, limit: READDIR_MAX };
-            let reply = fsck.client.meta_at(self.node, &Cred::ROOT, op).map_err(failed)?;
+            let reply = fsck.client.meta_at(self.executor, &Cred::ROOT, op).map_err(failed)?;
             let MetaReply::Inodes { attrs, end } = reply else {
                 return Err(failed(Errno::EPROTO));
             };

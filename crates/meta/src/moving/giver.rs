@@ -1,4 +1,4 @@
-//! The node that serves shards and gives them away.
+//! The executor that serves shards and gives them away.
 
 use super::records::Cursor;
 use super::{BYTES_MAX, KEYS_MAX, MoveEvent, MoveWants, refusal};
@@ -12,7 +12,7 @@ use crate::transaction::locks::Block;
 use crate::transaction::record;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, NodeId, Timestamp};
+use tatami_wire::{ClientId, Errno, ExecutorId, Timestamp};
 
 /// A part that is not answered is sent again after so many ms.
 const AGAIN: u64 = 200;
@@ -45,7 +45,7 @@ enum Phase {
 pub(super) struct Giving {
     pub txid: Txid,
     block: Block,
-    to: NodeId,
+    to: ExecutorId,
     phase: Phase,
     /// The number of the last part, and what it is until it is answered.
     part: u32,
@@ -67,24 +67,24 @@ impl Giving {
 }
 
 impl<S: Store> Meta<S> {
-    /// Begins to give shards from `first` on, at most `count`, to another node. Fewer are moved in one go where
+    /// Begins to give shards from `first` on, at most `count`, to another executor. Fewer are moved in one go where
     /// they have many inodes. It has happened when the map says so; or it comes to nothing, see
     /// [`Meta::take_move_failure`].
     ///
     /// # Errors
     /// `EBUSY` while another move from here is under way, `ESTALE` where the shards are not all
-    /// of this node, `EINVAL`, `EIO`.
+    /// of this executor, `EINVAL`, `EIO`.
     pub fn give(
         &mut self,
         now: Timestamp,
         first: u16,
         count: u16,
-        to: NodeId,
+        to: ExecutorId,
     ) -> Result<(), Errno> {
         self.tx.now = self.tx.now.max(now);
         let shards = self.state.map().count();
         let end = usize::from(first) + usize::from(count);
-        if count == 0 || end > shards || to == self.tx.node {
+        if count == 0 || end > shards || to == self.tx.here {
             return Err(Errno::EINVAL);
         }
         if self.moves.giving.is_some() {
@@ -175,7 +175,7 @@ impl<S: Store> Meta<S> {
     /// The taker has got a part, or will not.
     pub(super) fn part_taken(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         txid: Txid,
         part: u32,
         refused: Option<Errno>,

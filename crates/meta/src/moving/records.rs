@@ -92,13 +92,15 @@ impl<S: Store> State<S> {
 mod tests {
     use super::*;
     use crate::store::MemoryStore;
-    use tatami_wire::{ClientId, NodeId, Piece, ShardMap, VolumeId};
+    use tatami_wire::{ClientId, ExecutorId, NodeId, Piece, ShardMap, VolumeId};
+
+    const HERE: ExecutorId = ExecutorId { node: NodeId(0), index: 2 };
 
     /// Records of all tags, of shards 3 to 9.
     fn state() -> State<MemoryStore> {
-        let map = ShardMap::even(1, 16, &[NodeId(0)]).expect("a power of two");
+        let map = ShardMap::even(1, 16, &[HERE]).expect("a power of two");
         let mut state =
-            State::open(MemoryStore::new(), VolumeId([1; 16]), NodeId(0), map).expect("opens");
+            State::open(MemoryStore::new(), VolumeId([1; 16]), HERE, map).expect("opens");
         for shard in 3..10 {
             let shard = ShardId(shard);
             let ino = Ino::new(shard, shard, 7);

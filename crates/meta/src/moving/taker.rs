@@ -1,4 +1,4 @@
-//! The node that is given shards.
+//! The executor that is given shards.
 
 use super::{Brought, MoveEvent, Whole};
 use crate::error::Outcome;
@@ -24,7 +24,7 @@ pub(super) struct Taking {
 }
 
 impl<S: Store> Meta<S> {
-    /// A part of a move to this node.
+    /// A part of a move to this executor.
     pub(super) fn take_part(&mut self, txid: Txid, part: u32, cargo: Cargo) -> Outcome<()> {
         let next = self.moves.taking.get(&txid).map(|taking| taking.next);
         let refused = match (next, cargo) {
@@ -44,11 +44,11 @@ impl<S: Store> Meta<S> {
                 self.end_taking(txid, Whole { inodes, reserved, lockers })?;
                 None
             }
-            // This node has died since, or forgotten it.
+            // This executor has died since, or forgotten it.
             (None, _) => Some(Errno::EAGAIN),
             (Some(_), _) => return Ok(()),
         };
-        self.tx.send(txid.node, PeerMessage::Carried { txid, part, refused });
+        self.tx.send(txid.executor, PeerMessage::Carried { txid, part, refused });
         Ok(())
     }
 
@@ -71,7 +71,7 @@ impl<S: Store> Meta<S> {
             .zip(&brought.moves)
             .any(|(shard, moves)| self.state.owns(shard) || known[usize::from(shard.0)] > *moves);
         if stale {
-            self.tell_map(txid.node);
+            self.tell_map(txid.executor);
             return Ok(Some(Some(Errno::ESTALE)));
         }
         if !self.state.has_room() {
@@ -132,7 +132,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Serves from now on what the map says is this node's.
+    /// Serves from now on what the map says is this executor's.
     pub(super) fn take_over(&mut self) -> Outcome<()> {
         let (mut come, mut vain) = (Vec::new(), Vec::new());
         let moves = self.state.map().places().1;
@@ -167,7 +167,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// A move to this node has come to nothing.
+    /// A move to this executor has come to nothing.
     pub(super) fn drop_taking(&mut self, txid: Txid) -> Outcome<()> {
         if let Some(taking) = self.moves.taking.remove(&txid) {
             self.state.put(keys::brought(txid), None);

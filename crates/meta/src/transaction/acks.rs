@@ -1,12 +1,12 @@
 //! What a participant tells a coordinator so that it can forget a transaction that has happened.
 //!
-//! Nobody waits for that, so it does not wake anybody: it goes along with the next message to that node, or
+//! Nobody waits for that, so it does not wake anybody: it goes along with the next message to that executor, or
 //! after a while with all that has come together.
 
 use super::{Out, Transactions, later};
 use std::collections::BTreeMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
-use tatami_wire::{NodeId, Timestamp};
+use tatami_wire::{ExecutorId, Timestamp};
 
 /// So long (in ms) it waits for company: less than until the coordinator asks again.
 const DELAY: u64 = 20;
@@ -19,7 +19,7 @@ pub(crate) struct Acks {
     /// Done since the last commit.
     staged: Vec<Txid>,
     /// By coordinator, and since when the first waits.
-    done: BTreeMap<NodeId, (Timestamp, Vec<Txid>)>,
+    done: BTreeMap<ExecutorId, (Timestamp, Vec<Txid>)>,
     now: Timestamp,
 }
 
@@ -32,7 +32,7 @@ impl Acks {
 
     pub fn committed(&mut self) {
         for txid in self.staged.drain(..) {
-            self.done.entry(txid.node).or_insert((self.now, Vec::new())).1.push(txid);
+            self.done.entry(txid.executor).or_insert((self.now, Vec::new())).1.push(txid);
         }
     }
 
@@ -50,7 +50,7 @@ impl Acks {
         self.done.values().map(|(since, _)| later(*since, DELAY)).min()
     }
 
-    fn take(&mut self, to: NodeId) -> Option<Out> {
+    fn take(&mut self, to: ExecutorId) -> Option<Out> {
         let txids = &mut self.done.get_mut(&to)?.1;
         let some = txids.split_off(txids.len().saturating_sub(TOGETHER_MAX));
         if txids.is_empty() {
@@ -66,10 +66,10 @@ impl Transactions {
     pub fn take_outs(&mut self) -> Vec<Out> {
         let mut outs = std::mem::take(&mut self.ready_outs);
         if !self.acks.done.is_empty() {
-            let mut nodes: Vec<_> = outs.iter().map(|out| out.to).collect();
-            nodes.sort_unstable();
-            nodes.dedup();
-            outs.extend(nodes.into_iter().filter_map(|node| self.acks.take(node)));
+            let mut executors: Vec<_> = outs.iter().map(|out| out.to).collect();
+            executors.sort_unstable();
+            executors.dedup();
+            outs.extend(executors.into_iter().filter_map(|executor| self.acks.take(executor)));
         }
         outs
     }
@@ -77,10 +77,15 @@ impl Transactions {
     /// Tells what has waited long enough.
     pub fn tell_done(&mut self) {
         let late = |(since, _): &(Timestamp, Vec<Txid>)| later(*since, DELAY) <= self.now;
-        let due: Vec<_> =
-            self.acks.done.iter().filter(|(_, all)| late(all)).map(|(node, _)| *node).collect();
-        for node in due {
-            while let Some(out) = self.acks.take(node) {
+        let due: Vec<_> = self
+            .acks
+            .done
+            .iter()
+            .filter(|(_, all)| late(all))
+            .map(|(executor, _)| *executor)
+            .collect();
+        for executor in due {
+            while let Some(out) = self.acks.take(executor) {
                 self.outs.push(out);
             }
         }

@@ -1,4 +1,4 @@
-//! What a node does for operations of its own clients that need other nodes.
+//! What an executor does for operations of its own clients that need other executors.
 
 use super::locking::Grip;
 use super::participant::{ASK_AGAIN, ASK_SOON};
@@ -16,7 +16,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::{Age, PeerMessage, Refusal, Txid};
-use tatami_wire::{Cred, Errno, Ino, NodeId, Timestamp};
+use tatami_wire::{Cred, Errno, ExecutorId, Ino, Timestamp};
 
 /// A message without an answer is sent again after so many ms.
 pub(super) const AGAIN: u64 = 50;
@@ -30,7 +30,7 @@ const LOOKS: u32 = 6;
 const REST: u64 = 2;
 const REST_MAX: u64 = 100;
 
-/// An operation that needs other nodes.
+/// An operation that needs other executors.
 pub(crate) struct Job {
     pub(super) ticket: Ticket,
     ctx: Context,
@@ -43,14 +43,14 @@ pub(crate) struct Job {
     /// Locks what it asks for.
     locks: bool,
     pub(super) again: Again,
-    /// Questions, and nodes that they went to, since the last fresh start.
-    asked: BTreeSet<NodeId>,
+    /// Questions, and executors that they went to, since the last fresh start.
+    asked: BTreeSet<ExecutorId>,
     rounds: u32,
     /// What had been seen here when the last question was asked.
     trace: u128,
     /// What a whole run has seen, which shall be seen once more.
     confirm: Option<u128>,
-    /// The inodes of this node that the last run has looked at.
+    /// The inodes of this executor that the last run has looked at.
     seen: Vec<Ino>,
     pub(super) phase: Phase,
 }
@@ -60,10 +60,10 @@ pub(super) enum Phase {
     Locking(Grip),
     Fetching {
         request: Txid,
-        left: BTreeMap<NodeId, Vec<Key>>,
+        left: BTreeMap<ExecutorId, Vec<Key>>,
         again_at: Timestamp,
     },
-    /// Records of this node are locked.
+    /// Records of this executor are locked.
     Blocked {
         on: Vec<Txid>,
         ask_at: Timestamp,
@@ -77,9 +77,9 @@ pub(super) enum Phase {
 
 /// A transaction that has happened, and not everybody has said that he has done his part.
 pub(crate) struct Decided {
-    pub left: BTreeMap<NodeId, Part>,
+    pub left: BTreeMap<ExecutorId, Part>,
     pub again_at: Timestamp,
-    /// The inodes of this node that it has changed.
+    /// The inodes of this executor that it has changed.
     pub changed: Vec<Ino>,
 }
 
@@ -143,8 +143,8 @@ impl<S: Store> Meta<S> {
         let (used, trace) = txn.seen();
         let run = match result.and_then(|reply| Ok((reply, txn.done()?))) {
             Ok((reply, mut done)) => {
-                if let Some(node) = self.witness(job, &done) {
-                    done.parts.insert(node, Share::default());
+                if let Some(executor) = self.witness(job, &done) {
+                    done.parts.insert(executor, Share::default());
                 }
                 Run { result: Ok(reply), done, used, trace }
             }
@@ -176,7 +176,7 @@ impl<S: Store> Meta<S> {
                 self.fetch(job, missing);
             }
             Err(Failure::Locked(on)) => self.block(job, on),
-            // That is true of a record of this node.
+            // That is true of a record of this executor.
             Err(Failure::Parted(part, range)) => {
                 self.answer(job, Ok(MetaReply::Parted { part, range }), Vec::new());
             }
@@ -192,22 +192,22 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Waits until records of this node are not locked any more. It has no locks itself.
+    /// Waits until records of this executor are not locked any more. It has no locks itself.
     pub(super) fn block(&mut self, mut job: Job, on: Vec<Txid>) {
         job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_SOON) };
         self.tx.jobs.insert(job.ticket, job);
     }
 
     /// Asks the others for records.
-    fn fetch(&mut self, job: Job, keys: Vec<(NodeId, Key)>) {
-        let mut left: BTreeMap<NodeId, Vec<Key>> = BTreeMap::new();
-        for (node, key) in keys {
-            left.entry(node).or_default().push(key);
+    fn fetch(&mut self, job: Job, keys: Vec<(ExecutorId, Key)>) {
+        let mut left: BTreeMap<ExecutorId, Vec<Key>> = BTreeMap::new();
+        for (executor, key) in keys {
+            left.entry(executor).or_default().push(key);
         }
         self.question(job, left);
     }
 
-    pub(super) fn question(&mut self, mut job: Job, left: BTreeMap<NodeId, Vec<Key>>) {
+    pub(super) fn question(&mut self, mut job: Job, left: BTreeMap<ExecutorId, Vec<Key>>) {
         let request = self.tx.name();
         job.rounds += 1;
         job.asked.extend(left.keys());
@@ -217,16 +217,16 @@ impl<S: Store> Meta<S> {
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    fn send_fetches(&mut self, request: Txid, age: Age, left: &BTreeMap<NodeId, Vec<Key>>) {
-        for (node, keys) in left {
+    fn send_fetches(&mut self, request: Txid, age: Age, left: &BTreeMap<ExecutorId, Vec<Key>>) {
+        for (executor, keys) in left {
             let keys = keys.iter().cloned().map(Bytes::from).collect();
-            self.tx.send(*node, PeerMessage::Fetch { request, age, keys });
+            self.tx.send(*executor, PeerMessage::Fetch { request, age, keys });
         }
     }
 
     pub(super) fn fetched(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         request: Txid,
         life: u64,
         values: Vec<Option<Bytes>>,
@@ -283,7 +283,7 @@ impl<S: Store> Meta<S> {
         ours.then_some(job)
     }
 
-    pub(super) fn refused(&mut self, from: NodeId, txid: Txid, why: Refusal) -> Outcome<()> {
+    pub(super) fn refused(&mut self, from: ExecutorId, txid: Txid, why: Refusal) -> Outcome<()> {
         let Some(job) = self.attempting(txid) else { return Ok(()) };
         let asked = match &job.phase {
             Phase::Locking(grip) => grip.left.contains_key(&from),
@@ -331,8 +331,8 @@ impl<S: Store> Meta<S> {
         let changed = std::mem::take(&mut self.state.changed);
         for (txid, Committed { participants: left }) in decided {
             // Where the others show their part, nobody may believe what was here before.
-            for (node, Part { life, writes }) in &left {
-                let (to, life, writes) = (*node, *life, writes.clone());
+            for (executor, Part { life, writes }) in &left {
+                let (to, life, writes) = (*executor, *life, writes.clone());
                 let message = PeerMessage::Finish { txid, life, writes };
                 let changed = changed.clone();
                 self.tx.outs.push(Out { to, message, changed, seen: Vec::new() });
@@ -371,18 +371,22 @@ impl<S: Store> Meta<S> {
         self.unlock(job);
         match std::mem::replace(&mut job.phase, Phase::Resting { until: self.tx.now }) {
             Phase::Preparing(attempt) => {
-                attempt.txids().for_each(|(node, txid)| self.release(txid, [node].iter()));
+                attempt.txids().for_each(|(executor, txid)| self.release(txid, [executor].iter()));
             }
-            Phase::Locking(grip) => self.release(grip.txid, grip.nodes()),
+            Phase::Locking(grip) => self.release(grip.txid, grip.executors()),
             Phase::Fetching { request, .. } => drop(self.tx.by_txid.remove(&request)),
             Phase::Blocked { .. } | Phase::Resting { .. } => {}
         }
     }
 
     /// The locks are not needed any more; those who have none of them forget that they were asked.
-    pub(super) fn release<'a>(&mut self, txid: Txid, nodes: impl Iterator<Item = &'a NodeId>) {
+    pub(super) fn release<'a>(
+        &mut self,
+        txid: Txid,
+        executors: impl Iterator<Item = &'a ExecutorId>,
+    ) {
         self.tx.by_txid.remove(&txid);
-        nodes.for_each(|node| self.tx.send(*node, PeerMessage::Release { txid }));
+        executors.for_each(|executor| self.tx.send(*executor, PeerMessage::Release { txid }));
     }
 
     /// Shards have moved: whatever is under way starts afresh, where the records are now.
@@ -414,7 +418,7 @@ impl<S: Store> Meta<S> {
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    /// Operations of this node that waited for a lock go on, the oldest first.
+    /// Operations of this executor that waited for a lock go on, the oldest first.
     pub(super) fn unblock(&mut self, txid: Txid) {
         let waits = |job: &Job| match &job.phase {
             Phase::Blocked { on, .. } => on.contains(&txid),
@@ -433,7 +437,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    pub(super) fn participant_finished(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
+    pub(super) fn participant_finished(&mut self, from: ExecutorId, txid: Txid) -> Outcome<()> {
         if let Some(decided) = self.tx.decided.get_mut(&txid) {
             decided.left.remove(&from);
             if decided.left.is_empty() {
@@ -445,8 +449,13 @@ impl<S: Store> Meta<S> {
     }
 
     /// Somebody meets locks of a transaction of ours.
-    pub(super) fn tell_fate(&mut self, to: NodeId, txid: Txid, abort: Option<Age>) -> Outcome<()> {
-        if txid.node != self.tx.node {
+    pub(super) fn tell_fate(
+        &mut self,
+        to: ExecutorId,
+        txid: Txid,
+        abort: Option<Age>,
+    ) -> Outcome<()> {
+        if txid.executor != self.tx.here {
             return Ok(());
         }
         if let Some(decided) = self.tx.decided.get(&txid) {
@@ -491,14 +500,14 @@ impl<S: Store> Meta<S> {
         let mut sent = Vec::new();
         for (txid, decided) in late {
             decided.again_at = later(now, AGAIN);
-            for (node, Part { life, writes }) in &decided.left {
+            for (executor, Part { life, writes }) in &decided.left {
                 let (life, writes) = (*life, writes.clone());
                 let message = PeerMessage::Finish { txid: *txid, life, writes };
-                sent.push((*node, message, decided.changed.clone()));
+                sent.push((*executor, message, decided.changed.clone()));
             }
         }
-        for (node, message, changed) in sent {
-            self.tx.tell(node, message, changed);
+        for (executor, message, changed) in sent {
+            self.tx.tell(executor, message, changed);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Operations that lock the records of other nodes as they come to them.
+//! Operations that lock the records of other executors as they come to them.
 //!
 //! Two that are in each other's way are told apart by their age: who has locks waits for younger ones only, which give theirs back
 //! when they are asked to, or are through before that. Who has none waits for anybody. So nobody waits for himself,
@@ -16,40 +16,40 @@ use crate::txn::{Done, Share};
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Item, PeerMessage, Txid};
-use tatami_wire::{Errno, NodeId, Timestamp};
+use tatami_wire::{Errno, ExecutorId, Timestamp};
 
-/// What an attempt has locked at other nodes, and is about to.
+/// What an attempt has locked at other executors, and is about to.
 pub(super) struct Grip {
     pub txid: Txid,
-    held: BTreeMap<NodeId, Promise>,
+    held: BTreeMap<ExecutorId, Promise>,
     /// Who has not answered yet, and what he was asked for.
-    pub left: BTreeMap<NodeId, Keys>,
+    pub left: BTreeMap<ExecutorId, Keys>,
     /// The number of the last question.
     question: u32,
-    /// It has asked one node, and no other.
+    /// It has asked one executor, and no other.
     waits: bool,
     /// When it asks again, for locks or about those in its way.
     again_at: Timestamp,
     pub ends: Timestamp,
-    /// Nothing is missing, but records of this node are locked.
+    /// Nothing is missing, but records of this executor are locked.
     pub on: Vec<Txid>,
 }
 
-/// Records of one node: those to be seen, and those that may be written.
+/// Records of one executor: those to be seen, and those that may be written.
 #[derive(Clone, Default)]
 pub(super) struct Keys {
     reads: BTreeSet<Key>,
     writes: BTreeSet<Key>,
 }
 
-/// What a node has locked.
+/// What an executor has locked.
 struct Promise {
     life: u64,
     room: bool,
     keys: Keys,
 }
 
-/// What a node says of records that it has locked.
+/// What an executor says of records that it has locked.
 pub(super) struct Told {
     pub life: u64,
     pub room: bool,
@@ -73,24 +73,24 @@ impl Grip {
     }
 
     /// All that were asked for locks.
-    pub fn nodes(&self) -> impl Iterator<Item = &NodeId> {
-        let others = self.left.keys().filter(|node| !self.held.contains_key(node));
+    pub fn executors(&self) -> impl Iterator<Item = &ExecutorId> {
+        let others = self.left.keys().filter(|executor| !self.held.contains_key(executor));
         self.held.keys().chain(others)
     }
 
     /// What an operation has to do with others beyond what is locked for it.
-    fn unlocked(&self, done: &Done) -> BTreeMap<NodeId, Keys> {
+    fn unlocked(&self, done: &Done) -> BTreeMap<ExecutorId, Keys> {
         let mut all = BTreeMap::new();
-        for (node, share) in &done.parts {
+        for (executor, share) in &done.parts {
             let has = |key: &Key, to_write| {
-                self.held.get(node).is_some_and(|promise| promise.keys.has(key, to_write))
+                self.held.get(executor).is_some_and(|promise| promise.keys.has(key, to_write))
             };
             let writes: BTreeSet<_> =
                 share.writes.keys().filter(|key| !has(key, true)).cloned().collect();
             let reads = share.reads.keys().filter(|key| !has(key, false));
             let reads: BTreeSet<_> = reads.filter(|key| !writes.contains(*key)).cloned().collect();
             if !(reads.is_empty() && writes.is_empty()) {
-                all.insert(*node, Keys { reads, writes });
+                all.insert(*executor, Keys { reads, writes });
             }
         }
         all
@@ -110,7 +110,7 @@ impl<S: Store> Meta<S> {
             Err(Failure::Locked(on)) => self.meet_lock(job, on),
             Err(failure) => {
                 let result = match failure {
-                    // That is true of a record of this node.
+                    // That is true of a record of this executor.
                     Failure::Parted(part, range) => {
                         Ok(tatami_wire::meta::MetaReply::Parted { part, range })
                     }
@@ -129,7 +129,8 @@ impl<S: Store> Meta<S> {
                         self.take_effect(job, reply, done, Vec::new());
                         return;
                     }
-                    let wanted = done.parts.iter().map(|(node, share)| (*node, all_of(share)));
+                    let wanted =
+                        done.parts.iter().map(|(executor, share)| (*executor, all_of(share)));
                     let wanted = wanted.collect();
                     return self.lock_more(job, wanted);
                 };
@@ -142,13 +143,13 @@ impl<S: Store> Meta<S> {
                     return self.answer(job, Err(Errno::ENOSPC), Vec::new());
                 }
                 let (txid, mut parts, mut others) = (grip.txid, BTreeMap::new(), Vec::new());
-                for (node, promise) in &grip.held {
-                    let writes = done.parts.get(node).map(|share| items(&share.writes));
+                for (executor, promise) in &grip.held {
+                    let writes = done.parts.get(executor).map(|share| items(&share.writes));
                     match writes.filter(|writes| !writes.is_empty()) {
                         Some(writes) => {
-                            parts.insert(*node, Part { life: promise.life, writes });
+                            parts.insert(*executor, Part { life: promise.life, writes });
                         }
-                        None => others.push(*node),
+                        None => others.push(*executor),
                     }
                 }
                 let decided = match parts.is_empty() {
@@ -166,7 +167,7 @@ impl<S: Store> Meta<S> {
     }
 
     /// Asks for locks besides those that it has.
-    fn lock_more(&mut self, mut job: Job, wanted: BTreeMap<NodeId, Keys>) {
+    fn lock_more(&mut self, mut job: Job, wanted: BTreeMap<ExecutorId, Keys>) {
         let now = self.tx.now;
         let mut grip = match std::mem::replace(&mut job.phase, Phase::Resting { until: now }) {
             Phase::Locking(grip) => grip,
@@ -193,18 +194,18 @@ impl<S: Store> Meta<S> {
 
     fn send_locks(&mut self, job: &Job) {
         let Phase::Locking(grip) = &job.phase else { return };
-        for (node, Keys { reads, writes }) in &grip.left {
+        for (executor, Keys { reads, writes }) in &grip.left {
             let bytes = |keys: &BTreeSet<Key>| keys.iter().cloned().map(Bytes::from).collect();
             let message = PeerMessage::Lock {
                 txid: grip.txid,
                 age: job.age,
-                life: grip.held.get(node).map(|promise| promise.life),
+                life: grip.held.get(executor).map(|promise| promise.life),
                 question: grip.question,
                 waits: grip.waits,
                 reads: bytes(reads),
                 writes: bytes(writes),
             };
-            self.tx.send(*node, message);
+            self.tx.send(*executor, message);
         }
     }
 
@@ -221,7 +222,7 @@ impl<S: Store> Meta<S> {
 
     pub(super) fn locked(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         txid: Txid,
         question: u32,
         told: Told,
@@ -229,7 +230,7 @@ impl<S: Store> Meta<S> {
         let decided = self.tx.decided.contains_key(&txid);
         let Some(job) = self.attempting(txid) else {
             // It was given up, and the word of that may have come before the question.
-            if txid.node == self.tx.node && !decided {
+            if txid.executor == self.tx.here && !decided {
                 self.tx.send(from, PeerMessage::Release { txid });
             }
             return Ok(());
@@ -258,7 +259,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// A record of this node is locked.
+    /// A record of this executor is locked.
     fn meet_lock(&mut self, mut job: Job, on: Vec<Txid>) {
         let Phase::Locking(grip) = &mut job.phase else { return self.block(job, on) };
         let age = job.age;
@@ -275,8 +276,8 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// What is missing, by node, and whether it is to be seen or may be written.
-fn wanted(job: &Job, missing: Vec<(NodeId, Key)>) -> BTreeMap<NodeId, Keys> {
+/// What is missing, by executor, and whether it is to be seen or may be written.
+fn wanted(job: &Job, missing: Vec<(ExecutorId, Key)>) -> BTreeMap<ExecutorId, Keys> {
     let inodes: BTreeSet<_> = missing.iter().map(|(_, key)| key.clone()).collect();
     let is_seen = |key: &Key| match keys::parse(key) {
         _ if !job.op.is_mutation() => true,
@@ -284,9 +285,9 @@ fn wanted(job: &Job, missing: Vec<(NodeId, Key)>) -> BTreeMap<NodeId, Keys> {
         Some(Parsed::Ancestor(ino)) => !inodes.contains(&keys::inode(ino)),
         _ => false,
     };
-    let mut wanted: BTreeMap<NodeId, Keys> = BTreeMap::new();
-    for (node, key) in missing {
-        let keys = wanted.entry(node).or_default();
+    let mut wanted: BTreeMap<ExecutorId, Keys> = BTreeMap::new();
+    for (executor, key) in missing {
+        let keys = wanted.entry(executor).or_default();
         if is_seen(&key) {
             keys.reads.insert(key)
         } else {
@@ -313,8 +314,8 @@ fn items(writes: &BTreeMap<Key, Option<Vec<u8>>>) -> Vec<Item<Bytes>> {
 /// Whether it makes records where the disk takes no more.
 fn is_full(grip: &Grip, done: &Done, job: &Job) -> bool {
     let is_new = |key: &Key| job.again.fetched.get(key).is_some_and(|before| before.is_none());
-    done.parts.iter().any(|(node, share)| {
-        grip.held.get(node).is_some_and(|promise| !promise.room)
+    done.parts.iter().any(|(executor, share)| {
+        grip.held.get(executor).is_some_and(|promise| !promise.room)
             && share.writes.iter().any(|(key, value)| value.is_some() && is_new(key))
     })
 }

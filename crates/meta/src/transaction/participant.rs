@@ -1,4 +1,4 @@
-//! What a node does for operations that others coordinate.
+//! What an executor does for operations that others coordinate.
 
 use super::locking::Told;
 use super::locks::inode_of;
@@ -13,7 +13,7 @@ use crate::txn::Txn;
 use std::collections::BTreeSet;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
-use tatami_wire::{ClientId, Cred, Ino, NodeId};
+use tatami_wire::{ClientId, Cred, ExecutorId, Ino};
 
 /// A lock that is held for so long (in ms) has its coordinator asked.
 const ASK: u64 = 500;
@@ -49,7 +49,7 @@ impl<S: Store> Meta<S> {
     /// What are these records? Waits for those that are being written.
     pub(super) fn serve_fetch(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         request: Txid,
         age: Age,
         keys: Vec<Bytes>,
@@ -76,8 +76,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Locks records for an operation of another node, and tells what they are.
-    pub(super) fn lock(&mut self, from: NodeId, wanted: Wanted) -> Outcome<()> {
+    /// Locks records for an operation of another executor, and tells what they are.
+    pub(super) fn lock(&mut self, from: ExecutorId, wanted: Wanted) -> Outcome<()> {
         let Wanted { txid, age, life, question, waits, reads, writes } = wanted;
         let held = self.state.locks.held().get(&txid).map(|held| held.prepared.life);
         let known = |key: &Bytes| self.state.has(key);
@@ -86,7 +86,7 @@ impl<S: Store> Meta<S> {
             self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
             return Ok(());
         }
-        if txid.node != from
+        if txid.executor != from
             || self.tx.over.has(&txid)
             || life.is_some_and(|life| held != Some(life))
             || reads.len() + writes.len() > KEYS_MAX
@@ -160,7 +160,7 @@ impl<S: Store> Meta<S> {
     /// Puts a request aside that has locks elsewhere, unless somebody older is in its way.
     fn wait_or_refuse(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         txid: Txid,
         message: PeerMessage,
         age: Age,
@@ -178,7 +178,7 @@ impl<S: Store> Meta<S> {
 
     pub(super) fn prepare(
         &mut self,
-        from: NodeId,
+        from: ExecutorId,
         txid: Txid,
         age: Age,
         life: u64,
@@ -199,7 +199,7 @@ impl<S: Store> Meta<S> {
             self.tx.send(from, refused(Refusal::Again));
             return Ok(());
         }
-        if txid.node != from
+        if txid.executor != from
             || life != self.tx.life
             || self.tx.over.has(&txid)
             || reads.len() + writes.len() > KEYS_MAX
@@ -360,8 +360,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Puts a request of another node aside until a lock is gone.
-    fn wait(&mut self, from: NodeId, message: PeerMessage, age: Age, on: Vec<Txid>) {
+    /// Puts a request of another executor aside until a lock is gone.
+    fn wait(&mut self, from: ExecutorId, message: PeerMessage, age: Age, on: Vec<Txid>) {
         let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
         if again || self.tx.waiting.len() >= WAITING_MAX {
             return;
@@ -371,12 +371,12 @@ impl<S: Store> Meta<S> {
     }
 
     /// Asks how far a transaction is that has locks here.
-    /// Those of this node hold locks here for moments only, and tell by themselves when they are gone.
+    /// Those of this executor hold locks here for moments only, and tell by themselves when they are gone.
     pub(super) fn ask(&mut self, txid: Txid, abort: Option<Age>) {
-        if txid.node == self.tx.node {
+        if txid.executor == self.tx.here {
             return;
         }
-        self.tx.send(txid.node, PeerMessage::Status { txid, abort });
+        self.tx.send(txid.executor, PeerMessage::Status { txid, abort });
     }
 
     /// Locks are gone: whoever waited for them goes on, the oldest first.
@@ -414,8 +414,8 @@ impl<S: Store> Meta<S> {
         asked.into_iter().for_each(|(txid, age)| self.ask(txid, Some(age)));
     }
 
-    /// A message of another node.
-    pub(super) fn heed(&mut self, from: NodeId, message: PeerMessage) -> Outcome<()> {
+    /// A message of another executor.
+    pub(super) fn heed(&mut self, from: ExecutorId, message: PeerMessage) -> Outcome<()> {
         match message {
             PeerMessage::Fetch { request, age, keys } => self.serve_fetch(from, request, age, keys),
             PeerMessage::Prepare { txid, age, life, reads, writes } => {
@@ -424,10 +424,10 @@ impl<S: Store> Meta<S> {
             PeerMessage::Lock { txid, age, life, question, waits, reads, writes } => {
                 self.lock(from, Wanted { txid, age, life, question, waits, reads, writes })
             }
-            PeerMessage::Finish { txid, life, writes } if txid.node == from => {
+            PeerMessage::Finish { txid, life, writes } if txid.executor == from => {
                 self.finish(txid, Some(Part { life, writes }))
             }
-            PeerMessage::Release { txid } if txid.node == from => self.finish(txid, None),
+            PeerMessage::Release { txid } if txid.executor == from => self.finish(txid, None),
             PeerMessage::Finish { .. } | PeerMessage::Release { .. } => Ok(()),
             PeerMessage::Fetched { request, life, values } => {
                 self.fetched(from, request, life, values)
@@ -445,9 +445,9 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// As [`Meta::heed`], where a failure is the matter of this node alone: the message
+    /// As [`Meta::heed`], where a failure is the matter of this executor alone: the message
     /// counts as lost.
-    pub(crate) fn hear(&mut self, from: NodeId, message: PeerMessage) {
+    pub(crate) fn hear(&mut self, from: ExecutorId, message: PeerMessage) {
         if let Err(failure) = self.heed(from, message) {
             debug_assert!(!matches!(failure, Failure::Missing(_) | Failure::Locked(_)));
             self.note(&failure);

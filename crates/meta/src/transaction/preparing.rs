@@ -12,7 +12,7 @@ use crate::txn::{Done, Share};
 use std::collections::BTreeMap;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Item, PeerMessage, Txid};
-use tatami_wire::{NodeId, Timestamp};
+use tatami_wire::{ExecutorId, Timestamp};
 
 /// About so many bytes of records are prepared with one message.
 const BYTES_MAX: usize = 256 * 1024;
@@ -23,7 +23,7 @@ const MESSAGES_AT_ONCE: u64 = 2;
 
 /// See the module.
 pub(super) struct Attempt {
-    parts: BTreeMap<NodeId, Share>,
+    parts: BTreeMap<ExecutorId, Share>,
     pieces: Vec<Piece>,
     again_at: Timestamp,
     ends: Timestamp,
@@ -31,7 +31,7 @@ pub(super) struct Attempt {
 
 /// What is prepared with one message.
 struct Piece {
-    node: NodeId,
+    on: ExecutorId,
     txid: Txid,
     share: Share,
     is_ready: bool,
@@ -42,12 +42,14 @@ impl Attempt {
         self.pieces.iter().any(|piece| piece.txid == txid)
     }
 
-    pub fn waits_for(&self, node: NodeId, txid: Txid) -> bool {
-        self.pieces.iter().any(|piece| piece.node == node && piece.txid == txid && !piece.is_ready)
+    pub fn waits_for(&self, executor: ExecutorId, txid: Txid) -> bool {
+        self.pieces
+            .iter()
+            .any(|piece| piece.on == executor && piece.txid == txid && !piece.is_ready)
     }
 
-    pub fn txids(&self) -> impl Iterator<Item = (NodeId, Txid)> {
-        self.pieces.iter().map(|piece| (piece.node, piece.txid))
+    pub fn txids(&self) -> impl Iterator<Item = (ExecutorId, Txid)> {
+        self.pieces.iter().map(|piece| (piece.on, piece.txid))
     }
 
     pub fn is_over(&self, now: Timestamp) -> bool {
@@ -73,16 +75,17 @@ impl Attempt {
 impl<S: Store> Meta<S> {
     /// Has everybody check and lock what the operation has seen and writes.
     pub(super) fn attempt(&mut self, mut job: Job, done: Done) {
-        let strangers = done.parts.keys().filter(|node| !job.again.lives.contains_key(node));
-        let strangers: BTreeMap<_, _> = strangers.map(|node| (*node, Vec::new())).collect();
+        let strangers =
+            done.parts.keys().filter(|executor| !job.again.lives.contains_key(executor));
+        let strangers: BTreeMap<_, _> = strangers.map(|executor| (*executor, Vec::new())).collect();
         if !strangers.is_empty() {
             return self.question(job, strangers);
         }
         let now = self.tx.now;
         let mut pieces = Vec::new();
-        for (node, share) in &done.parts {
+        for (executor, share) in &done.parts {
             for share in in_pieces(share) {
-                let piece = Piece { node: *node, txid: self.tx.name(), share, is_ready: false };
+                let piece = Piece { on: *executor, txid: self.tx.name(), share, is_ready: false };
                 self.tx.by_txid.insert(piece.txid, job.ticket);
                 pieces.push(piece);
             }
@@ -100,7 +103,7 @@ impl<S: Store> Meta<S> {
 
     fn send_prepares(&mut self, attempt: &Attempt, job: &Job) {
         let changed: Vec<_> = job.split().into_iter().collect();
-        for Piece { node, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
+        for Piece { on, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
             let item =
                 |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
             let reads = share.reads.iter().map(item);
@@ -108,10 +111,10 @@ impl<S: Store> Meta<S> {
                 reads.map(|(key, v)| Item { key, value: v.as_deref().map(digest) }).collect();
             let writes = share.writes.iter().map(item);
             let writes = writes.map(|(key, v)| Item { key, value: v.map(Bytes::from) }).collect();
-            let life = job.again.lives.get(node).copied().unwrap_or_default();
+            let life = job.again.lives.get(on).copied().unwrap_or_default();
             let message = PeerMessage::Prepare { txid: *txid, age: job.age, life, reads, writes };
             let (changed, seen) = (changed.clone(), Vec::new());
-            self.tx.outs.push(Out { to: *node, message, changed, seen });
+            self.tx.outs.push(Out { to: *on, message, changed, seen });
         }
     }
 
@@ -124,12 +127,12 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    pub(super) fn prepared(&mut self, from: NodeId, txid: Txid) -> Outcome<()> {
+    pub(super) fn prepared(&mut self, from: ExecutorId, txid: Txid) -> Outcome<()> {
         let Some(job) = self.attempting(txid) else { return Ok(()) };
         let (ticket, Phase::Preparing(attempt)) = (job.ticket, &mut job.phase) else {
             return Ok(());
         };
-        let ours = |piece: &&mut Piece| piece.node == from && piece.txid == txid;
+        let ours = |piece: &&mut Piece| piece.on == from && piece.txid == txid;
         attempt.pieces.iter_mut().filter(ours).for_each(|piece| piece.is_ready = true);
         if attempt.pieces.iter().all(|piece| piece.is_ready)
             && let Some(job) = self.tx.jobs.remove(&ticket)
@@ -139,7 +142,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// All are ready: the split is run for the last time. What it does to this node
+    /// All are ready: the split is run for the last time. What it does to this executor
     /// and what the others have prepared becomes true at once.
     fn decide(&mut self, mut job: Job) {
         self.unlock(&job);
@@ -147,10 +150,10 @@ impl<S: Store> Meta<S> {
         let Phase::Preparing(attempt) = &job.phase else { return self.step(job) };
         match result {
             Ok(reply) if done.parts == attempt.parts => {
-                let part = |(node, txid): (NodeId, Txid)| {
-                    let life = job.again.lives.get(&node).copied().unwrap_or_default();
+                let part = |(executor, txid): (ExecutorId, Txid)| {
+                    let life = job.again.lives.get(&executor).copied().unwrap_or_default();
                     let part = Part { life, writes: Vec::new() };
-                    (txid, Committed { participants: [(node, part)].into() })
+                    (txid, Committed { participants: [(executor, part)].into() })
                 };
                 let decided = attempt.txids().map(part).collect();
                 self.take_effect(job, reply, done, decided);
@@ -173,7 +176,7 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// A node's share, as much as fits a message each.
+/// An executor's share, as much as fits a message each.
 fn in_pieces(share: &Share) -> Vec<Share> {
     let mut pieces = vec![Share { reads: share.reads.clone(), writes: BTreeMap::new() }];
     let mut bytes = 0;

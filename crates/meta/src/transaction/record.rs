@@ -5,7 +5,7 @@ use crate::record::Damaged;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use tatami_wire::NodeId;
+use tatami_wire::ExecutorId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Age, Item};
 
@@ -18,7 +18,7 @@ const TRANSACTION_VERSION: u8 = 2;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     pub age: Age,
-    /// The life of this node in which it locked the first of them; 0 if that was not noted.
+    /// The life of this executor in which it locked the first of them; 0 if that was not noted.
     pub life: u64,
     /// Keys that are seen only.
     pub reads: Vec<Bytes>,
@@ -39,7 +39,7 @@ pub(crate) struct Part {
 /// What a coordinator has decided: who has not written it yet, and what.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Committed {
-    pub participants: BTreeMap<NodeId, Part>,
+    pub participants: BTreeMap<ExecutorId, Part>,
 }
 
 impl Prepared {
@@ -65,8 +65,9 @@ impl Committed {
         if bytes.first() != Some(&VERSION) {
             return decode_as(TRANSACTION_VERSION, bytes);
         }
-        let participants: BTreeSet<NodeId> = decode(bytes)?;
-        let participants = participants.into_iter().map(|node| (node, Part::default())).collect();
+        let participants: BTreeSet<ExecutorId> = decode(bytes)?;
+        let participants =
+            participants.into_iter().map(|executor| (executor, Part::default())).collect();
         Ok(Committed { participants })
     }
 }
@@ -93,12 +94,12 @@ fn decode_as<T: DeserializeOwned>(expected: u8, bytes: &[u8]) -> Result<T, Damag
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::Timestamp;
     use tatami_wire::transaction::Txid;
+    use tatami_wire::{NodeId, Timestamp};
 
     #[test]
     fn records_of_version_1_are_read() {
-        let first = Txid { node: NodeId(3), life: 2, number: 9 };
+        let first = Txid { executor: ExecutorId { node: NodeId(3), index: 1 }, life: 2, number: 9 };
         let age = Age { since: Timestamp::from_sec(7), first };
         let reads = vec![Bytes::from(vec![1])];
         let writes = vec![Item { key: Bytes::from(vec![2]), value: None }];
@@ -108,7 +109,8 @@ mod tests {
         let new = prepared.encode().expect("encodes");
         assert_eq!(Prepared::decode(&new), Ok(prepared));
         let old = encode(&BTreeSet::from([NodeId(1)])).expect("encodes");
-        let committed = Committed { participants: [(NodeId(1), Part::default())].into() };
+        let one = ExecutorId::first(NodeId(1));
+        let committed = Committed { participants: [(one, Part::default())].into() };
         assert_eq!(Committed::decode(&old), Ok(committed.clone()));
         assert_eq!(Committed::decode(&committed.encode().expect("encodes")), Ok(committed));
         assert!(Committed::decode(&[9, 0]).is_err());

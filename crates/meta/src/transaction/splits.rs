@@ -1,9 +1,9 @@
-//! Splits of partitions that have grown, which a node does on its own.
+//! Splits of partitions that have grown, which an executor does on its own.
 //!
 //! A split is an operation of nobody, run as those of clients are, some time after the answer to the operation that
 //! made the partition too large. It writes nearly all of a partition where others make entries all the time, so while
 //! others prepare it, nobody may write the partition: that is a lock in memory only, as it is of this
-//! node's own transaction, and lasts [`ATTEMPT`] at most where somebody does not answer.
+//! executor's own transaction, and lasts [`ATTEMPT`] at most where somebody does not answer.
 
 use super::coordinator::Job;
 use super::later;
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use tatami_wire::meta::{Bytes, MetaOp};
 use tatami_wire::transaction::{Age, Txid};
-use tatami_wire::{ClientId, Cred, Errno, Ino, NodeId, Timestamp};
+use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino, Timestamp};
 
 /// After so many ms a partition is split that has grown.
 const SOON: u64 = 1;
@@ -45,7 +45,7 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
-    /// What was to be split when the node died, or when another had it.
+    /// What was to be split when the executor died, or when another had it.
     pub fn resume<S: Store>(&mut self, state: &State<S>, now: Timestamp) -> Outcome<()> {
         state.scan(&[tag::GROWN], &[tag::GROWN], &mut |key, _| {
             if let Some(Parsed::Grown(part)) = keys::parse(key)
@@ -129,7 +129,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Whoever waited for a split of this node goes on.
+    /// Whoever waited for a split of this executor goes on.
     pub(crate) fn free(&mut self) {
         while let Some(txid) = self.tx.freed.pop() {
             if let Err(failure) = self.released(txid) {
@@ -138,15 +138,15 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// A node whose promise tells that nobody believes any more that all entries are where they were.
-    pub(super) fn witness(&self, job: &Job, done: &Done) -> Option<NodeId> {
+    /// An executor whose promise tells that nobody believes any more that all entries are where they were.
+    pub(super) fn witness(&self, job: &Job, done: &Done) -> Option<ExecutorId> {
         let part = job.split()?;
         if done.is_nothing() || !done.parts.is_empty() {
             return None;
         }
         let map = self.state.map();
         let owners = (0..map.count() as u64).map(|n| map.owner(map.further(part.shard(), n)));
-        owners.flatten().find(|node| *node != self.tx.node)
+        owners.flatten().find(|executor| *executor != self.tx.here)
     }
 
     /// What becomes of a split that has come to its end.

@@ -1,4 +1,4 @@
-//! Records of other nodes: what is known of them, and what becomes of them.
+//! Records of other executors: what is known of them, and what becomes of them.
 
 use super::{Done, Share, Txn};
 use crate::error::{Failure, Outcome};
@@ -8,7 +8,7 @@ use crate::record::Entry;
 use crate::store::Store;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tatami_wire::{Errno, Ino, Kind, NodeId, ShardId};
+use tatami_wire::{Errno, ExecutorId, Ino, Kind, NodeId, ShardId};
 use xxhash_rust::xxh3::xxh3_128;
 
 impl<S: Store> Txn<'_, S> {
@@ -38,7 +38,7 @@ impl<S: Store> Txn<'_, S> {
         self.spread.as_ref().is_some_and(|spread| spread.young.contains(&ino))
     }
 
-    /// Whether the inode's record lies on this node.
+    /// Whether the inode's record lies on this executor.
     pub fn is_here(&self, ino: Ino) -> bool {
         self.spread.is_none() || self.state.elsewhere(&self.key_of(ino)).is_none()
     }
@@ -56,7 +56,7 @@ impl<S: Store> Txn<'_, S> {
         self.delete(young);
     }
 
-    /// Notes what was seen of this node.
+    /// Notes what was seen of this executor.
     fn note(&self, key: &[u8], value: u128) {
         if let Some(spread) = &self.spread
             && spread.again.is_some()
@@ -66,14 +66,14 @@ impl<S: Store> Txn<'_, S> {
         }
     }
 
-    /// What is known of a record of another node.
+    /// What is known of a record of another executor.
     fn known(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
         self.spread.as_ref()?.again.as_ref()?.fetched.get(key)
     }
 
-    /// A record of another node.
-    fn fetched(&self, node: NodeId, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
-        let missing = || Failure::Missing(vec![(node, key.to_vec())]);
+    /// A record of another executor.
+    fn fetched(&self, executor: ExecutorId, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
+        let missing = || Failure::Missing(vec![(executor, key.to_vec())]);
         let value = self.known(key).ok_or_else(missing)?;
         if let Some(spread) = &self.spread {
             spread.used.borrow_mut().insert(key.to_vec());
@@ -82,8 +82,8 @@ impl<S: Store> Txn<'_, S> {
     }
 
     pub(super) fn get_spread(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
-        if let Some(node) = self.state.elsewhere(key) {
-            return self.fetched(node, key);
+        if let Some(executor) = self.state.elsewhere(key) {
+            return self.fetched(executor, key);
         }
         self.state.may_read(key)?;
         let value = self.state.get(key)?;
@@ -92,8 +92,11 @@ impl<S: Store> Txn<'_, S> {
     }
 
     pub(super) fn entry_spread(&mut self, key: &Key, again: bool) -> Outcome<Option<Entry>> {
-        if let Some(node) = self.state.elsewhere(key) {
-            return Ok(self.fetched(node, key)?.map(|value| Entry::decode(&value)).transpose()?);
+        if let Some(executor) = self.state.elsewhere(key) {
+            return Ok(self
+                .fetched(executor, key)?
+                .map(|value| Entry::decode(&value))
+                .transpose()?);
         }
         self.state.may_read(key)?;
         let entry = self.state.entry(key, again)?;
@@ -110,7 +113,7 @@ impl<S: Store> Txn<'_, S> {
         }
         let (home, young) = (keys::inode(ino), keys::young(ino));
         let may_be_young = self.may_be_young(ino);
-        let Some(node) = self.state.elsewhere(&home) else {
+        let Some(executor) = self.state.elsewhere(&home) else {
             self.state.may_read(&home)?;
             let inode = self.state.inode(ino)?;
             self.note(&home, inode.as_ref().map_or(0, |inode| inode.version.into()));
@@ -126,7 +129,7 @@ impl<S: Store> Txn<'_, S> {
             return Ok(Some(inode));
         }
         // What is at its home is nowhere else.
-        let record = self.fetched(node, &home)?;
+        let record = self.fetched(executor, &home)?;
         if record.is_none()
             && may_be_young
             && !young_here
@@ -142,7 +145,7 @@ impl<S: Store> Txn<'_, S> {
         ino.shard() != ino.birth() && self.state.map().directory_of(ino) == ino
     }
 
-    /// Fails unless all of these records are known, of which some are on other nodes.
+    /// Fails unless all of these records are known, of which some are on other executors.
     pub(super) fn need(&self, keys: &[&Key]) -> Outcome<()> {
         let unknown = keys.iter().filter(|key| self.known(key).is_none());
         let missing: Vec<_> =
@@ -185,12 +188,12 @@ impl<S: Store> Txn<'_, S> {
         Ok(Some(Arc::new(Inode::decode(&record)?)))
     }
 
-    /// Whether records that are not here can be on other nodes.
+    /// Whether records that are not here can be on other executors.
     pub fn may_be_elsewhere(&self) -> bool {
         self.spread.is_some()
     }
 
-    /// The inode, if it is on this node and nobody changes it.
+    /// The inode, if it is on this executor and nobody changes it.
     pub fn find_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         match self.find(ino) {
             Err(Failure::Missing(_) | Failure::Locked(_)) => Ok(None),
@@ -207,7 +210,7 @@ impl<S: Store> Txn<'_, S> {
         }
         let (ancestor, young) = (keys::ancestor(dir), keys::young(dir));
         let may_be_young = self.may_be_young(dir);
-        let Some(node) = self.state.elsewhere(&ancestor) else {
+        let Some(executor) = self.state.elsewhere(&ancestor) else {
             self.state.may_read(&ancestor)?;
             if let Some(inode) = self.state.inode(dir)? {
                 self.note(&ancestor, inode.parent.0.into());
@@ -219,7 +222,7 @@ impl<S: Store> Txn<'_, S> {
         if young_here && let Some(inode) = self.find_young(dir, &young)? {
             return Ok(Some(inode.parent));
         }
-        let parent = self.fetched(node, &ancestor)?;
+        let parent = self.fetched(executor, &ancestor)?;
         if parent.is_none()
             && may_be_young
             && !young_here
@@ -253,7 +256,7 @@ impl<S: Store> Txn<'_, S> {
         self.need(&wanted.iter().collect::<Vec<_>>())
     }
 
-    /// A directory whose record lies with its entry, on this node.
+    /// A directory whose record lies with its entry, on this executor.
     fn find_young_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         let young = keys::young(ino);
         if !self.may_be_young(ino) || self.state.elsewhere(&young).is_some() {
@@ -271,7 +274,7 @@ impl<S: Store> Txn<'_, S> {
         if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
     }
 
-    /// Hands the writes to the state, unless some are of other nodes: then it is to be run as one of several nodes.
+    /// Hands the writes to the state, unless some are of other executors: then it is to be run as one of several executors.
     pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
         let done = self.take_done()?;
         if !done.parts.is_empty() {
@@ -286,21 +289,21 @@ impl<S: Store> Txn<'_, S> {
     }
 
     fn take_done(&mut self) -> Outcome<Done> {
-        let mut parts: BTreeMap<NodeId, Share> = BTreeMap::new();
+        let mut parts: BTreeMap<ExecutorId, Share> = BTreeMap::new();
         let (used, _) = self.seen();
         for key in used {
-            if let Some(node) = self.state.elsewhere(&key) {
-                let value = self.fetched(node, &key)?;
-                parts.entry(node).or_default().reads.insert(key, value);
+            if let Some(executor) = self.state.elsewhere(&key) {
+                let value = self.fetched(executor, &key)?;
+                parts.entry(executor).or_default().reads.insert(key, value);
             }
         }
         let (mut inodes, mut writes) = (Vec::new(), Vec::new());
         for (ino, inode) in std::mem::take(&mut self.inodes) {
             let key = self.key_of(ino);
             match self.state.elsewhere(&key) {
-                Some(node) => {
+                Some(executor) => {
                     let value = inode.map(|inode| inode.encode());
-                    parts.entry(node).or_default().writes.insert(key, value);
+                    parts.entry(executor).or_default().writes.insert(key, value);
                 }
                 None if self.is_young(ino) => {
                     writes.push((key, inode.map(|inode| inode.encode())));
@@ -315,16 +318,16 @@ impl<S: Store> Txn<'_, S> {
         for ino in moved.unwrap_or_default() {
             let key = keys::ancestor(ino);
             match self.state.elsewhere(&key) {
-                Some(node) => {
-                    parts.entry(node).or_default().writes.insert(key, None);
+                Some(executor) => {
+                    parts.entry(executor).or_default().writes.insert(key, None);
                 }
                 None => self.may_write(&key)?,
             }
         }
         for (key, value) in std::mem::take(&mut self.writes) {
             match self.state.elsewhere(&key) {
-                Some(node) => {
-                    parts.entry(node).or_default().writes.insert(key, value);
+                Some(executor) => {
+                    parts.entry(executor).or_default().writes.insert(key, value);
                 }
                 None => writes.push((key, value)),
             }

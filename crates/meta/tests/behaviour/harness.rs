@@ -6,8 +6,8 @@ use tatami_wire::meta::{
     DataState, DirEntry, Finding, MetaOp, MetaReply, MetaResult, NewNode, RenameMode, XattrMode,
 };
 use tatami_wire::{
-    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, SetAttr, ShardMap, Timestamp,
-    VolumeId, VolumeKey,
+    Access, Attr, Cap, ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, SetAttr, ShardMap,
+    Timestamp, VolumeId, VolumeKey,
 };
 
 pub use crate::words::{name, scaled};
@@ -19,8 +19,8 @@ pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
 pub fn config() -> Config {
     Config {
-        node: NodeId(0),
-        map: ShardMap::single(NodeId(0)),
+        executor: ExecutorId::first(NodeId(0)),
+        map: ShardMap::single(ExecutorId::first(NodeId(0))),
         volume: VolumeId([7; 16]),
         key: VolumeKey::new([9; 32]),
     }

@@ -2,12 +2,12 @@
 //! done, and costs the others nothing.
 
 use crate::checking::{assert_sound, create};
-use crate::cluster::{Cluster, LAYOUT, ROOT, name};
+use crate::cluster::{Cluster, LAYOUT, ROOT, executor, name};
 use crate::same::dir;
 use std::collections::BTreeSet;
 use tatami_wire::act::{Act, Acted, Left};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
-use tatami_wire::{Cred, Errno, Ino, NodeId};
+use tatami_wire::{Cred, Errno, Ino};
 
 fn file(parent: Ino, n: &str) -> Act {
     let (name, node) = (name(n), NewNode::File(LAYOUT));
@@ -40,7 +40,7 @@ fn an_act_that_needs_others_is_left_alone() {
         let Ok(MetaReply::Created { attr, .. }) = cluster.call(1, &Cred::ROOT, op) else {
             panic!("no directory")
         };
-        if cluster.map.owner(attr.ino.shard()) == Some(NodeId(1)) {
+        if cluster.map.owner(attr.ino.shard()) == Some(executor(1)) {
             break attr.ino;
         }
     };

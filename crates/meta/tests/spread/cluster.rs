@@ -9,7 +9,8 @@ use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::partition::{Directories, name_seed};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
-    ClientId, Cred, Errno, Ino, Layout, NodeId, ShardId, ShardMap, Timestamp, VolumeId, VolumeKey,
+    ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, ShardId, ShardMap, Timestamp, VolumeId,
+    VolumeKey,
 };
 
 pub use crate::words::{name, scaled};
@@ -19,8 +20,18 @@ pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
 /// Of a node that has all shards.
 pub fn config() -> Config {
-    let (node, volume) = (NodeId(0), VolumeId([7; 16]));
-    Config { node, map: ShardMap::single(node), volume, key: VolumeKey::new([9; 32]) }
+    let (executor, volume) = (executor(0), VolumeId([7; 16]));
+    Config { executor, map: ShardMap::single(executor), volume, key: VolumeKey::new([9; 32]) }
+}
+
+/// What the cluster's place `at` is called: each node has two executors.
+pub fn executor(at: usize) -> ExecutorId {
+    ExecutorId { node: NodeId(at as u16 / 2), index: at as u8 % 2 }
+}
+
+/// The place of an executor.
+pub fn number_of(executor: ExecutorId) -> usize {
+    usize::from(executor.node.0) * 2 + usize::from(executor.index)
 }
 
 /// What the hashes of names are seeded with.
@@ -60,8 +71,8 @@ pub struct Faults {
 
 struct Letter {
     at: u64,
-    from: NodeId,
-    to: NodeId,
+    from: ExecutorId,
+    to: ExecutorId,
     message: PeerMessage,
 }
 
@@ -83,7 +94,7 @@ struct Asked {
     cred: Cred,
     seq: u64,
     now: Timestamp,
-    waits: Option<(NodeId, Ticket)>,
+    waits: Option<(ExecutorId, Ticket)>,
     ask_at: u64,
     since: u64,
 }
@@ -132,7 +143,7 @@ impl Cluster {
 
     /// As [`Cluster::new`], with all shards on the first few nodes.
     pub fn with_shards_on(serving: u16, nodes: u16, shards: usize, seed: u64) -> Cluster {
-        let ids: Vec<_> = (0..serving).map(NodeId).collect();
+        let ids: Vec<_> = (0..usize::from(serving)).map(executor).collect();
         let map = ShardMap::even(1, shards, &ids).expect("a power of two");
         let mut cluster = Cluster {
             first: map.clone(),
@@ -166,7 +177,7 @@ impl Cluster {
     fn up(&mut self, node: usize) {
         let now = self.time();
         let Some(Life::Down(store, _)) = self.lives[node].take() else { panic!("it is up") };
-        let config = Config { node: NodeId(node as u16), map: self.first.clone(), ..config() };
+        let config = Config { executor: executor(node), map: self.first.clone(), ..config() };
         let mut meta = Meta::open(store, config, now).expect("opens");
         if let Some(entries) = self.split_above {
             meta.split_above(entries);
@@ -193,7 +204,7 @@ impl Cluster {
             store.kill();
             self.lives[node] = Some(Life::Down(store, self.now.saturating_add(back_after)));
             for asked in self.asked.values_mut() {
-                if asked.waits.is_some_and(|(at, _)| usize::from(at.0) == node) {
+                if asked.waits.is_some_and(|(at, _)| number_of(at) == node) {
                     asked.waits = None;
                 }
             }
@@ -260,7 +271,7 @@ impl Cluster {
         let node = map.owner(op.target().shard()).expect("there is such a shard");
         let (op, cred, now, seq) = (op.clone(), asked.cred.clone(), asked.now, asked.seq);
         self.asked.get_mut(&client).expect("it asks").ask_at = self.now + 300;
-        let at = usize::from(node.0);
+        let at = number_of(node);
         let dies = self.dies();
         let Some(meta) = self.meta(at) else { return };
         let ctx = Context { now, client: ClientId([client; 16]), slot: 0, seq, trusted: true };
@@ -279,7 +290,7 @@ impl Cluster {
         }
     }
 
-    fn answered(&mut self, client: u8, node: NodeId, result: MetaResult) {
+    fn answered(&mut self, client: u8, node: ExecutorId, result: MetaResult) {
         if result == Err(Errno::EAGAIN) {
             self.asked.get_mut(&client).expect("it asked").waits = None;
             return;
@@ -294,10 +305,10 @@ impl Cluster {
     }
 
     /// A client has asked the wrong node, and asks that for the map.
-    fn corrected_by(&mut self, client: u8, node: NodeId) {
+    fn corrected_by(&mut self, client: u8, node: ExecutorId) {
         self.seq += 1;
         let (seq, again) = (self.seq, self.now + 2);
-        let map = self.meta(usize::from(node.0)).map(|meta| meta.map().clone());
+        let map = self.meta(number_of(node)).map(|meta| meta.map().clone());
         let known = self.maps.get_mut(&client).expect("it has asked");
         if let Some(map) = map {
             known.merge(&map);
@@ -309,7 +320,7 @@ impl Cluster {
     /// Shards are told to move.
     fn order_move(&mut self) {
         let from = self.rng.below(self.lives.len() as u64) as usize;
-        let to = NodeId(self.rng.below(self.lives.len() as u64) as u16);
+        let to = executor(self.rng.below(self.lives.len() as u64) as usize);
         let (pick, count, now) = (self.rng.below(1 << 20) as usize, self.rng.below(5), self.time());
         let Some(meta) = self.meta(from) else { return };
         let ours: Vec<_> =
@@ -338,7 +349,7 @@ impl Cluster {
                 }
                 let now = self.time();
                 if let Some(meta) = self.meta(owner) {
-                    let _ = meta.give(now, shard, 1, NodeId(to));
+                    let _ = meta.give(now, shard, 1, executor(usize::from(to)));
                 }
                 self.step();
             }
@@ -433,18 +444,18 @@ impl Cluster {
                 let slow = if self.rng.percent(10) { 200 } else { 5 };
                 let at =
                     self.now + 1 + self.rng.below(if self.faults.twice > 0 { slow } else { 2 });
-                let (from, to) = (NodeId(node as u16), out.to);
+                let (from, to) = (executor(node), out.to);
                 self.letters.push(Letter { at, from, to, message: out.message.clone() });
             }
         }
         for finished in finished {
-            let here = Some((NodeId(node as u16), finished.ticket));
+            let here = Some((executor(node), finished.ticket));
             let asked = self.asked.iter().find(|(_, asked)| asked.waits == here);
             if let Some(client) = asked.map(|(client, _)| *client) {
                 if self.rng.percent(self.faults.lost) {
                     self.asked.get_mut(&client).expect("it asks").waits = None;
                 } else {
-                    self.answered(client, NodeId(node as u16), finished.result);
+                    self.answered(client, executor(node), finished.result);
                 }
             }
         }
@@ -467,7 +478,7 @@ impl Cluster {
             self.letters.extract_if(.., |letter| letter.at <= self.now).collect();
         while !letters.is_empty() {
             let letter = letters.swap_remove(self.rng.below(letters.len() as u64) as usize);
-            let at = usize::from(letter.to.0);
+            let at = number_of(letter.to);
             let dies = self.dies();
             let Some(meta) = self.meta(at) else { continue };
             meta.receive(time, letter.from, letter.message);
@@ -532,7 +543,7 @@ impl Cluster {
         for (shard, owner) in map.shards.iter().enumerate() {
             for node in 0..self.lives.len() {
                 let serves = self.meta(node).is_some_and(|meta| meta.serves(ShardId(shard as u16)));
-                assert_eq!(serves, usize::from(owner.0) == node, "shard {shard} at node {node}");
+                assert_eq!(serves, number_of(*owner) == node, "shard {shard} at node {node}");
             }
         }
         self.map = map.shard_map().expect("as many shards");

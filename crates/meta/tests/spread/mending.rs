@@ -1,7 +1,7 @@
 //! What does not fit between nodes is mended, and only that: by operations that look once more before they write.
 
 use crate::checking::{assert_sound, create, findings, ties};
-use crate::cluster::{Cluster, Faults, ROOT, Rng, name, scaled, seed};
+use crate::cluster::{Cluster, Faults, ROOT, Rng, name, number_of, scaled, seed};
 use crate::same::{dir, entry_of, inodes, walk};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ fn entry(ino: Ino, kind: u8) -> Vec<u8> {
 
 /// Puts a record where it belongs, or takes it away.
 fn put(cluster: &mut Cluster, shard: ShardId, key: &[u8], value: Option<Vec<u8>>) {
-    let node = usize::from(cluster.map.owner(shard).expect("served").0);
+    let node = number_of(cluster.map.owner(shard).expect("served"));
     let store = cluster.meta(node).expect("it is up").store_mut();
     store.corrupt(&(key.to_vec(), value));
     cluster.kill(node, 0);
@@ -40,7 +40,7 @@ fn put(cluster: &mut Cluster, shard: ShardId, key: &[u8], value: Option<Vec<u8>>
 }
 
 fn record(cluster: &mut Cluster, shard: ShardId, key: &[u8]) -> Option<Vec<u8>> {
-    let node = usize::from(cluster.map.owner(shard).expect("served").0);
+    let node = number_of(cluster.map.owner(shard).expect("served"));
     cluster.meta(node).expect("it is up").store_mut().get(key).expect("reads")
 }
 
@@ -104,7 +104,7 @@ fn lost_and_found(cluster: &mut Cluster) -> Ino {
 /// A directory on node 1 with a file, in the root, whose entries may be on another.
 fn tree(seed: u64) -> (Cluster, Ino, Ino) {
     let mut cluster = Cluster::new(3, 16, seed);
-    let root = cluster.map.owner(ROOT.shard()).expect("served").0;
+    let root = number_of(cluster.map.owner(ROOT.shard()).expect("served")) as u16;
     let d = dir(&mut cluster, ROOT, Some((root + 1) % 3));
     let file = create(&mut cluster, d, "file");
     cluster.quiet();

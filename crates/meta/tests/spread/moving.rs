@@ -1,7 +1,7 @@
 //! Shards move from node to node, and nobody sees anything of it.
 
 use crate::checking::{assert_sound, create};
-use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, name, scaled};
+use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, executor, name, scaled};
 use crate::same::{inodes, same_answers, storm, walk};
 use proptest::prelude::*;
 use tatami_meta::Context;
@@ -190,8 +190,8 @@ fn a_closed_shard_waits_for_a_dead_taker_no_longer_than_it_must() {
     cluster.quiet();
     let now = cluster.time();
     let meta = cluster.meta(0).expect("it is up");
-    assert_eq!(meta.give(now, 0, 1, tatami_wire::NodeId(1)), Ok(()));
-    assert_eq!(meta.give(now, 1, 1, tatami_wire::NodeId(1)), Err(Errno::EBUSY));
+    assert_eq!(meta.give(now, 0, 1, executor(1)), Ok(()));
+    assert_eq!(meta.give(now, 1, 1, executor(1)), Err(Errno::EBUSY));
     while !cluster.meta(0).expect("it is up").is_closed(ShardId(0)) {
         cluster.step();
     }

@@ -2,12 +2,14 @@
 //! messages and nodes; and nothing is left when it is over.
 
 use crate::checking::assert_sound;
-use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, Rng, config, name, scaled};
+use crate::cluster::{
+    Cluster, Faults, LAYOUT, ROOT, Rng, config, executor, name, number_of, scaled,
+};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{Applied, Context, MemoryStore, Meta};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, Kind, NodeId, SetAttr, Timestamp};
+use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
 
 const NAMES: u64 = 5;
 
@@ -249,14 +251,14 @@ fn without_one(seed: u64) {
     }
     // Directories of the first two nodes, each with files whose inodes lie beside them.
     let homes = |cluster: &Cluster, node| {
-        let home = |ino: &&Ino| cluster.map.owner(ino.shard()) == Some(NodeId(node));
+        let home = |ino: &&Ino| cluster.map.owner(ino.shard()) == Some(executor(node));
         inos.all.iter().filter(home).copied().collect::<Vec<_>>()
     };
     let near: Vec<_> = [homes(&cluster, 0), homes(&cluster, 1)].concat();
     for client in 1..6 {
         let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
         // What the dead node itself coordinates waits for it, with all that it has locked.
-        if cluster.map.owner(op.target().shard()) != Some(NodeId(2)) {
+        if cluster.map.owner(op.target().shard()) != Some(executor(2)) {
             cluster.ask(client, &Cred::ROOT, op);
         }
     }
@@ -274,7 +276,7 @@ fn without_one(seed: u64) {
             open: None,
         };
         // A directory that is young on the dead node needs that node.
-        if cluster.map.owner(dir.birth()) == Some(NodeId(2)) {
+        if cluster.map.owner(dir.birth()) == Some(executor(2)) {
             continue;
         }
         let _ = cluster.call(7, &Cred::ROOT, create);
@@ -302,7 +304,7 @@ pub fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
             continue;
         };
         let home = cluster.map.owner(attr.ino.shard());
-        if node.is_none_or(|node| home == Some(NodeId(node))) {
+        if node.is_none_or(|node| home == Some(executor(usize::from(node)))) {
             return attr.ino;
         }
     }
@@ -353,7 +355,7 @@ fn no_cycle(seed: u64) {
 #[test]
 fn a_late_request_gets_no_newer_answer() {
     let mut cluster = Cluster::new(3, 16, 1);
-    let root = usize::from(cluster.map.owner(ROOT.shard()).expect("served").0);
+    let root = number_of(cluster.map.owner(ROOT.shard()).expect("served"));
     let other = (0..3).find(|node| usize::from(*node) != root);
     let above = dir(&mut cluster, ROOT, other);
     let moved = dir(&mut cluster, ROOT, None);

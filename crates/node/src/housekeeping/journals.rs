@@ -1,7 +1,7 @@
 //! The last look at the journals of pieces whose writers are gone: what they told is
 //! published in their name, and the pieces are closed.
 
-use super::{Away, Housekeeper, TIMEOUT};
+use super::{At, Away, Housekeeper, TIMEOUT};
 use crate::shared::now;
 use std::collections::BTreeMap;
 use tatami_client::connection::{Connection, Endpoint};
@@ -11,7 +11,7 @@ use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::tiles::{Growth, PARTS_MAX, Part, PieceInfo, TILES_MAX};
-use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece, ShardId};
+use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece};
 
 /// Longest journal that is read, in bytes. One that is longer is cut there.
 const JOURNAL_MAX: usize = 64 << 20;
@@ -25,13 +25,13 @@ const STEP_BYTES: usize = 256 * 1024;
 
 impl Housekeeper<'_> {
     /// Closes all pieces of a file that nobody adds to any more.
-    pub(super) fn read_journals(&mut self, shard: ShardId, attr: &Attr) -> Result<(), Away> {
-        let (here, ino) = (self.shared.node(), attr.ino);
+    pub(super) fn read_journals(&mut self, at: At, attr: &Attr) -> Result<(), Away> {
+        let ino = attr.ino;
         let mut nodes = Nodes { connections: BTreeMap::new() };
         let (mut after, mut end) = (0, false);
         while !end && !self.shared.stop.is_set() {
             let op = MetaOp::Tiles { ino, after, limit: STEP };
-            let Ok(MetaReply::Tiles(page)) = self.ask_shard(shard, here, op)? else {
+            let Ok(MetaReply::Tiles(page)) = self.ask_shard(at, op)? else {
                 return Ok(());
             };
             end = page.end || page.pieces.is_empty();
@@ -43,22 +43,22 @@ impl Housekeeper<'_> {
                 bytes += part.tiles.len();
                 parts.push(part);
                 if bytes >= STEP_BYTES || parts.len() >= PARTS_MAX {
-                    self.publish(shard, ino, std::mem::take(&mut parts))?;
+                    self.publish(at, ino, std::mem::take(&mut parts))?;
                     bytes = 0;
                 }
             }
-            self.publish(shard, ino, parts)?;
+            self.publish(at, ino, parts)?;
         }
         Ok(())
     }
 
-    fn publish(&mut self, shard: ShardId, ino: Ino, parts: Vec<Part>) -> Result<(), Away> {
+    fn publish(&mut self, at: At, ino: Ino, parts: Vec<Part>) -> Result<(), Away> {
         if parts.is_empty() {
             return Ok(());
         }
         let count = parts.len();
         let op = MetaOp::Publish { ino, parts, cuts: Vec::new(), base: None };
-        match self.ask_shard(shard, self.shared.node(), op)? {
+        match self.ask_shard(at, op)? {
             Ok(_) => tracing::info!(%ino, count, "pieces of writers that are gone were closed"),
             Err(e) => {
                 tracing::error!(%ino, error = %e, "cannot close the pieces of writers that are gone");

@@ -16,8 +16,8 @@ use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
 use tatami_wire::{
-    Access, Attr, Cap, ClientId, Cred, Errno, Ino, Layout, NodeId, Piece, SHARDS_MAX, ShardId,
-    ShardMap, VolumeId, VolumeKey,
+    Access, Attr, Cap, ClientId, Cred, Errno, ExecutorId, Ino, Layout, NodeId, Piece, SHARDS_MAX,
+    ShardId, ShardMap, VolumeId, VolumeKey,
 };
 
 pub const VOLUME: VolumeId = VolumeId([0x55; 16]);
@@ -58,7 +58,7 @@ impl Volume {
             name: "test".into(),
             epoch: 1,
             nodes,
-            shards: vec![NodeId(0)],
+            shards: vec![ExecutorId::first(NodeId(0))],
             moves: vec![0],
         };
         Volume { dir, map, lease: Duration::from_secs(60) }
@@ -66,8 +66,14 @@ impl Volume {
 
     /// One whose shards are dealt out to all nodes.
     pub fn spread(nodes: u16) -> Volume {
+        Volume::spread_on(nodes, 1)
+    }
+
+    /// One whose shards are dealt out to so many executors of all nodes.
+    pub fn spread_on(nodes: u16, executors: u8) -> Volume {
         let mut volume = Volume::new(nodes);
-        let all: Vec<_> = (0..nodes).map(NodeId).collect();
+        let of = |node| move |index| ExecutorId { node: NodeId(node), index };
+        let all: Vec<_> = (0..nodes).flat_map(|node| (0..executors).map(of(node))).collect();
         let map = ShardMap::even(1, SHARDS_MAX, &all).expect("a power of two");
         let owner = |shard: u16| map.owner(ShardId(shard)).expect("there is one");
         volume.map.shards = (0..SHARDS_MAX as u16).map(owner).collect();

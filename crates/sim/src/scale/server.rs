@@ -11,7 +11,7 @@ use crate::network::Time;
 use std::collections::{BTreeMap, VecDeque};
 use tatami_meta::{Applied, Config, Context, Finished, Meta, Ticket};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Cred, Ino, NodeId, ShardMap, Timestamp, VolumeId, VolumeKey};
+use tatami_wire::{Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeId, VolumeKey};
 
 /// Most that arrives in one round, as in the executor.
 const ROUND_MAX: usize = 1024;
@@ -24,7 +24,7 @@ const TICK: Time = 1_000_000;
 pub(super) enum Input {
     /// The request of a slot.
     Request(u32),
-    Message(NodeId, Box<PeerMessage>),
+    Message(ExecutorId, Box<PeerMessage>),
 }
 
 /// What a round comes to, with the time from its beginning at which each thing leaves.
@@ -32,7 +32,7 @@ pub(super) enum Input {
 pub(super) struct Round {
     pub takes: Time,
     pub answers: Vec<(Time, u32, Heard)>,
-    pub messages: Vec<(Time, NodeId, PeerMessage)>,
+    pub messages: Vec<(Time, ExecutorId, PeerMessage)>,
 }
 
 pub(super) struct Server {
@@ -63,13 +63,13 @@ fn records(message: &PeerMessage) -> u64 {
 
 impl Server {
     pub fn start(
-        node: NodeId,
+        executor: ExecutorId,
         map: &ShardMap,
         volume: VolumeId,
         split_above: Option<u64>,
         peers_first: bool,
     ) -> Result<Server, String> {
-        let config = Config { node, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
+        let config = Config { executor, map: map.clone(), volume, key: VolumeKey::new([1; 32]) };
         let mut meta = Meta::open(Thin::default(), config, clock(0)).map_err(|e| e.to_string())?;
         split_above.into_iter().for_each(|entries| meta.split_above(entries));
         Ok(Server {

@@ -7,7 +7,7 @@ use super::store::Thin;
 use std::collections::VecDeque;
 use tatami_meta::{Config, Context, Meta, Out};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Cred, Ino, NodeId, ShardMap, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Cred, ExecutorId, Ino, NodeId, ShardMap, VolumeId, VolumeKey};
 
 /// Entries with which a directory splits.
 const ENTRIES: u64 = 1025;
@@ -25,14 +25,14 @@ impl Split {
     /// # Errors
     /// A server that does not start.
     pub fn prepare() -> Result<Split, String> {
-        let nodes = [NodeId(0), NodeId(1)];
-        let map = ShardMap::even(1, 4096, &nodes).ok_or("there is no such map")?;
-        let start = |node| {
+        let executors = [0, 1].map(|node| ExecutorId::first(NodeId(node)));
+        let map = ShardMap::even(1, 4096, &executors).ok_or("there is no such map")?;
+        let start = |executor| {
             let (volume, key) = (VolumeId([1; 16]), VolumeKey::new([1; 32]));
-            let config = Config { node, map: map.clone(), volume, key };
+            let config = Config { executor, map: map.clone(), volume, key };
             Meta::open(Thin::default(), config, clock(0)).map_err(|e| e.to_string())
         };
-        let mut servers = nodes.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
+        let mut servers = executors.into_iter().map(start).collect::<Result<Vec<_>, _>>()?;
         for number in 0..ENTRIES {
             let (client, slot) = (ClientId([1; 16]), 0);
             let context = Context { now: clock(0), client, slot, seq: number + 1, trusted: true };
@@ -62,8 +62,8 @@ impl Split {
             if let PeerMessage::Prepare { writes, .. } = &message {
                 records += writes.len() as u64;
             }
-            at = usize::from(to.0);
-            self.servers[at].receive(now, NodeId(from as u16), message);
+            at = usize::from(to.node.0);
+            self.servers[at].receive(now, ExecutorId::first(NodeId(from as u16)), message);
         }
         match records {
             0 => Err("the directory did not split".into()),

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::partition::{Directories, Range};
-use tatami_wire::{Ino, NodeId, ShardMap};
+use tatami_wire::{ExecutorId, Ino, ShardMap};
 
 /// A directory has spread when no server has more than this times what it will have in the end.
 const SPREAD: f64 = 1.02;
@@ -27,7 +27,7 @@ pub(super) struct Spread {
 /// The server of a partition.
 fn server(map: &ShardMap, dir: Ino, from: u64) -> usize {
     let part = map.partition(dir, from);
-    map.owner(part.shard()).map_or(0, |node| usize::from(node.0))
+    map.owner(part.shard()).map_or(0, |server| usize::from(server.node.0))
 }
 
 fn size(bits: u8) -> f64 {
@@ -142,7 +142,7 @@ impl Spread {
     }
 
     /// Looks which partitions have split.
-    pub fn look(&mut self, mut is_there: impl FnMut(NodeId, Ino) -> bool) {
+    pub fn look(&mut self, mut is_there: impl FnMut(ExecutorId, Ino) -> bool) {
         let mut at = 0;
         while let Some(range) = self.next_to_split(at) {
             at = range.last() + 1;
@@ -179,13 +179,15 @@ impl Spread {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tatami_wire::NodeId;
     use tatami_wire::ShardId;
 
     #[test]
     fn it_takes_as_many_entries_as_there_are_servers_to_reach() {
         let of = |servers: u16| {
-            let nodes: Vec<_> = (0..servers).map(NodeId).collect();
-            let map = ShardMap::even(1, 4096, &nodes).expect("a power of two");
+            let all = (0..servers).map(|server| ExecutorId::first(NodeId(server)));
+            let all: Vec<_> = all.collect();
+            let map = ShardMap::even(1, 4096, &all).expect("a power of two");
             let dir = map.directory(ShardId(0), 77);
             Spread::of(&map, dir, servers, 1024, 0)
         };

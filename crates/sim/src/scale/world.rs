@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use tatami_wire::meta::MetaOp;
 use tatami_wire::partition::{Directories, name_seed};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{ClientId, Errno, Ino, NodeId, ShardMap, VolumeId};
+use tatami_wire::{ClientId, Errno, ExecutorId, Ino, NodeId, ShardMap, VolumeId};
 
 /// Shards of the namespace, as a volume has them.
 const SHARDS: usize = 4096;
@@ -109,10 +109,11 @@ pub(super) struct World {
 
 impl World {
     pub fn new(setting: &Setting) -> Result<World, String> {
-        let nodes: Vec<_> = (0..setting.servers).map(NodeId).collect();
-        let map = ShardMap::even(1, SHARDS, &nodes).ok_or("so many servers have no map")?;
-        let servers = nodes.iter().map(|node| {
-            Server::start(*node, &map, VOLUME, setting.split_above, setting.peers_first)
+        let all = (0..setting.servers).map(|server| ExecutorId::first(NodeId(server)));
+        let all: Vec<_> = all.collect();
+        let map = ShardMap::even(1, SHARDS, &all).ok_or("so many servers have no map")?;
+        let servers = all.iter().map(|server| {
+            Server::start(*server, &map, VOLUME, setting.split_above, setting.peers_first)
         });
         let servers = servers.collect::<Result<Vec<_>, _>>()?;
         let mut rng = Rng::with_seed(setting.seed);
@@ -275,7 +276,7 @@ impl World {
     }
 
     fn server_of(&self, op: &MetaOp) -> u16 {
-        self.map.owner(op.target().shard()).map_or(0, |node| node.0)
+        self.map.owner(op.target().shard()).map_or(0, |server| server.node.0)
     }
 
     fn send(&mut self, number: u32) {
@@ -296,7 +297,7 @@ impl World {
         match event {
             Event::Arrives(server, slot) => self.arrives(server, Input::Request(slot)),
             Event::Message(to, from, message) => {
-                self.arrives(to, Input::Message(NodeId(from), message));
+                self.arrives(to, Input::Message(ExecutorId::first(NodeId(from)), message));
             }
             Event::Answer(slot, heard) => {
                 self.sums.answers += 1;
@@ -361,8 +362,8 @@ impl World {
         let round = server.round(now, woken, account);
         self.busy[usize::from(number)] += round.takes;
         for (at, to, message) in round.messages {
-            let way = self.setting.network.between(number.into(), to.0.into());
-            let message = Event::Message(to.0, number, Box::new(message));
+            let way = self.setting.network.between(number.into(), to.node.0.into());
+            let message = Event::Message(to.node.0, number, Box::new(message));
             self.agenda.after(at + way, message);
         }
         for (at, slot, heard) in round.answers {
@@ -476,7 +477,7 @@ impl World {
                 if let Some(spread) = &mut self.spread
                     && self.sums.done.is_multiple_of(LOOK)
                 {
-                    spread.look(|node, ino| servers[usize::from(node.0)].has_inode(ino));
+                    spread.look(|server, ino| servers[usize::from(server.node.0)].has_inode(ino));
                 }
                 if self.end.is_none() && self.spread.as_ref().is_none_or(Spread::is_balanced) {
                     self.end = Some(self.mark());

@@ -1,0 +1,216 @@
+//! One executor of a node, as a client reaches it: its connections for names, and what it has given us.
+
+use crate::connection::{ConnectError, Connection};
+use crate::delegations::Delegations;
+use crate::locks::LockSession;
+use crate::peer::{AWAY, Retry, Way};
+use parking_lot::{Condvar, Mutex};
+use std::sync::Arc;
+use std::time::Duration;
+use tatami_wire::delegation::Granted;
+use tatami_wire::frame::{Class, FrameError};
+use tatami_wire::handshake::{Role, SLOTS_MAX};
+use tatami_wire::meta::{MetaCall, MetaReply, MetaResult};
+use tatami_wire::{Errno, ExecutorId};
+
+/// A metadata connection with its place in the executor's table of answers.
+struct Slot {
+    number: u32,
+    /// Sequence number of the next request.
+    next: u64,
+    /// Boxed: the slot moves with every request.
+    connection: Option<Box<Connection>>,
+}
+
+impl Slot {
+    /// Its connection, which `connect` makes if there is none.
+    fn connection(
+        &mut self,
+        connect: impl FnOnce(u32) -> Result<Connection, ConnectError>,
+    ) -> Result<&mut Connection, ConnectError> {
+        Ok(match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(Box::new(connect(self.number)?)),
+        })
+    }
+}
+
+/// A metadata request that is under way, if it could be sent.
+pub(crate) struct Begun {
+    slot: Slot,
+    seq: u64,
+    sent: bool,
+}
+
+#[derive(Default)]
+struct Slots {
+    idle: Vec<Slot>,
+    made: u32,
+}
+
+/// An executor and the connections to it.
+pub(crate) struct Executor {
+    pub(crate) id: ExecutorId,
+    /// To its node.
+    way: Arc<Way>,
+    slots: Mutex<Slots>,
+    slot_freed: Condvar,
+    /// What its shards have delegated to us.
+    pub(crate) delegations: Delegations,
+    /// What locks we hold there.
+    pub(crate) locks: LockSession,
+}
+
+impl Executor {
+    /// The executor of that number of the node to which the way leads.
+    pub(crate) fn new(way: Arc<Way>, index: u8) -> Executor {
+        Executor {
+            id: ExecutorId { node: way.node, index },
+            way,
+            slots: Mutex::default(),
+            slot_freed: Condvar::new(),
+            delegations: Delegations::default(),
+            locks: LockSession::default(),
+        }
+    }
+
+    /// One metadata request, repeated under the same sequence number until it
+    /// is answered, and what was granted with the answer.
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
+    pub(crate) fn meta(&self, call: &MetaCall) -> Result<(MetaResult, Option<Granted>), Errno> {
+        let (slot, seq) = self.next_slot();
+        self.end(Begun { slot, seq, sent: false }, call)
+    }
+
+    fn next_slot(&self) -> (Slot, u64) {
+        let mut slot = self.take_slot();
+        let seq = slot.next;
+        slot.next += 1;
+        (slot, seq)
+    }
+
+    /// Begins a metadata request, so that others may be begun before it is answered. It must be
+    /// ended. Threads that begin several must do so in the same order.
+    pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
+        let (mut slot, seq) = self.next_slot();
+        let sent = match slot.connection(|number| self.connect(Role::Meta, number)) {
+            Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
+                Ok(()) => true,
+                Err(e) => {
+                    slot.connection = None;
+                    self.log_broken(&e);
+                    false
+                }
+            },
+            // It is tried again, with patience.
+            Err(_) => false,
+        };
+        Begun { slot, seq, sent }
+    }
+
+    /// The answer to a request that was begun, as [`Executor::meta`].
+    ///
+    /// # Errors
+    /// As [`Executor::meta`].
+    pub(crate) fn end(
+        &self,
+        begun: Begun,
+        call: &MetaCall,
+    ) -> Result<(MetaResult, Option<Granted>), Errno> {
+        self.end_within(self.way.patience, begun, call)
+    }
+
+    /// As [`Executor::end`], with another patience.
+    ///
+    /// # Errors
+    /// As [`Executor::meta`].
+    pub(crate) fn end_within(
+        &self,
+        patience: Duration,
+        begun: Begun,
+        call: &MetaCall,
+    ) -> Result<(MetaResult, Option<Granted>), Errno> {
+        let Begun { mut slot, seq, mut sent } = begun;
+        let mut retry = Retry::new(patience);
+        let result = loop {
+            match slot.connection(|number| self.connect(Role::Meta, number)) {
+                Ok(connection) => match ask(connection, seq, call, std::mem::take(&mut sent)) {
+                    // Other executors are away; nothing was done.
+                    Ok((Ok(MetaReply::Later), _)) => {}
+                    Ok(answer) => break Ok(answer),
+                    Err(e) => {
+                        slot.connection = None;
+                        self.log_broken(&e);
+                    }
+                },
+                Err(e) if !e.may_pass() => break Err(self.refused(&e)),
+                Err(e) => tracing::debug!(executor = %self.id, error = %e, "daemon away"),
+            }
+            if !retry.pause() {
+                break Err(self.gave_up());
+            }
+        };
+        self.slots.lock().idle.push(slot);
+        self.slot_freed.notify_one();
+        result
+    }
+
+    /// The connection over which the executor asks for what it has delegated.
+    pub(crate) fn connect_recalls(&self) -> Result<Connection, ConnectError> {
+        self.connect(Role::Recall, 0)
+    }
+
+    fn connect(&self, role: Role, slot: u32) -> Result<Connection, ConnectError> {
+        self.way.connect(self.id.index, role, slot)
+    }
+
+    fn gave_up(&self) -> Errno {
+        tracing::error!(
+            executor = %self.id,
+            endpoint = %self.way.endpoint,
+            seconds = self.way.patience.as_secs_f64(),
+            "{AWAY}"
+        );
+        Errno::EHOSTDOWN
+    }
+
+    fn refused(&self, e: &ConnectError) -> Errno {
+        tracing::error!(executor = %self.id, error = %e, "connection refused for good");
+        Errno::EPROTO
+    }
+
+    fn log_broken(&self, e: &FrameError) {
+        tracing::warn!(executor = %self.id, error = %e, "metadata request broken off; trying again");
+    }
+
+    fn take_slot(&self) -> Slot {
+        let mut slots = self.slots.lock();
+        loop {
+            if let Some(slot) = slots.idle.pop() {
+                return slot;
+            }
+            if slots.made < SLOTS_MAX {
+                let number = slots.made;
+                slots.made += 1;
+                return Slot { number, next: 1, connection: None };
+            }
+            self.slot_freed.wait(&mut slots);
+        }
+    }
+}
+
+fn ask(
+    connection: &mut Connection,
+    seq: u64,
+    call: &MetaCall,
+    sent: bool,
+) -> Result<(MetaResult, Option<Granted>), FrameError> {
+    if !sent {
+        connection.send(Class::Meta, seq, call, &[])?;
+    }
+    let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
+    let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;
+    Ok((reply, granted))
+}

@@ -1,0 +1,219 @@
+//! A client and nodes with several executors: each is reached over connections of its own, and what one has
+//! delegated is nobody else's.
+
+#![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
+
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+use tatami_client::{Client, Endpoint, Options};
+use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, NodeInfo};
+use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
+use tatami_wire::frame::{self, Class, FrameError};
+use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
+use tatami_wire::*;
+
+/// Who has been asked what.
+#[derive(Default)]
+struct Asked {
+    /// What connections were opened for: the node to which all is passed on, if any, and its executor.
+    opened: BTreeSet<(u8, Option<NodeId>, u8)>,
+    /// Requests about names, by the executor that each came to.
+    requests: BTreeMap<ExecutorId, u32>,
+}
+
+/// A daemon of node 0 that passes on to node 1, or so it says.
+struct Daemon {
+    asked: Arc<Mutex<Asked>>,
+    dir: tempfile::TempDir,
+}
+
+/// The executors of shards 0 to 3.
+const EXECUTORS: [ExecutorId; 4] = [
+    ExecutorId { node: NodeId(0), index: 0 },
+    ExecutorId { node: NodeId(0), index: 1 },
+    ExecutorId { node: NodeId(1), index: 0 },
+    ExecutorId { node: NodeId(1), index: EXECUTORS_MAX - 1 },
+];
+
+impl Daemon {
+    fn start() -> Daemon {
+        let daemon = Daemon { asked: Arc::default(), dir: tempfile::tempdir().unwrap() };
+        let listener = UnixListener::bind(daemon.dir.path().join("socket")).unwrap();
+        let asked = daemon.asked.clone();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let asked = asked.clone();
+                thread::spawn(move || {
+                    let _ = serve(stream.unwrap(), &asked);
+                });
+            }
+        });
+        daemon
+    }
+
+    fn client(&self) -> Client {
+        let socket = Endpoint::Unix(self.dir.path().join("socket"));
+        Client::connect(Options::new(socket)).unwrap()
+    }
+
+    fn requests(&self) -> [u32; 4] {
+        let asked = self.asked.lock();
+        EXECUTORS.map(|id| asked.requests.get(&id).copied().unwrap_or(0))
+    }
+}
+
+fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError> {
+    let key = VolumeKey::new([3; 32]);
+    let identity = Identity { volume: VolumeId([1; 16]), node: NodeId(0), key };
+    let hello = handshake::accept(&mut stream, Transport::Local, &identity, [5; 16])
+        .map_err(|_| FrameError::Unexpected)?;
+    handshake::admit(&mut stream)?;
+    asked.lock().opened.insert((hello.role as u8, hello.node, hello.executor));
+    let mut body = Vec::new();
+    loop {
+        let header = frame::read(&mut stream, &mut body)?;
+        let (mut out, mut granted) = (Vec::new(), Vec::new());
+        match header.class {
+            Class::Admin => {
+                let answer: AdminResult = Ok(AdminReply::Map(map()));
+                frame::encode(&mut out, Class::Admin, header.seq, &answer, 0);
+            }
+            Class::Meta => {
+                let call: MetaCall = frame::decode_body(&body)?;
+                let answer = meta(&hello, &call, asked, &mut granted);
+                frame::encode(&mut out, Class::Meta, header.seq, &answer, granted.len());
+            }
+            Class::Recall => {
+                let call: RecallCall = frame::decode_body(&body)?;
+                assert_eq!(call, RecallCall::Alive);
+                let note = RecallNote::Term { millis: 600_000, lease: 600_000, epoch: 1 };
+                frame::encode(&mut out, Class::Recall, header.seq, &note, 0);
+            }
+            Class::Object | Class::Peer => panic!("this is about names, and we are no node"),
+        }
+        out.extend(granted);
+        stream.write_all(&out)?;
+    }
+}
+
+fn map() -> ClusterMap {
+    let node = |id: u16| NodeInfo {
+        id: NodeId(id),
+        name: format!("node{id}"),
+        address: "127.0.0.1:1".into(),
+        socket: "/nowhere".into(),
+    };
+    ClusterMap {
+        volume: VolumeId([1; 16]),
+        name: "several".into(),
+        epoch: 1,
+        nodes: vec![node(0), node(1)],
+        shards: EXECUTORS.to_vec(),
+        moves: vec![0; EXECUTORS.len()],
+    }
+}
+
+/// An executor of which all inodes are there, and are delegated to whoever asks.
+fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<u8>) -> MetaResult {
+    let id = ExecutorId { node: hello.node.unwrap_or(NodeId(0)), index: hello.executor };
+    assert_eq!(map().owner(call.shard), Some(id), "{call:?} came to {id}");
+    *asked.lock().requests.entry(id).or_default() += 1;
+    match call.op {
+        MetaOp::Sync => Ok(MetaReply::Synced { epoch: 1 }),
+        MetaOp::GetAttr { ino } => {
+            *granted = Granted { delegated: vec![ino], ..Granted::default() }.encode();
+            Ok(MetaReply::Attr(attr(ino)))
+        }
+        _ => Err(Errno::ENOSYS),
+    }
+}
+
+fn attr(ino: Ino) -> Attr {
+    let t = Timestamp::default();
+    Attr {
+        ino,
+        kind: Kind::File,
+        mode: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        btime: t,
+        version: 1,
+        layout: Layout::Whole { node: NodeId(0) },
+        has_acl: false,
+    }
+}
+
+fn ino(shard: u16) -> Ino {
+    Ino::new(ShardId(shard), ShardId(shard), 7)
+}
+
+#[test]
+fn each_executor_is_asked_over_connections_of_its_own() {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    for shard in 0..4 {
+        let found = client.getattr(&Cred::ROOT, ino(shard)).unwrap();
+        assert_eq!(found.ino, ino(shard));
+        let expected = [0, 1, 2, 3].map(|n| u32::from(n <= shard));
+        assert_eq!(daemon.requests(), expected);
+    }
+    client.sync().unwrap();
+    assert_eq!(daemon.requests(), [2; 4]);
+    let last = EXECUTORS_MAX - 1;
+    let meta = [(None, 0), (None, 1), (Some(NodeId(1)), 0), (Some(NodeId(1)), last)];
+    let mut opened = BTreeSet::from(meta.map(|(node, index)| (Role::Meta as u8, node, index)));
+    opened.insert((Role::Admin as u8, None, 0));
+    assert_eq!(daemon.asked.lock().opened, opened);
+}
+
+#[test]
+fn what_one_executor_has_delegated_ends_with_its_connection() {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    assert_eq!(client.name_executors(), BTreeSet::from(EXECUTORS));
+    let is_asked = |shard: u16| {
+        let before = daemon.requests()[usize::from(shard)];
+        client.getattr(&Cred::ROOT, ino(shard)).unwrap();
+        daemon.requests()[usize::from(shard)] > before
+    };
+    thread::scope(|scope| {
+        let hold = |shard: usize| {
+            let (stop, held) = UnixStream::pair().unwrap();
+            let client = &client;
+            let run = move || client.hold_delegations(EXECUTORS[shard], held.as_fd(), None);
+            (stop, scope.spawn(run))
+        };
+        let ((stop, first), (last_stop, second)) = (hold(0), hold(1));
+        let end = Instant::now() + Duration::from_secs(30);
+        for shard in [0, 1] {
+            while is_asked(shard) {
+                assert!(Instant::now() < end, "nothing is delegated");
+                thread::yield_now();
+            }
+        }
+        assert_eq!([0, 1, 2].map(is_asked), [false, false, true]);
+        drop(stop);
+        first.join().unwrap().unwrap();
+        assert_eq!([0, 0, 1, 1].map(is_asked), [true, true, false, false]);
+        drop(last_stop);
+        second.join().unwrap().unwrap();
+        assert_eq!([0, 1].map(is_asked), [true, true]);
+    });
+    let recalls: Vec<_> =
+        daemon.asked.lock().opened.iter().copied().filter(|o| o.0 == Role::Recall as u8).collect();
+    assert_eq!(recalls, [(Role::Recall as u8, None, 0), (Role::Recall as u8, None, 1)]);
+}
