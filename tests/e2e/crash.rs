@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tatami_tests::files::{bytes_of, create, get, names, open, open_with, put};
 use tatami_tests::model::pattern;
+use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::worker::Worker;
 use tatami_tests::{Cluster, Setup};
@@ -19,11 +20,6 @@ const ROUNDS: u64 = 6;
 const BETWEEN: u64 = 20;
 /// How long the workers may take for them.
 const AT_WORK: Duration = Duration::from_secs(300);
-
-#[allow(clippy::disallowed_methods)] // when a victim dies is a matter of time
-fn wait_ms(ms: u64) {
-    std::thread::sleep(Duration::from_millis(ms));
-}
 
 /// Workers on every mount, each in a folder of its own. Daemons are killed and
 /// started meanwhile: every operation waits and then succeeds, exactly once.

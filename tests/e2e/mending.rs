@@ -7,12 +7,14 @@ use std::fs;
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use tatami_meta::{FjallStore, Store};
 use tatami_tests::Cluster;
 use tatami_tests::command::{Said, ask};
 use tatami_tests::files::{get, names, put};
-use tatami_tests::seed::Rng;
+use tatami_tests::process::wait_ms;
+use tatami_tests::seed::{Rng, scaled};
 use tatami_wire::{ExecutorId, Ino, NodeId, SHARDS_MAX, ShardMap};
 
 /// Directories that programs work in, and files that they move.
@@ -20,6 +22,8 @@ const DIRS: u32 = 6;
 const TOKENS: u32 = 16;
 /// Operations of all of them while checks must find nothing.
 const BETWEEN: u64 = 2000;
+/// Repairs that are not let come to their end.
+const BROKEN_OFF: u64 = 6;
 /// Exit codes of fsck(8).
 const CLEAN: Option<i32> = Some(0);
 const MENDED: Option<i32> = Some(1);
@@ -324,6 +328,40 @@ fn what_is_broken_between_nodes_is_told_and_mended() {
         assert_untouched(&files.iter().map(|(path, bytes)| (there(path), bytes.clone())).collect());
     }
     broken.assert_mended(&cluster.mount(0));
+    cluster.finish();
+}
+
+/// A repair may be broken off, and daemons may die while it is at work: what is left is mended by the next one.
+#[test]
+fn a_repair_that_is_broken_off_does_no_harm() {
+    let cluster = Cluster::start(3);
+    let root = cluster.mount(0);
+    let files = furnish(&root);
+    let broken = damage(&cluster);
+    let mut rng = Rng::with_seed(cluster.seed());
+    for round in 0..scaled(BROKEN_OFF) {
+        let mut fsck = cluster.command("fsck");
+        fsck.arg("--repair").stdout(Stdio::null()).stderr(Stdio::null());
+        let mut repair = fsck.spawn().expect("it starts");
+        wait_ms(rng.u64(..300));
+        if round % 2 == 0 {
+            let victim = rng.u16(..cluster.nodes());
+            cluster.kill_node(victim);
+            cluster.start_node(victim);
+            // It waits for whoever is away; what it makes of what it then finds is seen below.
+            repair.wait().expect("it ends");
+        } else {
+            repair.kill().expect("it is ours");
+            repair.wait().expect("it has ended");
+        }
+    }
+    let (said, findings) = fsck(&cluster, &["--repair"]);
+    assert!([CLEAN, MENDED].contains(&said.code), "{said:?}");
+    broken.assert_are_these(&findings);
+    let (said, findings) = fsck(&cluster, &[]);
+    assert_eq!((said.code, &findings[..]), (CLEAN, &[][..]));
+    assert_untouched(&files);
+    broken.assert_mended(&root);
     cluster.finish();
 }
 

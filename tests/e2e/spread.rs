@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tatami_tests::files::{get, names, put, refused};
+use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::{Cluster, Setup};
 
@@ -21,11 +22,6 @@ const DEATHS: u64 = 5;
 const BETWEEN: u64 = 30;
 /// How long they may take for them.
 const AT_WORK: Duration = Duration::from_secs(300);
-
-#[allow(clippy::disallowed_methods)] // when a victim dies is a matter of time
-fn wait_ms(ms: u64) {
-    std::thread::sleep(Duration::from_millis(ms));
-}
 
 fn dir(n: usize) -> String {
     format!("d{n}")

@@ -106,3 +106,9 @@ pub fn unmount_all(dir: &Path) {
         }
     }
 }
+
+/// Lets so many milliseconds pass: when somebody dies is a matter of time.
+#[allow(clippy::disallowed_methods)] // nothing happens that could be waited for
+pub fn wait_ms(ms: u64) {
+    std::thread::sleep(std::time::Duration::from_millis(ms));
+}

@@ -198,7 +198,7 @@ impl Client {
         cred: &Cred,
         op: MetaOp,
     ) -> Result<MetaReply, Errno> {
-        self.ask(executor, &self.call_of_all(executor, cred, op)?)
+        self.ask(executor, &self.call_of_all(executor, cred, op))
     }
 
     /// One request to each executor that serves shards, all at the same time.
@@ -212,7 +212,7 @@ impl Client {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
         let mut begun = Vec::new();
         for (_, id) in self.map().leads() {
-            let call = self.call_of_all(id, &Cred::ROOT, op.clone())?;
+            let call = self.call_of_all(id, &Cred::ROOT, op.clone());
             let executor = self.executor(id)?;
             begun.push((executor, executor.begin(&call), call));
         }
@@ -223,15 +223,12 @@ impl Client {
         ended.into_iter().map(|(id, answer)| Ok((id, answer?.0?))).collect()
     }
 
-    fn call_of_all(
-        &self,
-        executor: ExecutorId,
-        cred: &Cred,
-        op: MetaOp,
-    ) -> Result<MetaCall, Errno> {
+    fn call_of_all(&self, executor: ExecutorId, cred: &Cred, op: MetaOp) -> MetaCall {
         let leads = self.map().leads();
-        let lead = leads.iter().find(|(_, lead)| *lead == executor).ok_or(Errno::ENXIO)?;
-        Ok(MetaCall { shard: lead.0, cred: cred.clone(), op })
+        let lead = leads.iter().find(|(_, lead)| *lead == executor);
+        // Who has given its shards away meanwhile answers for what it has left.
+        let shard = lead.map_or(ShardId(0), |(shard, _)| *shard);
+        MetaCall { shard, cred: cred.clone(), op }
     }
 
     pub(crate) fn ask(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {

@@ -157,6 +157,8 @@ fn run(
     shards: Shards<FjallStore>,
 ) -> Result<ExecutorHandle, StartError> {
     let condition = Arc::new(Condition::default());
+    // Known from the first question on.
+    condition.inodes.store(shards.inodes(), Relaxed);
     let (executor, handle) =
         Executor::new(shared.clone(), index, shards, dir, condition.clone())
             .map_err(|source| StartError::System { what: "make an event queue", source })?;

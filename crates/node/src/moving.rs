@@ -63,6 +63,8 @@ impl Executor {
                 self.learn(&map);
                 Ok(())
             }
+            // It was done before: they are here.
+            Order::Move { to, .. } if to == self.here => Err(Errno::ESTALE),
             Order::Move { first, count, to } => {
                 if !self.moving.map.nodes.iter().any(|node| node.id == to.node) {
                     return Err(Errno::ENXIO);
