@@ -54,6 +54,8 @@ const SERVERS: [Servers; 5] =
 /// So many servers may cost at most [`GOAL`] times what one costs.
 const HELD: Servers = nodes(5);
 const GOAL: f64 = 1.1;
+/// Between which a file is renamed.
+const RENAMES: [Servers; 2] = [HELD, Servers { nodes: 1, executors: 5 }];
 /// A rename between servers against one within a server.
 const RENAME_GOAL: f64 = 4.0;
 /// What a create may take of the servers' CPU time, in microseconds.
@@ -128,7 +130,6 @@ impl Side {
 /// What could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
-    let rename = rename_name();
     for (threads, servers) in THREADS {
         let of = |name| servers.iter().flat_map(move |n| names_of(name, *n, threads));
         let mut names = OPERATIONS.iter().flat_map(|(_, name)| of(name));
@@ -141,8 +142,8 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     if SERVERS.iter().any(|servers| bench.wants(&echo_name(servers.nodes))) {
         figures.extend(echoes(bench)?);
     }
-    if bench.wants(&rename) {
-        figures.extend(renames(bench)?);
+    for servers in RENAMES.into_iter().filter(|servers| bench.wants(&rename_name(*servers))) {
+        figures.extend(renames(bench, servers)?);
     }
     Ok(figures)
 }
@@ -191,8 +192,9 @@ fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-fn rename_name() -> String {
-    "servers rename between two, CPU".into()
+fn rename_name(servers: Servers) -> String {
+    let of = if servers.nodes > 1 { "" } else { " executors of one node" };
+    format!("servers rename between two{of}, CPU")
 }
 
 fn in_one_directory(
@@ -306,12 +308,12 @@ pub(crate) fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno
     Ok(None)
 }
 
-fn renames(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
-    let side = Side::start(bench, HELD)?;
+fn renames(bench: &Bench, servers: Servers) -> Result<Vec<Figure>, BenchError> {
+    let side = Side::start(bench, servers)?;
     let (client, cred) = (side.reach.client()?, own_cred());
     let failed = |errno| on("renaming", b"one")(errno);
     let Some(homes) = homes(&client, &cred).map_err(failed)? else {
-        let problem = format!("has all of {DIRS_MAX} directories on one node of {HELD}");
+        let problem = format!("has all of {DIRS_MAX} directories on one server");
         return Err(BenchError::Program { program: "tatami up".into(), problem });
     };
     let items = bench.items() / 8;
@@ -332,7 +334,7 @@ fn renames(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let pairs = pairs::alternate(bench.runs, || moves(here, homes.there), || moves(here, next))?;
     let against = "between two directories of one server";
     let goal = (Better::Lower, Some(RENAME_GOAL));
-    let figure = Figure::new(rename_name(), "µs/op", against, goal, &pairs.runs(|us| *us));
+    let figure = Figure::new(rename_name(servers), "µs/op", against, goal, &pairs.runs(|us| *us));
     let mut figures = Vec::new();
     bench.keep(&mut figures, figure);
     Ok(figures)
