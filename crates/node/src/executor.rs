@@ -36,6 +36,7 @@ use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::delegation::{RecallCall, RecallNote};
 use tatami_wire::frame::FrameError;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, NewNode};
+use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, ExecutorId, Layout, NodeId};
 
 /// Most requests in one round, and so in one commit.
@@ -322,20 +323,33 @@ impl Executor {
                     Some(at)
                 }
             },
-            Kind::Peer { .. } => None,
-            Kind::Link { to } => {
-                let waiting = self.links.made(to, at);
-                if let Some(connection) = &mut self.connections[at] {
-                    waiting.iter().for_each(|message| connection.say(message));
-                }
-                self.send(at);
+            Kind::Peer { from } => {
+                let waiting = self.links.came(from, at);
+                self.say_waiting(at, &waiting);
                 None
             }
+            Kind::Link { to } => match self.links.made(to, at) {
+                Some(waiting) => {
+                    self.say_waiting(at, &waiting);
+                    None
+                }
+                None => Some(at),
+            },
         };
         if let Some(old) = old {
             self.drop_connection(old);
         }
         self.list(at);
+    }
+
+    /// Says what has waited for a connection.
+    fn say_waiting(&mut self, at: usize, waiting: &[PeerMessage]) {
+        if let Some(connection) = &mut self.connections[at]
+            && !waiting.is_empty()
+        {
+            waiting.iter().for_each(|message| connection.say(message));
+            self.send(at);
+        }
     }
 
     /// Takes a connection in; its place, and whose it is.
@@ -388,8 +402,9 @@ impl Executor {
             }
             connection.listed = false;
             match connection.kind {
-                Kind::Peer { from } => self.drain_messages(at, from),
-                Kind::Link { .. } => self.look_after_link(at),
+                Kind::Peer { from: other } | Kind::Link { to: other } => {
+                    self.drain_messages(at, other);
+                }
                 _ if self.round.len() >= ROUND_MAX => self.list(at),
                 _ => self.drain(at),
             }
@@ -543,7 +558,7 @@ impl Executor {
         self.release();
     }
 
-    /// Takes what another node says.
+    /// Takes what another executor says.
     fn drain_messages(&mut self, at: usize, from: ExecutorId) {
         let now = self.clock.now();
         for _ in 0..MESSAGES_MAX {
@@ -561,15 +576,6 @@ impl Executor {
             }
         }
         self.list(at);
-    }
-
-    /// Looks whether a connection to another node has ended: nothing else comes from there.
-    fn look_after_link(&mut self, at: usize) {
-        let Some(connection) = &mut self.connections[at] else { return };
-        match connection.next_message() {
-            Err(NoRequest::None | NoRequest::Paused) => {}
-            Ok(_) | Err(NoRequest::Broken(_)) => self.drop_connection(at),
-        }
     }
 
     /// Takes requests from one connection and applies them.
@@ -686,8 +692,7 @@ impl Executor {
             }
             Kind::Requests { .. } => self.recalls.closed(at, None),
             Kind::Recall => self.recalls.closed(at, Some(client)),
-            Kind::Peer { .. } => {}
-            Kind::Link { to } => self.links.lost(to, at),
+            Kind::Peer { from: other } | Kind::Link { to: other } => self.links.lost(other, at),
         }
         self.free.push(at);
     }

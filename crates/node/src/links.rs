@@ -1,5 +1,6 @@
-//! Connections over which an executor speaks to others, of this node and of others: one to each, made
-//! when there is something to say. Each goes one way.
+//! Connections over which an executor speaks to others, of this node and of others: one with each, made
+//! when there is something to say. Both say what they have to say over it, so that answers acknowledge to TCP what they
+//! answer. Where both have made one, they agree on that of the lesser.
 //!
 //! What cannot be said is dropped: transactions say it again until it is answered.
 
@@ -25,21 +26,20 @@ enum Link {
     Down { not_before: Instant, pause: Duration },
     /// A thread makes one.
     Dialing { pause: Duration, waiting: Vec<PeerMessage> },
-    /// The executor's number of the connection.
-    Up(usize),
+    /// The executor's number of the connection, and whether it was made here.
+    Up { at: usize, ours: bool },
 }
 
 /// See the module.
 pub(crate) struct Links {
     shared: Arc<Shared>,
-    here: ExecutorId,
     executor: ExecutorHandle,
-    links: BTreeMap<ExecutorId, Link>,
+    table: Table,
 }
 
 impl Links {
     pub(crate) fn new(shared: Arc<Shared>, here: ExecutorId, executor: ExecutorHandle) -> Links {
-        Links { shared, here, executor, links: BTreeMap::new() }
+        Links { shared, executor, table: Table { here, links: BTreeMap::new() } }
     }
 
     /// Over which connection the message is to be sent now; `None` where it waits for one, or
@@ -49,15 +49,16 @@ impl Links {
         to: ExecutorId,
         message: PeerMessage,
     ) -> Option<(usize, PeerMessage)> {
+        let here = self.table.here;
         let never = Link::Down { not_before: Instant::now(), pause: PAUSE };
-        let link = self.links.entry(to).or_insert(never);
+        let link = self.table.links.entry(to).or_insert(never);
         match link {
-            Link::Up(at) => return Some((*at, message)),
+            Link::Up { at, .. } => return Some((*at, message)),
             Link::Dialing { waiting, .. } if waiting.len() < WAITING_MAX => waiting.push(message),
             Link::Dialing { .. } => {}
             Link::Down { not_before, pause } if *not_before <= Instant::now() => {
                 let pause = *pause;
-                *link = match dial(&self.shared, self.here, &self.executor, to) {
+                *link = match dial(&self.shared, here, &self.executor, to) {
                     true => Link::Dialing { pause, waiting: vec![message] },
                     false => down(pause),
                 };
@@ -67,17 +68,19 @@ impl Links {
         None
     }
 
-    /// There is a connection. Returns what is to be sent over it first.
-    pub(crate) fn made(&mut self, to: ExecutorId, at: usize) -> Vec<PeerMessage> {
-        match self.links.insert(to, Link::Up(at)) {
-            Some(Link::Dialing { waiting, .. }) => waiting,
-            _ => Vec::new(),
-        }
+    /// There is a connection, made here. Returns what is to be sent over it first; `None` if it is not needed.
+    pub(crate) fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
+        self.table.made(to, at)
+    }
+
+    /// There is a connection, made by the other one. Returns what is to be sent over it.
+    pub(crate) fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
+        self.table.came(from, at)
     }
 
     /// There is no connection for now.
     pub(crate) fn failed(&mut self, to: ExecutorId) {
-        if let Some(link @ Link::Dialing { .. }) = self.links.get_mut(&to)
+        if let Some(link @ Link::Dialing { .. }) = self.table.links.get_mut(&to)
             && let Link::Dialing { pause, .. } = *link
         {
             *link = down(pause);
@@ -85,11 +88,46 @@ impl Links {
     }
 
     /// A connection has ended.
-    pub(crate) fn lost(&mut self, to: ExecutorId, at: usize) {
-        if let Some(link) = self.links.get_mut(&to)
-            && matches!(link, Link::Up(up) if *up == at)
+    pub(crate) fn lost(&mut self, other: ExecutorId, at: usize) {
+        self.table.lost(other, at);
+    }
+}
+
+/// Which connection is used with whom.
+struct Table {
+    here: ExecutorId,
+    links: BTreeMap<ExecutorId, Link>,
+}
+
+impl Table {
+    fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
+        match self.links.get(&to) {
+            Some(Link::Up { ours: false, .. }) if to < self.here => None,
+            _ => Some(self.replace(to, Link::Up { at, ours: true })),
+        }
+    }
+
+    fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
+        match self.links.get(&from) {
+            Some(Link::Up { ours: true, .. } | Link::Dialing { .. }) if self.here < from => {
+                Vec::new()
+            }
+            _ => self.replace(from, Link::Up { at, ours: false }),
+        }
+    }
+
+    fn lost(&mut self, other: ExecutorId, at: usize) {
+        if let Some(link) = self.links.get_mut(&other)
+            && matches!(link, Link::Up { at: up, .. } if *up == at)
         {
             *link = Link::Down { not_before: Instant::now(), pause: PAUSE };
+        }
+    }
+
+    fn replace(&mut self, other: ExecutorId, link: Link) -> Vec<PeerMessage> {
+        match self.links.insert(other, link) {
+            Some(Link::Dialing { waiting, .. }) => waiting,
+            _ => Vec::new(),
         }
     }
 }
@@ -139,4 +177,76 @@ fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, 
     let stream = relay::reach_node(shared, &hello, to.node)?;
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::NodeId;
+
+    const LESSER: ExecutorId = ExecutorId { node: NodeId(3), index: 0 };
+    const GREATER: ExecutorId = ExecutorId { node: NodeId(3), index: 1 };
+    /// Connections, by who has made them.
+    const OF_LESSER: usize = 1;
+    const OF_GREATER: usize = 2;
+
+    fn dialing(here: ExecutorId, to: ExecutorId) -> Table {
+        let message = PeerMessage::Finished { txids: Vec::new() };
+        let link = Link::Dialing { pause: PAUSE, waiting: vec![message] };
+        Table { here, links: [(to, link)].into() }
+    }
+
+    fn used(table: &Table) -> Option<usize> {
+        match table.links.values().next() {
+            Some(Link::Up { at, .. }) => Some(*at),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn two_that_call_each_other_agree_on_one_connection() {
+        for order in 0..4 {
+            let (mut lesser, mut greater) = (dialing(LESSER, GREATER), dialing(GREATER, LESSER));
+            let mut said = 0;
+            let mut made = |table: &mut Table, to, at| {
+                let waiting = table.made(to, at);
+                said += waiting.as_ref().map_or(0, Vec::len);
+                waiting.is_some()
+            };
+            let (mut heard, mut kept) = (0, true);
+            if order & 1 == 0 {
+                assert!(made(&mut lesser, GREATER, OF_LESSER));
+                heard += lesser.came(GREATER, OF_GREATER).len();
+            } else {
+                heard += lesser.came(GREATER, OF_GREATER).len();
+                assert!(made(&mut lesser, GREATER, OF_LESSER));
+            }
+            if order & 2 == 0 {
+                kept = made(&mut greater, LESSER, OF_GREATER);
+                heard += greater.came(LESSER, OF_LESSER).len();
+            } else {
+                heard += greater.came(LESSER, OF_LESSER).len();
+                kept = made(&mut greater, LESSER, OF_GREATER) && kept;
+            }
+            assert_eq!((used(&lesser), used(&greater)), (Some(OF_LESSER), Some(OF_LESSER)));
+            assert_eq!((said + heard, kept), (2, order & 2 == 0), "what waited is said once");
+            if !kept {
+                lesser.lost(GREATER, OF_GREATER);
+            }
+            assert_eq!(used(&lesser), Some(OF_LESSER));
+        }
+    }
+
+    #[test]
+    fn a_connection_that_comes_is_used_and_a_newer_one_in_its_place() {
+        let mut table = Table { here: LESSER, links: BTreeMap::new() };
+        table.came(GREATER, 5);
+        assert_eq!(used(&table), Some(5));
+        // The other one was started anew.
+        table.came(GREATER, 6);
+        table.lost(GREATER, 5);
+        assert_eq!(used(&table), Some(6));
+        table.lost(GREATER, 6);
+        assert_eq!(used(&table), None);
+    }
 }

@@ -35,9 +35,9 @@ pub(crate) enum Kind {
     Requests { slot: u32 },
     /// News of what is delegated to the client.
     Recall,
-    /// What another executor says.
+    /// What executors say to each other, on a connection that the other one has made.
     Peer { from: ExecutorId },
-    /// What this executor says to another.
+    /// The same, on one that this executor has made.
     Link { to: ExecutorId },
 }
 
@@ -120,23 +120,31 @@ impl MetaConnection {
 
     /// The next request, received if need be.
     pub(crate) fn next_request(&mut self) -> Result<(u64, MetaCall), NoRequest> {
-        self.next(Class::Meta)
+        self.next_unless_paused(Class::Meta)
     }
 
     /// The next that a client says on its recall connection.
     pub(crate) fn next_word(&mut self) -> Result<RecallCall, NoRequest> {
-        Ok(self.next(Class::Recall)?.1)
+        Ok(self.next_unless_paused(Class::Recall)?.1)
     }
 
-    /// The next message of another node.
+    /// The next message of another executor. Here nobody waits until what was said is taken: both sides would
+    /// wait for each other.
     pub(crate) fn next_message(&mut self) -> Result<PeerMessage, NoRequest> {
         Ok(self.next(Class::Peer)?.1)
     }
 
-    fn next<T: DeserializeOwned>(&mut self, class: Class) -> Result<(u64, T), NoRequest> {
-        if self.output.len() - self.sent > OUTPUT_PAUSE {
-            return Err(NoRequest::Paused);
+    fn next_unless_paused<T: DeserializeOwned>(
+        &mut self,
+        class: Class,
+    ) -> Result<(u64, T), NoRequest> {
+        match self.output.len() - self.sent > OUTPUT_PAUSE {
+            true => Err(NoRequest::Paused),
+            false => self.next(class),
         }
+    }
+
+    fn next<T: DeserializeOwned>(&mut self, class: Class) -> Result<(u64, T), NoRequest> {
         loop {
             let waiting = &self.input[self.start..self.end];
             if let Some((header, body)) = frame::split(waiting).map_err(NoRequest::Broken)? {
@@ -211,7 +219,7 @@ impl MetaConnection {
         frame::encode(&mut self.output, Class::Recall, 0, note, 0);
     }
 
-    /// Puts a message to another node behind those that wait, if there are not too many.
+    /// Puts a message to another executor behind those that wait, if there are not too many.
     pub(crate) fn say(&mut self, message: &PeerMessage) {
         if self.output.len() - self.sent > LINK_MAX {
             return;
