@@ -46,6 +46,8 @@ pub struct Options {
     /// What daemons promise each other is asked for again and again, late, and most of what they acknowledge
     /// is lost.
     pub belated: bool,
+    /// Daemons are executors, two of a node, and those of a node die together.
+    pub pairs: bool,
     /// Clients at work at the same time.
     pub clients: u32,
     /// Operations that each has under way at most.
@@ -71,6 +73,7 @@ impl Options {
             shards: 1,
             absence: false,
             belated: false,
+            pairs: false,
             clients: 3,
             slots: 2,
             operations: 12,
@@ -99,6 +102,7 @@ impl Options {
             shards,
             absence,
             belated,
+            pairs: seed % 4 == 3,
             clients,
             slots: 1,
             operations,
@@ -184,6 +188,7 @@ struct World {
     island: Known,
     /// The daemon that stays away, as long as it does.
     absent: Option<usize>,
+    pairs: bool,
     history: History,
     processes: usize,
     deaths: usize,
@@ -211,6 +216,7 @@ impl World {
         let mut world = World {
             defect,
             belated: options.belated,
+            pairs: options.pairs,
             ways: if nodes == 1 { Ways::ALONE } else { Ways::SPREAD },
             rng: Rng::with_seed(options.seed),
             agenda: Agenda::new(),
@@ -386,8 +392,11 @@ impl World {
                 }
             }
             Event::Crash(node) => {
-                self.cluster.daemons[node].die();
-                self.crashed(node);
+                let other = Some(node ^ 1).filter(|other| *other < self.cluster.daemons.len());
+                for node in [node].into_iter().chain(other.filter(|_| self.pairs)) {
+                    self.cluster.daemons[node].die();
+                    self.crashed(node);
+                }
             }
             Event::Restart(node) => {
                 if !(self.absent == Some(node) && self.calm) {
