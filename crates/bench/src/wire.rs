@@ -65,6 +65,22 @@ pub struct WireReport {
     pub operations: Vec<WireResult>,
 }
 
+/// What a phase of an echo was.
+#[derive(Clone, Debug)]
+pub struct Echoed {
+    /// The time is that of the clients; the CPU time is that of all.
+    pub all: Outcome,
+    /// Nanoseconds of CPU time of the servers.
+    pub server_ns: u64,
+}
+
+impl Echoed {
+    /// Microseconds of the servers' CPU time for each request.
+    pub fn server_us_per_op(&self) -> f64 {
+        crate::stats::ratio(self.server_ns as f64 / 1e3, self.all.ops as f64)
+    }
+}
+
 /// An echo: its servers are started anew for every phase, its clients stay.
 pub struct EchoRun<'a> {
     launcher: &'a Launcher,
@@ -98,11 +114,11 @@ impl<'a> EchoRun<'a> {
         EchoRun { servers, socket: None, ..self }
     }
 
-    /// One phase. The time is that of the clients; the CPU time is that of all.
+    /// One phase.
     ///
     /// # Errors
     /// The first process that fails.
-    pub fn phase(&mut self, operation: &str) -> Result<Outcome, BenchError> {
+    pub fn phase(&mut self, operation: &str) -> Result<Echoed, BenchError> {
         let part = EchoPart::Server {
             clients: self.procs,
             socket: self.socket.clone(),
@@ -112,9 +128,10 @@ impl<'a> EchoRun<'a> {
         let mut servers = Gang::start(self.launcher, parts)?;
         let addresses = servers.prepare("serve")?.join(",");
         servers.go()?;
-        let mut outcome = self.clients.phase(&format!("{operation} {addresses}"))?;
-        outcome.cpu_ns += Outcome::of(&servers.collect()?).cpu_ns;
-        Ok(outcome)
+        let mut all = self.clients.phase(&format!("{operation} {addresses}"))?;
+        let server_ns = Outcome::of(&servers.collect()?).cpu_ns;
+        all.cpu_ns += server_ns;
+        Ok(Echoed { all, server_ns })
     }
 }
 
@@ -149,7 +166,7 @@ fn measure(
         let (mut rates, mut cpu, mut stolen) = (Vec::new(), Vec::new(), 0.0);
         for _ in 0..args.iterations {
             let steal = Steal::now();
-            let outcome = echo.phase(operation)?;
+            let outcome = echo.phase(operation)?.all;
             rates.push(outcome.rate());
             cpu.push(outcome.cpu_us_per_op());
             stolen = f64::max(stolen, steal.share());

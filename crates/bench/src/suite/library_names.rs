@@ -6,13 +6,14 @@
 use super::Bench;
 use super::figure::{Better, Figure, Runs};
 use super::pairs::Pairs;
+use super::servers::SERVER_GOAL_US;
 use crate::clock::cpu_ns_of;
 use crate::echo::Depth;
 use crate::error::BenchError;
-use crate::gang::{Gang, Outcome};
+use crate::gang::Gang;
 use crate::mdtest::{Op, Place, Site};
 use crate::reach::Reach;
-use crate::wire::EchoRun;
+use crate::wire::{EchoRun, Echoed};
 use crate::worker::Task;
 
 const GOAL: f64 = 0.6;
@@ -28,11 +29,14 @@ struct Cost {
     rate: f64,
     /// CPU time of both sides for one request, in microseconds.
     cpu_us: f64,
+    /// That of the server alone.
+    server_us: f64,
 }
 
 impl Cost {
-    fn of(outcome: &Outcome) -> Cost {
-        Cost { rate: outcome.rate(), cpu_us: outcome.cpu_us_per_op() }
+    fn of(echoed: &Echoed) -> Cost {
+        let (all, server_us) = (&echoed.all, echoed.server_us_per_op());
+        Cost { rate: all.rate(), cpu_us: all.cpu_us_per_op(), server_us }
     }
 }
 
@@ -44,7 +48,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for procs in [1, 4] {
         let names = OPERATIONS.iter().map(|(_, name)| Names::of(name, procs));
-        let mut names = names.flat_map(|n| [Some(n.rate), Some(n.cpu), n.requests]).flatten();
+        let mut names = names.flat_map(Names::all);
         if names.any(|name| bench.wants(&name)) {
             figures.extend(with_procs(bench, procs)?);
         }
@@ -58,6 +62,8 @@ struct Names {
     cpu: String,
     /// Counted once: it does not depend on the number of processes.
     requests: Option<String>,
+    /// That of a create that comes with others, as a busy server's do: against what it may take, and against the echo.
+    server: Option<[String; 2]>,
 }
 
 impl Names {
@@ -67,7 +73,16 @@ impl Names {
             rate: format!("library {operation}, {with}"),
             cpu: format!("library {operation}, {with}, CPU"),
             requests: (procs == 1).then(|| format!("library {operation}, requests")),
+            server: (procs > 1 && operation == "create").then(|| {
+                let name = format!("library {operation}, {with}, server's CPU");
+                [name.clone(), format!("{name}, floor")]
+            }),
         }
+    }
+
+    fn all(self) -> impl Iterator<Item = String> {
+        let counted = self.requests.into_iter().chain(self.server.into_iter().flatten());
+        [self.rate, self.cpu].into_iter().chain(counted)
     }
 }
 
@@ -90,10 +105,11 @@ fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
             costs[i].take(
                 || {
                     let before: u64 = daemons.iter().filter_map(|p| cpu_ns_of(*p)).sum();
-                    let mut outcome = library.phase(op.name())?;
+                    let mut all = library.phase(op.name())?;
                     let after: u64 = daemons.iter().filter_map(|p| cpu_ns_of(*p)).sum();
-                    outcome.cpu_ns += after.saturating_sub(before);
-                    Ok(Cost::of(&outcome))
+                    let server_ns = after.saturating_sub(before);
+                    all.cpu_ns += server_ns;
+                    Ok(Cost::of(&Echoed { all, server_ns }))
                 },
                 || Ok(Cost::of(&echo.phase(message)?)),
             )?;
@@ -117,6 +133,16 @@ fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
         let (cpu, no_goal) = (costs[i].runs(|c| c.cpu_us), (Better::Lower, None));
         let figure = Figure::new(names.cpu, "µs/request", "wire echo", no_goal, &cpu);
         bench.keep(&mut figures, figure);
+        if let Some([name, floor_name]) = names.server {
+            let against_echo = costs[i].runs(|c| c.server_us);
+            let floor = vec![SERVER_GOAL_US; against_echo.ours.len()];
+            let held = Runs { ours: against_echo.ours.clone(), floor, stolen: against_echo.stolen };
+            let goal = (Better::Lower, Some(1.0));
+            let figure = Figure::new(name, "µs/request", "what it may take", goal, &held);
+            bench.keep(&mut figures, figure);
+            let figure = Figure::new(floor_name, "µs/request", "wire echo", no_goal, &against_echo);
+            bench.keep(&mut figures, figure);
+        }
         if let Some(name) = names.requests {
             let one = vec![1.0; requests[i].len()];
             let counts = Runs { ours: requests[i].clone(), floor: one, stolen: runs.stolen };

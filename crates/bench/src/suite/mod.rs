@@ -6,6 +6,7 @@
 //! ratio. A figure that misses its goal is reported as such; the suite fails
 //! only when something could not be run.
 
+mod addresses;
 pub(crate) mod figure;
 mod large;
 mod library_bulk;

@@ -2,7 +2,8 @@
 //! costs with 1, 2, 4 and 5 servers, in CPU time of all who take part. Where all servers share a few CPUs,
 //! that it costs the same is what scaling means. And what a rename between servers costs, against one within a server.
 //!
-//! Servers are nodes with one executor, or the executors of one node, which are threads of one process.
+//! Servers are nodes with one executor, at random addresses as always or at the same ones, or the executors of one node, which are
+//! threads of one process.
 //!
 //! A server does what has come in meanwhile at once, so it matters how many requests are under way: four programs with one each keep one
 //! server's rounds filled, and those of five empty. So this is measured with programs of one thread, and of [`THREADS`].
@@ -11,16 +12,17 @@
 //! TCP, as those of other machines are: a UNIX socket, by which the program of one node would reach its own, takes half the CPU time.
 
 use super::Bench;
+use super::addresses::SameAddresses;
 use super::figure::{Better, Figure, Runs};
-use super::pairs;
+use super::pairs::{self, Pairs};
 use super::volume::Volume;
 use crate::clock::{Steal, StealSum, cpu_ns_of, own_cpu_ns};
 use crate::echo::Depth;
-use crate::error::{BenchError, on};
+use crate::error::{BenchError, doing, on};
 use crate::gang::{Gang, Outcome};
 use crate::mdtest::{MdtestPart, Op, Place, Site, own_cred};
 use crate::reach::Reach;
-use crate::wire::EchoRun;
+use crate::wire::{EchoRun, Echoed};
 use crate::worker::Task;
 use std::collections::BTreeMap;
 use tatami_client::Client;
@@ -33,39 +35,46 @@ struct Servers {
     nodes: u16,
     /// Of each node.
     executors: u8,
+    /// Whether the code of all nodes lies at the same addresses.
+    alike: bool,
 }
 
 impl std::fmt::Display for Servers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Servers { nodes, executors: 1 } => write!(f, "{nodes} of them"),
+            Servers { nodes, alike: true, .. } => {
+                write!(f, "{nodes} of them at the same addresses")
+            }
+            Servers { nodes, executors: 1, .. } => write!(f, "{nodes} of them"),
             Servers { executors, .. } => write!(f, "{executors} executors of one node"),
         }
     }
 }
 
 const fn nodes(nodes: u16) -> Servers {
-    Servers { nodes, executors: 1 }
+    Servers { nodes, executors: 1, alike: false }
 }
 
 /// Servers that are measured, the baseline first.
-const SERVERS: [Servers; 5] =
-    [nodes(1), nodes(2), nodes(4), nodes(5), Servers { nodes: 1, executors: 5 }];
+const SERVERS: [Servers; 6] = [nodes(1), nodes(2), nodes(4), HELD, ALIKE, THREADED];
 /// So many servers may cost at most [`GOAL`] times what one costs.
 const HELD: Servers = nodes(5);
+const ALIKE: Servers = Servers { alike: true, ..HELD };
+const THREADED: Servers = Servers { executors: 5, ..nodes(1) };
 const GOAL: f64 = 1.1;
 /// Between which a file is renamed.
-const RENAMES: [Servers; 2] = [HELD, Servers { nodes: 1, executors: 5 }];
+const RENAMES: [Servers; 3] = [HELD, ALIKE, THREADED];
 /// A rename between servers against one within a server.
 const RENAME_GOAL: f64 = 4.0;
 /// What a create may take of the servers' CPU time, in microseconds.
-const SERVER_GOAL_US: f64 = 8.0;
+pub(super) const SERVER_GOAL_US: f64 = 8.0;
 const PROCS: usize = 4;
 /// Entries that each program makes in the directory of a round, times what others make: the first thousand are on one
 /// server until it splits, and are paid for as names and inodes on different ones from then on.
 const ENTRIES: u64 = 2;
 /// Threads of each program, and numbers of servers that are measured with them.
-const THREADS: [(usize, &[Servers]); 2] = [(1, &SERVERS), (16, &[SERVERS[0], HELD, SERVERS[4]])];
+const THREADS: [(usize, &[Servers]); 2] =
+    [(1, &SERVERS), (16, &[SERVERS[0], HELD, ALIKE, THREADED])];
 /// Directories made in search of two that are on different servers.
 const DIRS_MAX: usize = 64;
 
@@ -103,8 +112,13 @@ struct Side {
 
 impl Side {
     fn start(bench: &Bench, servers: Servers) -> Result<Side, BenchError> {
-        let Servers { nodes, executors } = servers;
-        let dir = bench.work.join(format!("servers-{nodes}-{executors}"));
+        let Servers { nodes, executors, alike } = servers;
+        let how = if alike { "-alike" } else { "" };
+        let dir = bench.work.join(format!("servers-{nodes}-{executors}{how}"));
+        let _alike = alike
+            .then(SameAddresses::begin)
+            .transpose()
+            .map_err(doing("giving up random addresses"))?;
         let volume = Volume::with_executors(&bench.program, &dir, nodes, "all", executors)?;
         let (daemons, reach) = (volume.daemons()?, Reach::from(&volume.options_by_tcp()?));
         Ok(Side { servers, _volume: volume, daemons, reach, costs: Default::default() })
@@ -131,6 +145,7 @@ impl Side {
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for (threads, servers) in THREADS {
+        let servers: Vec<Servers> = servers.iter().copied().filter(can_start).collect();
         let of = |name| servers.iter().flat_map(move |n| names_of(name, *n, threads));
         let mut names = OPERATIONS.iter().flat_map(|(_, name)| of(name));
         if names.any(|name| bench.wants(&name)) || threads == 1 && bench.wants(&server_name()) {
@@ -139,13 +154,20 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             figures.extend(in_one_directory(bench, sides, threads)?);
         }
     }
-    if SERVERS.iter().any(|servers| bench.wants(&echo_name(servers.nodes))) {
+    let mut echo_names = SERVERS.iter().map(|servers| echo_name(servers.nodes));
+    if echo_names.any(|name| bench.wants(&name)) || bench.wants(&echo_server_name()) {
         figures.extend(echoes(bench)?);
     }
-    for servers in RENAMES.into_iter().filter(|servers| bench.wants(&rename_name(*servers))) {
+    let wanted = RENAMES.into_iter().filter(|servers| bench.wants(&rename_name(*servers)));
+    for servers in wanted.filter(can_start) {
         figures.extend(renames(bench, servers)?);
     }
     Ok(figures)
+}
+
+/// Some containers do not allow to give up random addresses.
+fn can_start(servers: &Servers) -> bool {
+    !servers.alike || SameAddresses::begin().is_ok()
 }
 
 /// CPU time and rate of an operation.
@@ -165,6 +187,10 @@ fn server_name() -> String {
     "servers create, 1 of them, server's CPU".into()
 }
 
+fn echo_server_name() -> String {
+    "servers echo of a create, 1 of them, server's CPU".into()
+}
+
 fn echo_name(servers: u16) -> String {
     format!("servers echo of a create, {servers} of them, CPU")
 }
@@ -177,23 +203,35 @@ fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
         Ok(run.with_servers(servers.into()))
     };
     let mut one = start(SERVERS[0].nodes)?;
-    let mut figures = Vec::new();
-    for servers in SERVERS[1..].iter().map(|s| s.nodes).filter(|nodes| *nodes > 1) {
+    let (mut figures, mut of_one) = (Vec::new(), Pairs::default());
+    for servers in [2, 4, 5] {
         let mut several = start(servers)?;
-        let cost = |echo: &mut EchoRun<'_>| Ok(echo.phase("create")?.cpu_us_per_op());
-        let pairs = pairs::alternate(bench.runs, || cost(&mut several), || cost(&mut one))?;
+        let pairs =
+            pairs::alternate(bench.runs, || several.phase("create"), || one.phase("create"))?;
+        let runs = pairs.runs(|echoed| echoed.all.cpu_us_per_op());
         let goal = (Better::Lower, None);
-        let runs = pairs.runs(|us| *us);
         bench.keep(
             &mut figures,
             Figure::new(echo_name(servers), "µs/op", "one server", goal, &runs),
         );
+        of_one = pairs;
     }
+    let runs = of_one.runs(Echoed::server_us_per_op);
+    let runs = Runs { floor: vec![SERVER_GOAL_US; runs.floor.len()], ours: runs.floor, ..runs };
+    let goal = (Better::Lower, None);
+    bench.keep(
+        &mut figures,
+        Figure::new(echo_server_name(), "µs/op", "what a create may take", goal, &runs),
+    );
     Ok(figures)
 }
 
 fn rename_name(servers: Servers) -> String {
-    let of = if servers.nodes > 1 { "" } else { " executors of one node" };
+    let of = match servers {
+        Servers { nodes: 1, .. } => " executors of one node",
+        Servers { alike: true, .. } => " at the same addresses",
+        _ => "",
+    };
     format!("servers rename between two{of}, CPU")
 }
 
