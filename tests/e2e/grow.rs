@@ -374,6 +374,8 @@ fn nodes_get_executors_and_lose_them_while_all_work() {
     storm(&cluster, |all_got_on| {
         all_got_on();
         assert_eq!(rebalance("3"), 2 * 682);
+        let listed = told(&cluster.tatami("node list", &["--json"]));
+        assert_eq!(numbers(&listed, "executors"), [3, 3], "{listed}");
         assert_eq!(of_nodes(&cluster, "executors"), [3, 3]);
         all_got_on();
         cluster.fsck();

@@ -7,6 +7,7 @@ use crate::place::At;
 use crate::term::{BAD, DIM, GOOD, Out, Table};
 use anstyle::Style;
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::io::Write;
 
 /// `tatami node`
@@ -115,8 +116,13 @@ struct Listed {
     socket: String,
     dir: String,
     shards: Vec<usize>,
+    /// That have shards.
+    executors: usize,
     pid: Option<i32>,
 }
+
+/// Where their number stands, if it is told: behind the shards.
+const EXECUTORS_COLUMN: usize = 4;
 
 /// Numbers, in order, with runs put together.
 fn ranges(numbers: &[usize]) -> String {
@@ -136,14 +142,18 @@ fn list(args: &ListArgs) -> Outcome {
     let listed: Vec<Listed> = volume
         .nodes
         .iter()
-        .map(|n| Listed {
-            node: n.id,
-            name: n.name.clone(),
-            address: n.address.clone(),
-            socket: n.socket.display().to_string(),
-            dir: n.dir.display().to_string(),
-            shards: (0..volume.shards.len()).filter(|s| volume.shards[*s].node.0 == n.id).collect(),
-            pid: daemon::running(n).map(|r| r.pid),
+        .map(|n| {
+            let of_node = || volume.shards.iter().enumerate().filter(|(_, e)| e.node.0 == n.id);
+            Listed {
+                node: n.id,
+                name: n.name.clone(),
+                address: n.address.clone(),
+                socket: n.socket.display().to_string(),
+                dir: n.dir.display().to_string(),
+                shards: of_node().map(|(shard, _)| shard).collect(),
+                executors: of_node().map(|(_, e)| e).collect::<BTreeSet<_>>().len(),
+                pid: daemon::running(n).map(|r| r.pid),
+            }
         })
         .collect();
     let mut out = Out::new();
@@ -151,20 +161,29 @@ fn list(args: &ListArgs) -> Outcome {
         out.json(&serde_json::json!({ "volume": volume.name, "nodes": listed }))?;
         return Ok(());
     }
-    let mut table = Table::new(&["NODE", "ADDRESS", "DIRECTORY", "SHARDS", "PROCESS"]);
+    let several = listed.iter().any(|node| node.executors > 1);
+    let mut heads = vec!["NODE", "ADDRESS", "DIRECTORY", "SHARDS", "PROCESS"];
+    if several {
+        heads.insert(EXECUTORS_COLUMN, ">EXECUTORS");
+    }
+    let mut table = Table::new(&heads);
     for node in listed {
         let plain = Style::new();
         let (process, style) = match node.pid {
             Some(pid) => (pid.to_string(), GOOD),
             None => ("not running".to_owned(), BAD),
         };
-        table.row([
+        let mut cells = vec![
             (node.name, plain),
             (node.address, plain),
             (node.dir, DIM),
             (ranges(&node.shards), plain),
             (process, style),
-        ]);
+        ];
+        if several {
+            cells.insert(EXECUTORS_COLUMN, (node.executors.to_string(), plain));
+        }
+        table.cells(cells);
     }
     out.table(&table)?;
     out.flush()?;

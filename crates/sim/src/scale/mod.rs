@@ -137,6 +137,9 @@ const NEWCOMER: u64 = 4096;
 const SPLIT_ABOVE: u64 = 1024;
 /// A directory that has not spread with twice the entries that it should take, and so many more, never does.
 const MORE: u64 = 32 * 1024;
+/// How often each request that is under way is asked and answered, at least, while is counted. All are asked at once at first, and
+/// come in one burst; where the way is long, that is seen for two round trips.
+const ROUND_TRIPS: u64 = 4;
 /// Part of the operations of a phase before counting begins.
 const SKIPPED: u64 = 2;
 
@@ -157,7 +160,7 @@ impl Setting {
     /// Operations that are left out, and those that are counted.
     fn until(&self, window: Window, part: u64) -> Until {
         let under_way = u64::from(self.processes) * u64::from(self.depth);
-        let counted = window.count(self.servers).max(under_way) / part;
+        let counted = window.count(self.servers).max(ROUND_TRIPS * under_way) / part;
         Until::Count { skipped: (counted / SKIPPED).max(under_way), counted }
     }
 
