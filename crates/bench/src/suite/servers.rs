@@ -204,7 +204,8 @@ fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     };
     let mut one = start(SERVERS[0].nodes)?;
     let (mut figures, mut of_one) = (Vec::new(), Pairs::default());
-    for servers in [2, 4, 5] {
+    let several = SERVERS.iter().filter(|servers| servers.nodes > 1 && !servers.alike);
+    for servers in several.map(|servers| servers.nodes) {
         let mut several = start(servers)?;
         let pairs =
             pairs::alternate(bench.runs, || several.phase("create"), || one.phase("create"))?;
