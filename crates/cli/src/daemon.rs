@@ -70,8 +70,10 @@ pub fn run(args: &RunArgs) -> Outcome {
     let (node, pid_file) = launch(args).map_err(|e| ready.failed(e))?;
     ready.ready();
     let result = node.run();
-    // Gone before the lock on the directory is: nobody else's is removed.
-    let _ = std::fs::remove_file(pid_file);
+    // Gone before the lock on the directory is. Somebody may have removed the directory, and made it again.
+    if Record::load(&pid_file) == Some(Record::of_self()) {
+        let _ = std::fs::remove_file(pid_file);
+    }
     result.map_err(|e| Failure::new(e.to_string()))
 }
 

@@ -4,9 +4,9 @@ use crate::options::StartError;
 use rustix::fs::Mode;
 use std::io;
 use std::net::TcpListener;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use tatami_wire::NodeId;
 
 /// Listens on a TCP address, for a non-blocking accept.
@@ -22,10 +22,37 @@ pub(crate) fn tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError
     })
 }
 
+/// The name of a UNIX socket that is listened on, and which file had it at first: somebody may have removed
+/// the directory, and made it again for another daemon.
+pub(crate) struct SocketName {
+    path: PathBuf,
+    file: Option<(u64, u64)>,
+}
+
+impl SocketName {
+    fn of(path: &Path) -> SocketName {
+        SocketName { path: path.to_owned(), file: file_at(path) }
+    }
+
+    /// Removes it, if it is still the name of the same file.
+    pub fn remove(&self) {
+        if self.file.is_none() || self.file != file_at(&self.path) {
+            tracing::debug!(path = %self.path.display(), "the socket is another's, or gone already");
+        } else if let Err(e) = std::fs::remove_file(&self.path) {
+            tracing::debug!(error = %e, "the socket was gone already");
+        }
+    }
+}
+
+/// Device and inode of a file.
+fn file_at(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
 /// Listens on a UNIX socket, for a non-blocking accept. The caller holds the
 /// lock of the data directory, so a socket where nobody answers is what a
 /// killed daemon left.
-pub(crate) fn unix(path: &Path, node: NodeId) -> Result<UnixListener, StartError> {
+pub(crate) fn unix(path: &Path, node: NodeId) -> Result<(UnixListener, SocketName), StartError> {
     let failed = |source| StartError::Socket { path: path.to_owned(), source };
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
@@ -49,5 +76,25 @@ pub(crate) fn unix(path: &Path, node: NodeId) -> Result<UnixListener, StartError
     // Anybody may connect; who it is tells the kernel, what he may do we decide.
     rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+    Ok((listener, SocketName::of(path)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removes_its_own_socket_only() -> Result<(), Box<dyn std::error::Error>> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("volume").join("socket");
+        let (_ours, name) = unix(&path, NodeId(0))?;
+        std::fs::remove_dir_all(dir.path().join("volume"))?;
+        let (theirs, other) = unix(&path, NodeId(0))?;
+        name.remove();
+        UnixStream::connect(&path)?;
+        drop(theirs);
+        other.remove();
+        assert!(!path.exists());
+        Ok(())
+    }
 }

@@ -32,6 +32,7 @@ pub struct Node {
     acceptor: Option<JoinHandle<()>>,
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
+    socket: listen::SocketName,
     /// Held until everything else is gone.
     _dir: DataDir,
 }
@@ -74,7 +75,7 @@ impl Node {
         raise_descriptor_limit();
         let dir = DataDir::open_or_create(&dir, map.volume, node)?;
         let tcp = listen::tcp(&info.address, node)?;
-        let unix = listen::unix(Path::new(&info.socket), node)?;
+        let (unix, socket) = listen::unix(Path::new(&info.socket), node)?;
         let identity = Identity { volume: map.volume, node, key };
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
@@ -108,6 +109,7 @@ impl Node {
             acceptor: None,
             housekeeper: None,
             ended: false,
+            socket,
             _dir: dir,
         };
         shared.executors.start(&shared)?;
@@ -165,9 +167,7 @@ impl Node {
             result = Err(RunError::Died { node, what: "acceptor" });
         }
         // From here on a new daemon may take the socket's name.
-        if let Err(e) = std::fs::remove_file(shared.socket()) {
-            tracing::debug!(error = %e, "the socket was gone already");
-        }
+        self.socket.remove();
         for thread in shared.executors.close() {
             match thread.join() {
                 Ok(mut shards) => {
