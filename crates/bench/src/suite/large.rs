@@ -49,6 +49,10 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let rates = |rates: &[f64]| one(rates[rates.len() - 1], rates[0]);
     let each = |now: u64, before: u64| now.saturating_sub(before) as f64 / listed as f64;
     let entries = format!("{listed} entries");
+    let tenths = |rates: &[f64]| {
+        let rates: Vec<String> = rates.iter().map(|rate| format!("{rate:.0}")).collect();
+        format!("{entries}; operations a second of each tenth: {}", rates.join(", "))
+    };
     let (higher, lower, none) = (Better::Higher, Better::Lower, None);
     let first = "the first tenth";
     let all = [
@@ -58,46 +62,52 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
             first,
             (higher, Some(RATE_GOAL)),
             &rates(&made),
-        ),
+        )
+        .note(tenths(&made)),
         Figure::new(
             "large directory, unlink, last tenth",
             "op/s",
             first,
             (higher, none),
             &rates(&removed),
-        ),
+        )
+        .note(tenths(&removed)),
         Figure::new(
             "large directory, names listed",
             "entries/s",
             "creates",
             (higher, none),
             &one(listed as f64 / seconds, made[0]),
-        ),
+        )
+        .note(&entries),
         Figure::new(
             "large directory, memory",
             "bytes/entry",
             "an inode of ext4",
             (lower, none),
             &one(each(size.memory, before.memory), EXT4_INODE),
-        ),
+        )
+        .note(&entries),
         Figure::new(
             "large directory, disk",
             "bytes/entry",
             "an inode of ext4",
             (lower, none),
             &one(each(size.disk, before.disk), EXT4_INODE),
-        ),
+        )
+        .note(&entries),
         Figure::new(
             "large directory, restart of the server",
             "s",
             "what it may take",
             (lower, Some(1.0)),
             &one(restart, RESTART_GOAL),
-        ),
+        )
+        .note(&entries),
     ];
     let mut figures = Vec::new();
     for figure in all {
-        bench.keep(&mut figures, figure.note(&entries));
+        bench.keep(&mut figures, figure);
     }
     Ok(figures)
 }

@@ -23,6 +23,8 @@
 use super::log::{self, Log, ReadError};
 use super::recent::{self, Both, Recent};
 use super::{Change, Chore, Store, StoreError, Visit, journal, prefix_end};
+use fjall::compaction::Leveled;
+use fjall::config::{PartitioningPolicy, PinningPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,15 @@ const CACHE: u64 = 64 << 20;
 const LOG: u64 = 64 << 20;
 /// Bytes reserved for a log.
 const RESERVED: u64 = 68 << 20;
+/// So many tables, as logs make them, are merged with the first level at once. A question for a key looks at the
+/// filter of each that there is, and the fewer are merged at once, the more often the first level is written anew.
+const TABLES_MERGED: u8 = 8;
+/// Length of the tables that merging makes, in bytes: about that of one made from a log. The first level may be
+/// as long as [`TABLES_MERGED`] of them.
+const MERGED: u64 = 32 << 20;
+/// How much longer a level may be than the one before it. What is merged into a level is written with up to
+/// so much of what was there.
+const LEVEL_RATIO: f32 = 4.0;
 /// Free space that the store wants to see before it grows, in bytes: a
 /// table, and a compaction's beginning. On small disks a sixteenth of them.
 const ROOM: u64 = 64 << 20;
@@ -518,7 +529,22 @@ fn mend_journal(path: &Path) -> Result<Option<String>, StoreError> {
 fn open_database(path: &Path) -> Result<Open, StoreError> {
     let wrap = |e| store_error(path, "open", e);
     let db = Database::builder(path).cache_size(CACHE).worker_threads(2).open().map_err(wrap)?;
-    let keyspace = db.keyspace(KEYSPACE, KeyspaceCreateOptions::default).map_err(wrap)?;
+    let merges = Leveled::default()
+        .with_l0_threshold(TABLES_MERGED)
+        .with_table_target_size(MERGED)
+        .with_level_ratio_policy(vec![LEVEL_RATIO]);
+    // A store that is there keeps the options that it was made with.
+    let options = || {
+        KeyspaceCreateOptions::default()
+            .compaction_strategy(Arc::new(merges))
+            // A filter is asked whenever something is made, so all stay in memory: some ten bits a record.
+            .filter_block_pinning_policy(PinningPolicy::all(true))
+            .filter_block_partitioning_policy(PartitioningPolicy::all(false))
+            // The index of what was merged is in blocks of some kilobytes. One for a whole table has hundreds of them,
+            // and is read again for each question once all of them are larger than the cache.
+            .index_block_partitioning_policy(PartitioningPolicy::new([false, true]))
+    };
+    let keyspace = db.keyspace(KEYSPACE, options).map_err(wrap)?;
     Ok(Open { db, keyspace })
 }
 
