@@ -137,7 +137,7 @@ const NEWCOMER: u64 = 4096;
 const SPLIT_ABOVE: u64 = 1024;
 /// A directory that has not spread with twice the entries that it should take, and so many more, never does.
 const MORE: u64 = 32 * 1024;
-/// How often each request that is under way is asked and answered, at least, while is counted. All are asked at once at first, and
+/// How often each request that is under way is asked and answered, at least, while they are counted. All are asked at once at first, and
 /// come in one burst; where the way is long, that is seen for two round trips.
 const ROUND_TRIPS: u64 = 4;
 /// Part of the operations of a phase before counting begins.
