@@ -2,9 +2,11 @@
 //! whatever happens to those who know it. Every test has a mount per node.
 
 use rustix::process::Signal;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 use tatami_tests::files::{create, names, put, refused, stat};
 use tatami_tests::{Cluster, process};
@@ -84,6 +86,69 @@ fn what_is_known_costs_no_request() {
             assert_eq!(stat(mount.join("d/f")).len(), 1);
             assert_eq!(refused(fs::metadata(mount.join("d/none"))), libc::ENOENT);
         });
+    }
+    cluster.finish();
+}
+
+/// What `ls -lU` prints of each entry, but for the total.
+fn listed(dir: &Path) -> BTreeSet<String> {
+    let out = Command::new("ls").arg("-lU").arg(dir).env("LC_ALL", "C").output().expect("ls");
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    String::from_utf8_lossy(&out.stdout).lines().skip(1).map(str::to_owned).collect()
+}
+
+#[test]
+fn listing_with_attributes_asks_for_a_thousand_at_a_time() {
+    for (nodes, files) in [(1, 4000), (2, 500)] {
+        let cluster = Cluster::start(nodes);
+        let (first, last) = (cluster.mount(0), cluster.mount(nodes - 1));
+        let deadline = Instant::now() + PATIENCE;
+        for round in 0.. {
+            let d = format!("d{round}");
+            fs::create_dir(first.join(&d)).expect("mkdir");
+            (0..files).for_each(|n| drop(create(first.join(&d).join(n.to_string()))));
+            let before = requests(&cluster);
+            assert_eq!(listed(&last.join(&d)).len(), files);
+            let cost = requests(&cluster) - before;
+            if cost < files as u64 / 10 {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{cost} requests for {files} entries");
+        }
+        cluster.finish();
+    }
+}
+
+#[test]
+fn what_a_listing_has_told_is_never_old() {
+    let (cluster, a, b) = two();
+    for (d, files) in [("small", 200), ("large", 2000)] {
+        let (here, there) = (a.join(d), b.join(d));
+        fs::create_dir(&here).expect("mkdir");
+        (0..files).for_each(|n| drop(create(here.join(n.to_string()))));
+        for round in 0..6 {
+            let (mine, other) = if round % 2 == 0 { (&here, &there) } else { (&there, &here) };
+            assert_eq!(listed(other), listed(mine), "round {round}");
+            let file = |n: usize| mine.join((n + round).to_string());
+            set_mode(file(10), 0o604);
+            fs::remove_file(file(20)).expect("unlink");
+            fs::rename(file(30), mine.join(format!("new{round}"))).expect("rename");
+            put(file(40), vec![0; round + 1]);
+            let attribute = |name: &str| {
+                let flags = rustix::fs::XattrFlags::empty();
+                rustix::fs::setxattr(file(50), name, b"some", flags).expect("setxattr");
+                let (mut value, at) = ([0; 8], other.join((50 + round).to_string()));
+                rustix::fs::getxattr(at, name, &mut value).expect("getxattr")
+            };
+            assert_eq!(attribute("user.colour"), 4, "that there was none is known no more");
+            assert_eq!(attribute("security.selinux"), 4);
+            assert_eq!(mode(other.join((10 + round).to_string())), 0o604);
+            assert_eq!(refused(fs::metadata(other.join((20 + round).to_string()))), libc::ENOENT);
+            assert_eq!(refused(fs::metadata(other.join((30 + round).to_string()))), libc::ENOENT);
+            assert_eq!(stat(other.join(format!("new{round}"))).len(), 0);
+            assert_eq!(stat(other.join((40 + round).to_string())).len(), round as u64 + 1);
+            assert_eq!(listed(other), listed(mine), "after round {round}");
+        }
     }
     cluster.finish();
 }

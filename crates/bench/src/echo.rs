@@ -17,7 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use tatami_wire::frame::{self, Class, HEADER_LEN, Header};
 use tatami_wire::meta::{Bytes, MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::{Attr, Cred, Ino, Kind, Layout, NodeId, ShardId, Timestamp};
+use tatami_wire::{Attached, Attr, Cred, Ino, Kind, Layout, NodeId, ShardId, Timestamp};
 
 /// What one process does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -168,7 +168,7 @@ fn sample_attr() -> Attr {
         btime: time,
         version: 12_345,
         layout: Layout::Whole { node: NodeId(0) },
-        has_acl: false,
+        attached: Attached::Nothing,
     }
 }
 

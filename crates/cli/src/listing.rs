@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::Write;
 use tatami_client::tree::{Tree, join};
 use tatami_cluster::VolumeFile;
-use tatami_wire::{Attr, Errno, Kind, Timestamp};
+use tatami_wire::{Attached, Attr, Errno, Kind, Timestamp};
 
 /// One line of a listing.
 pub struct Row {
@@ -136,7 +136,7 @@ pub fn mode_text(attr: &Attr) -> String {
             (false, false) => '-',
         });
     }
-    if attr.has_acl {
+    if attr.attached == Attached::Acl {
         text.push('+');
     }
     text
@@ -303,7 +303,7 @@ mod tests {
             btime: now,
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
-            has_acl: false,
+            attached: Attached::Nothing,
         }
     }
 

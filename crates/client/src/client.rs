@@ -294,6 +294,11 @@ impl Client {
         [home.and_then(of), birth.filter(|id| Some(*id) != home).and_then(of)]
     }
 
+    /// The attributes of an inode, if they are delegated to us.
+    pub fn known_attr(&self, ino: Ino) -> Option<Attr> {
+        self.delegations(ino).into_iter().flatten().find_map(|known| known.attr(ino))
+    }
+
     /// For how long the kernel may keep these attributes: zero unless they are what is delegated to us. It is told before
     /// they change: see [`Client::hold_delegations`].
     pub fn attr_time(&self, attr: &Attr) -> Duration {
@@ -304,6 +309,7 @@ impl Client {
     /// For how long the kernel may keep that `name` leads to that inode, or to none: zero unless the directory is
     /// delegated to us, and nobody else has changed it for some time.
     pub fn name_time(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
+        let dir = self.partitions.of_name(dir, name);
         let times = self.delegations(dir).into_iter().flatten();
         times.filter_map(|known| known.lend_name(dir, name, to)).next().unwrap_or_default()
     }

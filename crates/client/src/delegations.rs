@@ -17,13 +17,13 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::act::Act;
 use tatami_wire::delegation::Granted;
-use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, Errno, Ino, Kind, hash};
+use tatami_wire::meta::{Bytes, DirEntry, MetaOp, MetaReply, MetaResult};
+use tatami_wire::{Attr, Errno, Ino, Kind, Timestamp, hash};
 
 const SHARDS: usize = 16;
 /// Places for the last events, in each shard.
 const EVENTS: usize = 512;
-/// Most inodes and entries remembered; past it, a shard of them is forgotten.
+/// Most inodes and entries remembered; past it, a shard of them is forgotten, each in its turn.
 const KNOWN_MAX: usize = 256 * 1024;
 /// Of a term, this part is left unused, for clocks that do not run alike: one in so many.
 const MARGIN: u32 = 10;
@@ -88,6 +88,15 @@ pub(crate) fn uptime() -> Duration {
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
+/// A time that a node has told, by [`uptime`], or some time later. As true as the node's clock: it helps to guess how
+/// often a directory changes.
+fn at(time: Timestamp) -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    // In whole seconds, less the one that may not be over.
+    let ago = now.tv_sec.saturating_sub(time.sec).saturating_sub(1);
+    uptime().saturating_sub(Duration::from_secs(u64::try_from(ago).unwrap_or_default()))
+}
+
 /// The moment at which a question was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
@@ -136,6 +145,8 @@ pub(crate) struct Delegations {
     until: AtomicU64,
     /// Inodes and entries remembered.
     size: AtomicUsize,
+    /// Which shard is forgotten next.
+    victim: AtomicUsize,
     hasher: hash::Build,
     /// To which some of it is lent.
     kernel: OnceLock<Arc<dyn KernelCache>>,
@@ -149,6 +160,7 @@ impl Default for Delegations {
             since: AtomicU64::new(u64::MAX),
             until: AtomicU64::new(0),
             size: AtomicUsize::new(0),
+            victim: AtomicUsize::new(0),
             hasher: hash::Build::default(),
             kernel: OnceLock::new(),
         }
@@ -266,6 +278,15 @@ impl Delegations {
         self.shards.iter().for_each(|shard| self.clear(&mut shard.lock()));
     }
 
+    /// Forgets a shard, `own` where that is the one that is in use. What was noted last is mostly in others.
+    fn make_room(&self, own: &mut Shard) {
+        let next = self.victim.fetch_add(1, SeqCst) % SHARDS;
+        match self.shards[next].try_lock() {
+            Some(mut other) => self.clear(&mut other),
+            None => self.clear(own),
+        }
+    }
+
     fn clear(&self, shard: &mut Shard) {
         let size: usize = shard.known.drain().map(|(_, known)| known.size()).sum();
         self.size.fetch_sub(size, SeqCst);
@@ -286,7 +307,8 @@ impl Delegations {
         owed.settle(self.kernel())
     }
 
-    fn attr(&self, ino: Ino) -> Option<Attr> {
+    /// The attributes, if they are known.
+    pub(crate) fn attr(&self, ino: Ino) -> Option<Attr> {
         if !self.are_valid() {
             return None;
         }
@@ -458,6 +480,40 @@ impl Delegations {
         {
             self.note_name(*parent, name, leads_to, asked, asked);
         }
+        if let (MetaOp::ReadDir { dir, .. }, Ok(MetaReply::Entries { entries, .. })) = (op, result)
+        {
+            if let Some((_, changed)) = granted.part.filter(|(part, _)| part == dir) {
+                self.note_part(*dir, changed, asked);
+            }
+            let named = delegated(*dir) || granted.part.is_some_and(|(part, _)| part == *dir);
+            self.note_listing(entries, named.then_some(*dir), asked, granted);
+        }
+    }
+
+    /// Notes that the entries of a partition are delegated.
+    fn note_part(&self, part: Ino, changed: Timestamp, asked: Moment) {
+        let mut shard = self.shard(part).lock();
+        if self.since.load(SeqCst) <= asked.0 && shard.recalls[self.event(part)] <= asked.0 {
+            self.enter(&mut shard, part).dir.get_or_insert_with(|| Dir::since(at(changed)));
+        }
+    }
+
+    /// Notes what a listing tells, with the names if the directory is delegated.
+    fn note_listing(
+        &self,
+        entries: &[DirEntry],
+        dir: Option<Ino>,
+        asked: Moment,
+        granted: &Granted,
+    ) {
+        for (n, entry) in entries.iter().enumerate() {
+            if let Some(dir) = dir {
+                self.note_name(dir, &entry.name, Name::Is(entry.ino), asked, asked);
+            }
+            if let Some(attr) = entry.attr.as_ref().filter(|_| granted.listed.has(n)) {
+                self.note_attr(attr, asked, asked, false);
+            }
+        }
     }
 
     /// Notes attributes; `own` is the moment against which our own changes count.
@@ -474,7 +530,7 @@ impl Delegations {
         known.attr = Some(attr.clone());
         // Whoever makes a directory knows that it is empty.
         if fresh && attr.kind == Kind::Dir {
-            known.dir.get_or_insert_with(Dir::new).complete = true;
+            known.dir.get_or_insert_with(|| Dir::since(uptime())).complete = true;
         }
     }
 
@@ -487,13 +543,17 @@ impl Delegations {
         {
             return;
         }
-        self.enter(&mut shard, dir).dir.get_or_insert_with(Dir::new);
+        let known = self.enter(&mut shard, dir);
+        if known.dir.is_none() {
+            known.dir =
+                Some(Dir::since(known.attr.as_ref().map_or_else(uptime, |attr| at(attr.ctime))));
+        }
         self.put_name(&mut shard, dir, name, leads_to);
     }
 
     fn enter<'a>(&self, shard: &'a mut Shard, ino: Ino) -> &'a mut Known {
         if self.size.load(SeqCst) >= KNOWN_MAX {
-            self.clear(shard);
+            self.make_room(shard);
         }
         shard.known.entry(ino).or_insert_with(|| {
             self.size.fetch_add(1, SeqCst);
@@ -521,8 +581,8 @@ impl Delegations {
 }
 
 impl Dir {
-    fn new() -> Box<Dir> {
-        Box::new(Dir { names: HashMap::default(), complete: false, since: uptime() })
+    fn since(since: Duration) -> Box<Dir> {
+        Box::new(Dir { names: HashMap::default(), complete: false, since })
     }
 }
 

@@ -443,7 +443,7 @@ impl Fsck<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::{Layout, Timestamp};
+    use tatami_wire::{Attached, Layout, Timestamp};
 
     fn file(size: u64) -> Attr {
         let now = Timestamp::from_sec(1);
@@ -463,7 +463,7 @@ mod tests {
             btime: now,
             version: 1,
             layout: Layout::Whole { node: NodeId(1) },
-            has_acl: false,
+            attached: Attached::Nothing,
         }
     }
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use tatami_wire::act::Act;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
-use tatami_wire::partition::{Directories, Range, name_seed};
+use tatami_wire::partition::{Directories, Range, name_hash, name_seed};
 use tatami_wire::{Cred, Errno, Ino, ShardMap, VolumeId};
 
 /// Corrections until a request fails with `ESTALE`. There are as many as a partition has split times, and some more if
@@ -39,16 +39,26 @@ impl Partitions {
         Partitions { seed: name_seed(volume), ring, told: Mutex::default() }
     }
 
-    /// The request with partitions in the place of directories; nothing where it is the same.
-    pub(crate) fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
+    /// The operation with partitions in the place of directories; nothing where it is the same.
+    fn locate_op(&self, op: &MetaOp) -> Option<MetaOp> {
         let told = self.told.lock();
         if told.directories.is_empty() {
             return None;
         }
-        let mut located = call.clone();
-        told.directories.locate(&self.ring, self.seed, &mut located.op);
-        located.shard = located.op.target().shard();
-        (located.op != call.op).then_some(located)
+        let mut located = op.clone();
+        told.directories.locate(&self.ring, self.seed, &mut located);
+        (located != *op).then_some(located)
+    }
+
+    /// As [`Partitions::locate_op`], of a request.
+    pub(crate) fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
+        let op = self.locate_op(&call.op)?;
+        Some(MetaCall { shard: op.target().shard(), cred: call.cred.clone(), op })
+    }
+
+    /// The partition in which a name of the directory is, as far as we know.
+    pub(crate) fn of_name(&self, dir: Ino, name: &[u8]) -> Ino {
+        self.told.lock().directories.find(&self.ring, dir, name_hash(self.seed, name))
     }
 
     /// The act with a partition in the place of its directory.
@@ -77,7 +87,9 @@ impl Client {
     /// [`Options::patience`](crate::Options::patience), or `EPROTO` when it refuses us.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
-        if let Some(result) = delegations::answer(&op, |ino| self.delegations(ino)) {
+        let located = self.partitions.locate_op(&op);
+        let asked = located.as_ref().unwrap_or(&op);
+        if let Some(result) = delegations::answer(asked, |ino| self.delegations(ino)) {
             return result;
         }
         let call = MetaCall { shard: op.target().shard(), cred: cred.clone(), op };

@@ -100,7 +100,7 @@ fn attr(ino: Ino) -> Attr {
         btime: t,
         version: 1,
         layout: Layout::Whole { node: NodeId(0) },
-        has_acl: false,
+        attached: Attached::Nothing,
     }
 }
 

@@ -5,7 +5,7 @@ use crate::acl::Acl;
 use crate::record::{Damaged, Reader, kind_byte, put_time};
 use std::sync::Arc;
 use tatami_wire::partition::Range;
-use tatami_wire::{Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Piece, Timestamp};
+use tatami_wire::{Attached, Attr, Ino, Kind, Layout, NodeId, PATH_MAX, Piece, Timestamp};
 
 /// Most names of one inode, and most subdirectories of one directory: XFS's bound.
 pub(crate) const LINK_MAX: u32 = i32::MAX as u32;
@@ -139,6 +139,14 @@ impl Inode {
         self.nlink == 0 && self.keepers == 0
     }
 
+    fn attached(&self) -> Attached {
+        match self {
+            Inode { acl: None, default_acl: None, xattr_list: 0, .. } => Attached::Nothing,
+            Inode { acl: None, default_acl: None, .. } => Attached::Xattrs,
+            _ => Attached::Acl,
+        }
+    }
+
     /// As stat(2) shows it.
     pub fn attr(&self, ino: Ino) -> Attr {
         Attr {
@@ -157,7 +165,7 @@ impl Inode {
             btime: self.btime,
             version: self.version,
             layout: self.layout,
-            has_acl: self.acl.is_some() || self.default_acl.is_some(),
+            attached: self.attached(),
         }
     }
 

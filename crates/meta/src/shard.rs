@@ -305,6 +305,16 @@ impl<S: Store> Meta<S> {
         planned + moves + self.tx.decided.len() + self.state.locks.held().len()
     }
 
+    /// When one of several partitions of a directory was changed last; `None` where `ino` is no such, it does not read, or
+    /// somebody is about to change it.
+    pub fn part_changed(&mut self, ino: Ino) -> Option<Timestamp> {
+        if self.state.locks.concern(ino) || self.tx.splits.concern(ino) {
+            return None;
+        }
+        let part = self.state.inode(ino).ok().flatten().filter(|inode| inode.is_parted())?;
+        Some(part.ctime)
+    }
+
     /// The attributes of an inode now; `None` where there is none, it does not read, or
     /// somebody is about to change it.
     pub fn attr(&mut self, ino: Ino) -> Option<Attr> {

@@ -34,6 +34,7 @@ struct Progress {
     at: u64,
     /// Nothing follows `ahead`.
     end: bool,
+    /// `ahead` was asked for with attributes.
     plus: bool,
 }
 
@@ -89,13 +90,12 @@ impl FileSystem {
         let dir = self.dirs.get(handle).ok_or(Errno::EBADF)?;
         let ino = dir.inode.ino;
         let mut p = dir.state.lock();
-        // From the start, or from where another reader was: what is ahead does not fit.
-        if offset == 0 || offset != p.at || p.plus != plus {
+        // From the start, or from where another reader was, or without attributes: what is ahead does not fit.
+        if offset == 0 || offset != p.at || plus && !p.plus {
             p.ahead.clear();
             p.end = false;
-            p.plus = plus;
             p.at = offset.max(DOT_DOT);
-            self.fetch(&dir, &mut p)?;
+            self.fetch(&dir, &mut p, plus)?;
         }
         let dots = [(0, DOT, ino, &b"."[..]), (DOT, DOT_DOT, p.parent.unwrap_or(ino), b"..")];
         for (after, next, ino, name) in dots {
@@ -110,8 +110,9 @@ impl FileSystem {
                 let pushed = match (&entry.attr, plus) {
                     (Some(a), true) => {
                         let amended = self.amended(&Cred::ROOT, a.clone());
-                        let a = attr::to_kernel(amended.as_ref().unwrap_or(a));
-                        out.push_plus(&a, &self.valid, next, &entry.name)
+                        let a = amended.as_ref().unwrap_or(a);
+                        let times = self.times(ino, &entry.name, a);
+                        out.push_plus(&attr::to_kernel(a), &times, next, &entry.name)
                     }
                     _ => {
                         let kind = entry.kind.mode_bits();
@@ -127,14 +128,16 @@ impl FileSystem {
             if p.end {
                 return Ok(());
             }
-            self.fetch(&dir, &mut p)?;
+            self.fetch(&dir, &mut p, plus)?;
         }
     }
 
-    /// Fetches what follows `p.at`.
-    fn fetch(&self, dir: &OpenDir, p: &mut Progress) -> Result<(), Errno> {
+    /// Fetches what follows `p.at`. Where somebody goes through the directory and asks for what it lists, with attributes, too:
+    /// the kernel does not always see that.
+    fn fetch(&self, dir: &OpenDir, p: &mut Progress, plus: bool) -> Result<(), Errno> {
         let after = p.at.saturating_sub(DOT_DOT);
-        let plus = p.plus;
+        let plus = plus || dir.inode.was_looked_up();
+        p.plus = plus;
         let listing = caller::run_as(&mut p.cred, dir.pid, |cred| {
             self.client.read_dir(cred, dir.inode.ino, after, READDIR_MAX, plus)
         });

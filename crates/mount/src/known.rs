@@ -9,7 +9,7 @@
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-use tatami_wire::{Attr, Ino};
+use tatami_wire::{Attached, Attr, Ino};
 
 /// How long attributes told with a name are good for the question that
 /// follows. It bounds by how much `fstat` of an open file can be behind other
@@ -99,7 +99,9 @@ impl Known {
     pub(crate) fn has_no_acl(&self, ino: Ino) -> bool {
         self.with(ino, |place| {
             place.as_ref().is_some_and(|slot| {
-                slot.attr.ino == ino && !slot.attr.has_acl && slot.learnt.elapsed() < ACL
+                slot.attr.ino == ino
+                    && slot.attr.attached != Attached::Acl
+                    && slot.learnt.elapsed() < ACL
             })
         })
     }
@@ -129,7 +131,7 @@ pub(crate) mod tests {
             btime: t,
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
-            has_acl: false,
+            attached: Attached::Nothing,
         }
     }
 

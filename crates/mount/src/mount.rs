@@ -79,7 +79,8 @@ impl Mount {
         let source = format!("tatami:{}", map.name);
         let settings = place::settings(source, options.read_only, options.allow_other);
         let channel = Channel::mount(&path, &settings)?;
-        let plus = !options.attr_timeout.is_zero();
+        // Attributes of a listing are of use only where the kernel may keep them.
+        let plus = options.kernel_cache || !options.attr_timeout.is_zero();
         let mut wanted = wanted(options.max_write, depth, plus);
         wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
         let agreed = channel.initialize(&wanted)?;

@@ -15,6 +15,7 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn lookup(&self, request: &Request<'_>, name: &[u8]) -> Result<Attr, Errno> {
         let parent = Ino(request.header.node);
+        self.open.note_lookup(parent);
         let walk = self.walks.follow(request.header.pid, parent);
         let found = caller::run(request, |cred| self.client.lookup(cred, parent, name));
         if let Some(walk) = walk {

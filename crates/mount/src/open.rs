@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use tatami_client::{DataFile, stat_file};
 use tatami_fuse::BackingId;
@@ -32,6 +32,8 @@ pub(crate) struct OpenInode {
     writes: AtomicU64,
     /// Of these, the shard has been told.
     writes_told: AtomicU64,
+    /// Of a directory: a name in it was looked up since it was read from.
+    looked_up: AtomicBool,
 }
 
 impl OpenInode {
@@ -43,7 +45,13 @@ impl OpenInode {
             generation: AtomicU64::new(0),
             writes: AtomicU64::new(0),
             writes_told: AtomicU64::new(0),
+            looked_up: AtomicBool::new(false),
         }
+    }
+
+    /// Whether a name in the directory was looked up since the last call.
+    pub(crate) fn was_looked_up(&self) -> bool {
+        self.looked_up.swap(false, SeqCst)
     }
 
     /// Bytes were changed through us.
@@ -207,6 +215,13 @@ impl OpenInodes {
         });
         entry.users += 1;
         entry.inode.clone()
+    }
+
+    /// A name in `dir` is looked up.
+    pub(crate) fn note_lookup(&self, dir: Ino) {
+        if let Some(entry) = self.shard(dir).entries.lock().get(&dir) {
+            entry.inode.looked_up.store(true, SeqCst);
+        }
     }
 
     /// The inode, if it is open.

@@ -4,26 +4,46 @@ use crate::caller;
 use crate::filesystem::FileSystem;
 use tatami_fuse::Request;
 use tatami_wire::meta::XattrMode;
-use tatami_wire::{Cred, Errno, Ino};
+use tatami_wire::{Attached, Cred, Errno, Ino};
 
 const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
 /// File capabilities, which a write takes away.
 const CAPABILITY: &[u8] = b"security.capability";
 
+const SELINUX: &[u8] = b"security.selinux";
+/// Namespaces of which any name may be absent.
+const SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
+
 fn is_acl(name: &[u8]) -> bool {
     name == ACL_ACCESS || name == ACL_DEFAULT
 }
 
 impl FileSystem {
-    /// GETXATTR.
+    /// Whether the attributes that are delegated to us say that there is none of this name. (The kernel
+    /// has checked that the caller may read it.)
+    fn has_none(&self, ino: Ino, name: &[u8]) -> bool {
+        let attached = || self.client.known_attr(ino).map(|attr| attr.attached);
+        match name {
+            ACL_ACCESS | ACL_DEFAULT => {
+                attached().is_some_and(|attached| attached != Attached::Acl)
+            }
+            _ if SPACES.iter().any(|space| name.starts_with(space)) => {
+                attached() == Some(Attached::Nothing)
+            }
+            _ => false,
+        }
+    }
+
+    /// GETXATTR. Who asks for the SELinux label of a file that has none is told that there are none here, as by NFS: ls
+    /// then asks for no other.
     ///
     /// # Errors
     /// `ENODATA`, and those of the shard.
     pub(crate) fn get_xattr(&self, request: &Request<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let ino = Ino(request.header.node);
-        if is_acl(name) && self.known.has_no_acl(ino) {
-            return Err(Errno::ENODATA);
+        if is_acl(name) && self.known.has_no_acl(ino) || self.has_none(ino, name) {
+            return Err(if name == SELINUX { Errno::EOPNOTSUPP } else { Errno::ENODATA });
         }
         if name == CAPABILITY
             && self.open.find(ino).is_some_and(|inode| inode.state.lock().no_capability)
@@ -75,6 +95,9 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn list_xattr(&self, request: &Request<'_>) -> Result<Vec<u8>, Errno> {
         let ino = Ino(request.header.node);
+        if self.client.known_attr(ino).is_some_and(|attr| attr.attached == Attached::Nothing) {
+            return Ok(Vec::new());
+        }
         caller::run(request, |cred| self.client.list_xattr(cred, ino))
     }
 

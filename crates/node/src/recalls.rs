@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tatami_meta::Out;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, ClientId, Errno, Ino};
+use tatami_wire::{Attr, ClientId, Errno, Ino, Timestamp};
 
 /// What an operation has met, as far as delegations care.
 #[derive(Debug, Default)]
@@ -26,6 +26,9 @@ pub(crate) struct Met {
     /// The directory in which it has looked up or changed an entry, after that, if
     /// it may be delegated to who asked.
     pub(crate) dir: Option<Box<Attr>>,
+    /// A partition of a directory that it has listed, and when that changed last, if its entries may be delegated to
+    /// who asked.
+    pub(crate) part: Option<(Ino, Timestamp)>,
 }
 
 /// Most messages to other nodes that wait; more are dropped, and come again.
@@ -169,6 +172,8 @@ impl Recalls {
             if must_wait(delegations, answer, call) {
                 return true;
             }
+            // Whether it is as it was cannot be seen.
+            answer.met.part = None;
             answer.grant(delegations, now, &mut is_current);
             false
         }));
@@ -219,6 +224,7 @@ impl Recalls {
         let free = |answer: &mut Answer| match &answer.request {
             Some((_, call)) if must_wait(delegations, answer, call) => false,
             _ => {
+                answer.met.part = None;
                 answer.grant(delegations, now, &mut is_current);
                 true
             }
@@ -268,6 +274,13 @@ impl Answer {
                 granted.delegated.push(ino);
             }
         }
+        granted.part = self.met.part.filter(|(part, _)| delegations.give(ctx.client, *part, now));
+        if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
+            let mut give =
+                |attr: &Attr| is_current(attr) && delegations.give(ctx.client, attr.ino, now);
+            let given = entries.iter().map(|entry| entry.attr.as_ref().is_some_and(&mut give));
+            granted.listed = given.collect();
+        }
         granted.dir = self.met.dir.clone().filter(|dir| granted.delegated.contains(&dir.ino));
         self.granted = Some(granted);
     }
@@ -287,10 +300,11 @@ fn tells<'a>(
             | MetaReply::Created { attr, .. }
             | MetaReply::Opened { attr, .. },
         ) => Some((attr.ino, attr)),
-        Ok(MetaReply::Removed { .. } | MetaReply::Leads(_)) | Err(Errno::ENOENT) => None,
+        Ok(MetaReply::Removed { .. } | MetaReply::Leads(_) | MetaReply::Entries { .. })
+        | Err(Errno::ENOENT) => None,
         _ => return [None, None],
     };
-    let dir = op.entry().and(dir).map(|attr| (attr.ino, attr));
+    let dir = op.shown_dir().and(dir).map(|attr| (attr.ino, attr));
     [dir, told]
 }
 
@@ -298,8 +312,9 @@ fn tells<'a>(
 mod tests {
     use super::*;
     use tatami_meta::Context;
+    use tatami_wire::meta::{Bytes, DirEntry};
     use tatami_wire::transaction::{PeerMessage, Txid};
-    use tatami_wire::{Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp};
+    use tatami_wire::{Attached, Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId};
 
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
@@ -330,7 +345,7 @@ mod tests {
             btime: t,
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
-            has_acl: false,
+            attached: Attached::Nothing,
         }
     }
 
@@ -338,7 +353,7 @@ mod tests {
         let ctx = Context { now: Timestamp::default(), client, slot: 0, seq: 1, trusted: true };
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
         let mut answer = Answer::new(5, 1, Ok(MetaReply::Attr(attr())), Some((ctx, call)));
-        answer.met = Met { seen: vec![INO], changed, dir: None };
+        answer.met = Met { seen: vec![INO], changed, ..Met::default() };
         answer
     }
 
@@ -397,6 +412,47 @@ mod tests {
         recalls.returned(A, recall.id);
         assert_eq!(recalls.released(|_| true).len(), 1);
         assert_eq!(recalls.released_outs().len(), 1);
+    }
+
+    #[test]
+    fn a_listing_delegates_what_it_tells_with_attributes() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let mut recalls = recalls(&dir);
+        let part = Ino(9);
+        let listed = || {
+            let entry = |ino: Ino, attr| DirEntry {
+                name: Bytes::from(b"name".to_vec()),
+                ino,
+                kind: Kind::File,
+                cookie: ino.0,
+                attr,
+            };
+            let entries = vec![entry(Ino(8), None), entry(INO, Some(attr()))];
+            let op = MetaOp::ReadDir { dir: part, after: 0, limit: 100, plus: true };
+            let mut answer = answer(A, op, Vec::new());
+            answer.result = Ok(MetaReply::Entries { entries, end: true, parent: part, upto: 9 });
+            answer.met = Met {
+                seen: vec![part, INO],
+                part: Some((part, Timestamp::default())),
+                ..Met::default()
+            };
+            answer
+        };
+        let told = |answer: &Answer| {
+            let granted = answer.granted.as_ref().expect("granted");
+            (granted.part.map(|(part, _)| part), granted.listed.has(0), granted.listed.has(1))
+        };
+        let mut round = vec![listed()];
+        recalls.settle(&mut round);
+        assert_eq!(told(&round[0]), (Some(part), false, true));
+        // Where nobody knows what has changed meanwhile, the partition is not.
+        let mut round = vec![listed()];
+        recalls.settle_all(&mut round, Vec::new(), |_| true);
+        assert_eq!(told(&round[0]), (None, false, true));
+        // What the listing has shown waits as long as it is being recalled.
+        let mut round = vec![changed(B), listed()];
+        recalls.settle(&mut round);
+        assert!(round.is_empty());
     }
 
     #[test]

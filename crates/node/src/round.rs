@@ -64,7 +64,7 @@ impl Answer {
         };
         let seen = [&seen[..], &changed[..]].concat();
         let dir = dir.clone().filter(|_| delegates).map(Box::new);
-        self.met = Met { seen, changed: changed.clone(), dir };
+        self.met = Met { seen, changed: changed.clone(), dir, part: None };
     }
 
     /// Whether the asker waits for everything to survive a power cut.

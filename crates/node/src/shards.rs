@@ -216,9 +216,14 @@ impl<S: Store> Shards<S> {
     pub(crate) fn met(&mut self, call: &MetaCall, delegates: bool) -> Met {
         let Some(meta) = &mut self.meta else { return Met::default() };
         let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
-        let dir = call.op.entry().filter(|_| delegates).and_then(|(dir, _)| meta.attr(dir));
+        let dir = call.op.shown_dir().filter(|_| delegates).and_then(|dir| meta.attr(dir));
         let dir = dir.map(Box::new);
-        Met { seen, changed, dir }
+        let listed = match call.op {
+            MetaOp::ReadDir { dir, plus: true, .. } if delegates => Some(dir),
+            _ => None,
+        };
+        let part = listed.and_then(|part| Some((part, meta.part_changed(part)?)));
+        Met { seen, changed, dir, part }
     }
 
     /// Whether attributes are those of the inode now.

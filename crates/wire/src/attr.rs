@@ -121,8 +121,20 @@ pub struct Attr {
     pub version: u64,
     /// Where the bytes of a file lie; of anything else, without meaning.
     pub layout: Layout,
-    /// Whether a POSIX ACL hangs on the inode. Spares the asking.
-    pub has_acl: bool,
+    /// What hangs on the inode besides. Spares the asking.
+    pub attached: Attached,
+}
+
+/// What hangs on an inode besides its attributes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Attached {
+    /// No extended attribute at all.
+    #[default]
+    Nothing,
+    /// A POSIX ACL, and maybe other extended attributes.
+    Acl,
+    /// Extended attributes, none of them an ACL.
+    Xattrs,
 }
 
 impl Attr {

@@ -13,7 +13,8 @@
 //! nothing any more. A client's own changes are not recalled: it is told of
 //! them with the answer.
 
-use crate::{Attr, Ino};
+use crate::meta::Bytes;
+use crate::{Attr, Ino, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// What a client says on its recall connection. The sequence number of the
@@ -72,6 +73,40 @@ pub struct Granted {
     /// The attributes of the directory in which the operation looked up or
     /// changed an entry, after it, if that is delegated.
     pub dir: Option<Box<Attr>>,
+    /// The partition of a directory that the answer lists, if its entries are delegated, and when they changed
+    /// last. Its attributes are not those of the directory.
+    pub part: Option<(Ino, Timestamp)>,
+    /// Which of the entries that the answer lists are delegated, with the attributes that it tells.
+    pub listed: Listed,
+}
+
+/// A bit for each entry of a listing, in its order. Those past the end are not set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listed(Bytes);
+
+impl FromIterator<bool> for Listed {
+    fn from_iter<T: IntoIterator<Item = bool>>(bits: T) -> Listed {
+        let mut bytes = Vec::new();
+        for (n, bit) in bits.into_iter().take(Listed::MAX).enumerate() {
+            if n % 8 == 0 {
+                bytes.push(0);
+            }
+            if let Some(last) = bytes.last_mut() {
+                *last |= u8::from(bit) << (n % 8);
+            }
+        }
+        Listed(Bytes::from(bytes))
+    }
+}
+
+impl Listed {
+    /// Longest listing of which all entries can be delegated.
+    pub const MAX: usize = crate::READDIR_MAX as usize;
+
+    /// Whether entry `n` is delegated.
+    pub fn has(&self, n: usize) -> bool {
+        self.0.as_slice().get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1)
+    }
 }
 
 impl Granted {
@@ -92,5 +127,32 @@ impl Granted {
     /// What does not read.
     pub fn decode(bytes: &[u8]) -> Result<Granted, crate::frame::FrameError> {
         crate::frame::decode_body(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_listing_keeps_its_bits(bits in prop::collection::vec(any::<bool>(), 0..1100)) {
+            let listed: Listed = bits.iter().copied().collect();
+            for (n, bit) in bits.iter().enumerate() {
+                prop_assert_eq!(listed.has(n), *bit && n < Listed::MAX);
+            }
+            prop_assert!(!listed.has(bits.len()));
+            let granted = Granted { listed, ..Granted::default() };
+            prop_assert!(granted.encode().len() < Granted::LEN_MAX / 4);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(granted) = Granted::decode(&bytes) {
+                let set = (0..2 * Listed::MAX).filter(|n| granted.listed.has(*n)).count();
+                prop_assert!(set <= bytes.len() * 8);
+            }
+        }
     }
 }

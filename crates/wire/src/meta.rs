@@ -394,6 +394,15 @@ impl MetaOp {
         }
     }
 
+    /// The directory that may be delegated with the answer: the one of [`MetaOp::entry`], or the one that is
+    /// listed with attributes, which are about to be asked for one by one.
+    pub fn shown_dir(&self) -> Option<Ino> {
+        match self {
+            MetaOp::ReadDir { dir, plus: true, .. } => Some(*dir),
+            _ => self.entry().map(|(dir, _)| dir),
+        }
+    }
+
     /// Shows `place` each directory in which the operation does something, with the hash of the name that it concerns (of
     /// a listing: the first one that it may show), to put a partition in its place.
     pub fn for_each_place(&mut self, seed: u64, mut place: impl FnMut(&mut Ino, u64)) {

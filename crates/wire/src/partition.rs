@@ -238,10 +238,16 @@ impl Directories {
         }
     }
 
-    fn locate_one(&self, map: &ShardMap, dir: &mut Ino, hash: u64) {
-        if let Some(parts) = self.known.get(dir) {
-            *dir = map.partition(*dir, parts.find(map, hash));
+    /// The partition of a directory that is to be asked for a name with this hash.
+    pub fn find(&self, map: &ShardMap, dir: Ino, hash: u64) -> Ino {
+        match self.known.get(&dir) {
+            Some(parts) => map.partition(dir, parts.find(map, hash)),
+            None => dir,
         }
+    }
+
+    fn locate_one(&self, map: &ShardMap, dir: &mut Ino, hash: u64) {
+        *dir = self.find(map, *dir, hash);
     }
 
     /// Notes which names a partition has.

@@ -1,7 +1,8 @@
 //! What is known to a client, and lent to its kernel: whatever happens in between, it is never old.
 
 use super::*;
-use tatami_wire::{Layout, NodeId, Timestamp};
+use tatami_wire::delegation::Listed;
+use tatami_wire::{Attached, Layout, NodeId};
 
 const TERM: Duration = Duration::from_secs(600);
 const DIR: Ino = Ino(1);
@@ -24,7 +25,7 @@ fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
         btime: t,
         version,
         layout: Layout::Whole { node: NodeId(0) },
-        has_acl: false,
+        attached: Attached::Nothing,
     }
 }
 
@@ -65,12 +66,27 @@ fn unlink(n: u64) -> MetaOp {
     MetaOp::Unlink { parent: DIR, name: name(n), keep: false }
 }
 
+fn list() -> MetaOp {
+    MetaOp::ReadDir { dir: DIR, after: 0, limit: 1000, plus: true }
+}
+
+/// What a listing of these tells.
+fn listing(names: &HashMap<u64, Ino>) -> MetaReply {
+    let entry = |(n, ino): (&u64, &Ino)| {
+        let attr = Some(attr(*ino, Kind::File, 1));
+        DirEntry { name: name(*n), ino: *ino, kind: Kind::File, cookie: n + 1, attr }
+    };
+    let entries = names.iter().map(entry).collect();
+    MetaReply::Entries { entries, end: true, parent: DIR, upto: u64::MAX >> 1 }
+}
+
 fn get(ino: Ino) -> MetaOp {
     MetaOp::GetAttr { ino }
 }
 
 fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
-    Granted { changed: changed.to_vec(), delegated: delegated.to_vec(), dir: dir.map(Box::new) }
+    let (changed, delegated) = (changed.to_vec(), delegated.to_vec());
+    Granted { changed, delegated, dir: dir.map(Box::new), part: None, listed: Listed::default() }
 }
 
 fn found(ino: Ino) -> MetaReply {
@@ -97,6 +113,56 @@ fn what_is_delegated_needs_no_question() {
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
     d.end();
     assert_eq!(d.answer(&lookup(6)), None);
+}
+
+#[test]
+fn what_is_listed_needs_no_question() {
+    let d = on();
+    let names = HashMap::from([(1, Ino(11)), (2, Ino(12))]);
+    let reply = listing(&names);
+    let MetaReply::Entries { entries, .. } = &reply else { panic!("a listing") };
+    // The second file's attributes are not delegated, whichever comes second.
+    let (of_first, of_second) = (entries[0].clone(), entries[1].clone());
+    let mut granted = granted(&[], &[DIR], None);
+    granted.listed = [true, false].into_iter().collect();
+    let asked = d.ask(&list());
+    d.learn(&list(), asked, Ok(&reply), Some(&granted));
+    let find = |entry: &DirEntry| MetaOp::Find { parent: DIR, name: entry.name.clone() };
+    assert_eq!(d.answer(&get(of_first.ino)), Some(Ok(found(of_first.ino))));
+    assert_eq!(d.answer(&find(&of_first)), Some(Ok(found(of_first.ino))));
+    assert_eq!(d.answer(&get(of_second.ino)), None);
+    assert_eq!(d.answer(&find(&of_second)), Some(Ok(MetaReply::Leads(of_second.ino))));
+    d.recall(&[DIR]);
+    assert_eq!(d.answer(&find(&of_first)), None);
+    // Of a directory that is not delegated, only what the bits say is known.
+    granted.delegated.clear();
+    let asked = d.ask(&list());
+    d.recall(&[of_first.ino]);
+    d.learn(&list(), asked, Ok(&reply), Some(&granted));
+    assert_eq!((d.answer(&find(&of_second)), d.answer(&get(of_first.ino))), (None, None));
+}
+
+#[test]
+fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
+    let quiet = attr(DIR, Kind::Dir, 1);
+    for (dir, part, at_once) in [
+        (Some(quiet), None, true),
+        (None, Some((DIR, Timestamp::default())), true),
+        (None, Some((DIR, Timestamp::from_sec(i64::MAX))), false),
+        (None, None, false),
+    ] {
+        let d = on();
+        let kernel: Arc<dyn KernelCache> = Arc::new(Told::default());
+        d.lend_to(&kernel);
+        let delegated: &[Ino] = if part.is_some() { &[] } else { &[DIR] };
+        let granted = Granted { part, ..granted(&[], delegated, dir) };
+        let asked = d.ask(&list());
+        let names = HashMap::from([(1, Ino(11))]);
+        d.learn(&list(), asked, Ok(&listing(&names)), Some(&granted));
+        let time = d.lend_name(DIR, &name(1), Some(Ino(11)));
+        // A machine that was just started has seen nothing quiet yet.
+        assert_eq!(time.is_some(), at_once && uptime() > Duration::from_secs(1));
+    }
 }
 
 #[test]
@@ -217,7 +283,7 @@ fn no_interleaving_leaves_something_old() {
     use proptest::prelude::*;
     #[derive(Clone, Debug)]
     enum Step {
-        /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`.
+        /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`, 3 to list all.
         Ask(usize, u8, u64),
         /// The shard applies what thread `.0` has asked.
         Apply(usize),
@@ -232,7 +298,7 @@ fn no_interleaving_leaves_something_old() {
         answer: Option<(MetaResult, Granted)>,
     }
     let step = prop_oneof![
-        3 => (0..3usize, 0..3u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
+        3 => (0..3usize, 0..4u8, 0..2u64).prop_map(|(t, k, n)| Step::Ask(t, k, n)),
         3 => (0..3usize).prop_map(Step::Apply),
         3 => (0..3usize).prop_map(Step::Learn),
         1 => (0..2u64).prop_map(Step::Other),
@@ -250,7 +316,8 @@ fn no_interleaving_leaves_something_old() {
                     let op = match kind {
                         0 => lookup(n),
                         1 => create(n),
-                        _ => unlink(n),
+                        2 => unlink(n),
+                        _ => list(),
                     };
                     let asked = d.ask(&op);
                     threads[t] = Some(Call { op, asked, answer: None });
@@ -259,11 +326,13 @@ fn no_interleaving_leaves_something_old() {
                     let Some(call) = threads[t].as_mut().filter(|c| c.answer.is_none()) else {
                         continue;
                     };
-                    let n: u64 = std::str::from_utf8(call.op.entry().expect("one").1)
-                        .expect("digits").parse().expect("digits");
+                    let n: u64 = call.op.entry().map_or(0, |(_, name)| {
+                        std::str::from_utf8(name).expect("digits").parse().expect("digits")
+                    });
                     let there = entries.get(&n).copied();
                     let mut changed = Vec::new();
                     let result = match (&call.op, there) {
+                        (MetaOp::ReadDir { .. }, _) => Ok(listing(&entries)),
                         (MetaOp::Lookup { .. }, Some(ino)) => Ok(found(ino)),
                         (MetaOp::Create { .. }, None) => {
                             next += 1;
@@ -289,7 +358,11 @@ fn no_interleaving_leaves_something_old() {
                         Ok(MetaReply::Attr(a) | MetaReply::Created { attr: a, .. }) => Some(a.ino),
                         _ => None,
                     });
-                    call.answer = Some((result, granted(&changed, &to, dir)));
+                    let mut granted = granted(&changed, &to, dir);
+                    if let Ok(MetaReply::Entries { entries, .. }) = &result {
+                        granted.listed = entries.iter().map(|_| true).collect();
+                    }
+                    call.answer = Some((result, granted));
                 }
                 Step::Learn(t) => {
                     if threads[t].as_ref().is_none_or(|call| call.answer.is_none()) {

@@ -362,7 +362,7 @@ impl<S: Store> Meta<S> {
             self.sessions.failed(&job.ctx, *errno);
         }
         let Job { ticket, seen, op, .. } = job;
-        let dir = op.entry().and_then(|(dir, _)| self.attr(dir));
+        let dir = op.shown_dir().and_then(|dir| self.attr(dir));
         self.tx.finished.push(Finished { ticket, result, seen, changed, dir });
     }
 

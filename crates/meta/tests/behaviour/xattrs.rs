@@ -2,7 +2,7 @@
 
 use crate::harness::*;
 use tatami_wire::meta::{MetaOp, NewNode, XattrMode};
-use tatami_wire::{Access, Errno};
+use tatami_wire::{Access, Attached, Errno};
 
 const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
@@ -102,7 +102,7 @@ fn a_list_sets_the_mode_and_the_mode_sets_the_list() {
     let f = s.file(ROOT, "f").ino;
     s.setxattr(f, ACCESS, &for_user_7(6, 6)).expect("set");
     let attr = s.getattr(f).expect("attr");
-    assert_eq!((attr.mode, attr.has_acl), (0o760, true));
+    assert_eq!((attr.mode, attr.attached == Attached::Acl), (0o760, true));
     assert_eq!(s.getxattr(f, ACCESS), Ok(for_user_7(6, 6)));
     assert_eq!(s.listxattr(f), Ok(vec![ACCESS.into()]));
     s.chmod(f, 0o740).expect("chmod");
@@ -112,10 +112,26 @@ fn a_list_sets_the_mode_and_the_mode_sets_the_list() {
     assert_eq!(s.open(f, Access::WRITE).map(|_| ()), Err(Errno::EACCES));
     assert_eq!(s.as_user(user(8)).open(f, Access::READ).map(|_| ()), Err(Errno::EACCES));
     s.as_root().removexattr(f, ACCESS).expect("remove");
-    assert_eq!(s.getattr(f).map(|a| (a.mode, a.has_acl)), Ok((0o740, false)));
+    assert_eq!(s.getattr(f).map(|a| (a.mode, a.attached == Attached::Acl)), Ok((0o740, false)));
     assert_eq!(s.removexattr(f, ACCESS), Err(Errno::ENODATA));
     assert_eq!(s.getxattr(f, ACCESS), Err(Errno::ENODATA));
     s.assert_sound();
+}
+
+#[test]
+fn attributes_tell_what_hangs_on_an_inode() {
+    let mut s = Shard::new();
+    let f = s.file(ROOT, "f").ino;
+    let attached = |s: &mut Shard| s.getattr(f).map(|attr| attr.attached);
+    assert_eq!(attached(&mut s), Ok(Attached::Nothing));
+    s.setxattr(f, "user.a", b"1").expect("set");
+    assert_eq!(attached(&mut s), Ok(Attached::Xattrs));
+    s.setxattr(f, ACCESS, &for_user_7(6, 6)).expect("set");
+    assert_eq!(attached(&mut s), Ok(Attached::Acl));
+    s.removexattr(f, ACCESS).expect("remove");
+    assert_eq!(attached(&mut s), Ok(Attached::Xattrs));
+    s.removexattr(f, "user.a").expect("remove");
+    assert_eq!(attached(&mut s), Ok(Attached::Nothing));
 }
 
 #[test]
@@ -124,7 +140,7 @@ fn a_list_that_says_no_more_than_the_mode_becomes_the_mode() {
     let f = s.file(ROOT, "f").ino;
     let plain = acl(&[(1, 6, NO_ID), (4, 4, NO_ID), (0x20, 4, NO_ID)]);
     s.setxattr(f, ACCESS, &plain).expect("set");
-    assert_eq!(s.getattr(f).map(|a| (a.mode, a.has_acl)), Ok((0o644, false)));
+    assert_eq!(s.getattr(f).map(|a| (a.mode, a.attached == Attached::Acl)), Ok((0o644, false)));
     assert_eq!(s.getxattr(f, ACCESS), Err(Errno::ENODATA));
 }
 
@@ -151,7 +167,7 @@ fn a_default_list_is_inherited_instead_of_the_umask() {
     s.setxattr(d, DEFAULT, &for_user_7(7, 7)).expect("set");
     assert_eq!(s.getattr(d).map(|a| a.mode), Ok(0o755), "it says nothing of the directory itself");
     let f = s.make(d, "f", NewNode::File(LAYOUT), 0o666).expect("file");
-    assert_eq!((f.mode, f.has_acl), (0o660, true));
+    assert_eq!((f.mode, f.attached == Attached::Acl), (0o660, true));
     let access =
         acl(&[(1, 6, NO_ID), (2, 7, 7), (4, 5, NO_ID), (0x10, 6, NO_ID), (0x20, 0, NO_ID)]);
     assert_eq!(s.getxattr(f.ino, ACCESS), Ok(access));
@@ -161,7 +177,7 @@ fn a_default_list_is_inherited_instead_of_the_umask() {
     assert_eq!(s.getxattr(sub.ino, DEFAULT), Ok(for_user_7(7, 7)));
     assert_eq!(s.getxattr(sub.ino, ACCESS), Ok(for_user_7(7, 7)));
     let link = s.make(d, "l", NewNode::Symlink(name("f")), 0o777).expect("link");
-    assert_eq!((link.mode, link.has_acl), (0o777, false));
+    assert_eq!((link.mode, link.attached == Attached::Acl), (0o777, false));
     s.removexattr(d, DEFAULT).expect("remove");
     assert_eq!(s.file(d, "g").mode, 0o644, "the umask again");
     s.meta.commit().expect("commit");
