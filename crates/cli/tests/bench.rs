@@ -19,7 +19,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
     let dir = tempfile::Builder::new().prefix("ttb").tempdir_in("/tmp").expect("a directory");
     let said: Said = suite(
         dir.path(),
-        "remote read,passthrough write cached 4k,mount create,large directory restart",
+        "remote read,passthrough write cached 4k,mount create,large directory restart,walk ls -l",
     )
     .output()
     .expect("tatami can be run")
@@ -34,6 +34,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
         "remote read 1m",
         "mount create, CPU, floor",
         "large directory, restart of the server",
+        "walk ls -l, requests",
     ];
     for part in some {
         assert!(figures.iter().any(|f| f["name"] == part), "no {part} in {text}");
@@ -46,6 +47,7 @@ fn the_suite_takes_the_figures_that_are_asked_for() {
             "remote read",
             "mount create",
             "large directory, restart",
+            "walk ls -l",
         ];
         assert!(wanted.iter().any(|w| name.starts_with(w)), "{name} was not asked for");
         assert!(figure["value"].as_f64().is_some_and(|v| v > 0.0), "{figure}");

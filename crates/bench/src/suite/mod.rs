@@ -21,6 +21,7 @@ mod remote;
 pub(crate) mod servers;
 pub(crate) mod strace;
 pub(crate) mod volume;
+mod walks;
 
 pub use figure::{Better, Figure, Runs};
 pub use machine::Machine;
@@ -50,7 +51,7 @@ pub struct SuiteArgs {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
     pub runs: u16,
     /// Only figures whose names begin so: a part (passthrough, remote, mount, library, servers,
-    /// large), or
+    /// large, walk), or
     /// more of the name without its commas, such as "passthrough write cached" or "mount create"
     #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = Prefix::parse)]
     pub only: Vec<Prefix>,
@@ -180,7 +181,7 @@ pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
 fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
     type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
     type Parts<'a> = &'a [(&'static str, Figures)];
-    let [local, far, mount, library, servers, large] = PARTS;
+    let [local, far, mount, library, servers, large, walk] = PARTS;
     let bytes: Parts<'_> = &[(local, passthrough::figures), (far, remote::figures)];
     let names: Parts<'_> = &[
         (mount, mount_names::figures),
@@ -188,6 +189,7 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
         (library, library_bulk::figures),
         (servers, servers::figures),
         (large, large::figures),
+        (walk, walks::figures),
     ];
     let mut all = Vec::new();
     for (parts, one_cpu) in [(bytes, false), (names, !args.all_cpus)] {
