@@ -140,6 +140,10 @@ fn what_a_listing_has_told_is_never_old() {
                 let (mut value, at) = ([0; 8], other.join((50 + round).to_string()));
                 rustix::fs::getxattr(at, name, &mut value).expect("getxattr")
             };
+            for mount in [mine, other] {
+                let none = rustix::fs::getxattr(mount.join("5"), "security.selinux", &mut [0; 8]);
+                assert_eq!(none, Err(rustix::io::Errno::OPNOTSUPP));
+            }
             assert_eq!(attribute("user.colour"), 4, "that there was none is known no more");
             assert_eq!(attribute("security.selinux"), 4);
             assert_eq!(mode(other.join((10 + round).to_string())), 0o604);

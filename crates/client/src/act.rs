@@ -304,9 +304,8 @@ impl Client {
             let wave: Vec<_> = left.drain(..left.len().min(WAVE_MAX)).collect();
             let mut calls = Vec::new();
             for at in wave {
-                let op = ops[at].clone();
+                let op = self.partitions.locate(&ops[at]).unwrap_or_else(|| ops[at].clone());
                 let call = MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
-                let call = self.partitions.locate(&call).unwrap_or(call);
                 match self.owner(call.shard) {
                     Some(executor) => calls.push((at, (executor, call))),
                     None => results[at] = Some(Err(Errno::ESTALE)),

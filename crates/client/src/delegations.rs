@@ -490,10 +490,15 @@ impl Delegations {
         }
     }
 
+    /// Whether what was asked then is not delegated any more, or not by the connection that there is.
+    fn is_past(&self, shard: &Shard, ino: Ino, asked: Moment) -> bool {
+        self.since.load(SeqCst) > asked.0 || shard.recalls[self.event(ino)] > asked.0
+    }
+
     /// Notes that the entries of a partition are delegated.
     fn note_part(&self, part: Ino, changed: Timestamp, asked: Moment) {
         let mut shard = self.shard(part).lock();
-        if self.since.load(SeqCst) <= asked.0 && shard.recalls[self.event(part)] <= asked.0 {
+        if !self.is_past(&shard, part, asked) {
             self.enter(&mut shard, part).dir.get_or_insert_with(|| Dir::since(at(changed)));
         }
     }
@@ -519,11 +524,7 @@ impl Delegations {
     /// Notes attributes; `own` is the moment against which our own changes count.
     fn note_attr(&self, attr: &Attr, asked: Moment, own: Moment, fresh: bool) {
         let mut shard = self.shard(attr.ino).lock();
-        let at = self.event(attr.ino);
-        if self.since.load(SeqCst) > asked.0
-            || shard.recalls[at] > asked.0
-            || shard.attrs[at] > own.0
-        {
+        if self.is_past(&shard, attr.ino, asked) || shard.attrs[self.event(attr.ino)] > own.0 {
             return;
         }
         let known = self.enter(&mut shard, attr.ino);
@@ -536,8 +537,7 @@ impl Delegations {
 
     fn note_name(&self, dir: Ino, name: &[u8], leads_to: Name, asked: Moment, own: Moment) {
         let mut shard = self.shard(dir).lock();
-        if self.since.load(SeqCst) > asked.0
-            || shard.recalls[self.event(dir)] > asked.0
+        if self.is_past(&shard, dir, asked)
             || shard.names[self.name_event(dir, name)] > own.0
             || !is_plain(name)
         {

@@ -40,7 +40,7 @@ impl Partitions {
     }
 
     /// The operation with partitions in the place of directories; nothing where it is the same.
-    fn locate_op(&self, op: &MetaOp) -> Option<MetaOp> {
+    pub(crate) fn locate(&self, op: &MetaOp) -> Option<MetaOp> {
         let told = self.told.lock();
         if told.directories.is_empty() {
             return None;
@@ -48,12 +48,6 @@ impl Partitions {
         let mut located = op.clone();
         told.directories.locate(&self.ring, self.seed, &mut located);
         (located != *op).then_some(located)
-    }
-
-    /// As [`Partitions::locate_op`], of a request.
-    pub(crate) fn locate(&self, call: &MetaCall) -> Option<MetaCall> {
-        let op = self.locate_op(&call.op)?;
-        Some(MetaCall { shard: op.target().shard(), cred: call.cred.clone(), op })
     }
 
     /// The partition in which a name of the directory is, as far as we know.
@@ -87,24 +81,25 @@ impl Client {
     /// [`Options::patience`](crate::Options::patience), or `EPROTO` when it refuses us.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
-        let located = self.partitions.locate_op(&op);
+        let located = self.partitions.locate(&op);
         let asked = located.as_ref().unwrap_or(&op);
         if let Some(result) = delegations::answer(asked, |ino| self.delegations(ino)) {
             return result;
         }
-        let call = MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
+        let call = |op: MetaOp| MetaCall { shard: op.target().shard(), cred: cred.clone(), op };
+        let (mut located, whole) = (located.map(call), call(op));
         let mut forgotten = false;
         for _ in 0..CORRECTIONS {
-            let located = self.partitions.locate(&call);
-            match self.ask_owner(located.as_ref().unwrap_or(&call)) {
+            match self.ask_owner(located.as_ref().unwrap_or(&whole)) {
                 Ok(MetaReply::Parted { part, range }) => self.partitions.learn(part, range),
                 // The partition may be gone, or what else the operation needs.
                 Err(Errno::ESTALE) if located.is_some() && !forgotten => {
                     forgotten = true;
-                    self.partitions.forget(&call.op);
+                    self.partitions.forget(&whole.op);
                 }
                 answer => return answer,
             }
+            located = self.partitions.locate(&whole.op).map(call);
         }
         Err(Errno::ESTALE)
     }

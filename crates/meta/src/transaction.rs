@@ -95,7 +95,7 @@ pub struct Finished {
     pub seen: Vec<Ino>,
     /// The inodes of this executor that it has changed, as [`Meta::changed`](crate::Meta::changed).
     pub changed: Vec<Ino>,
-    /// The directory in which it has looked up, made or removed an entry, after that, if it is on this executor.
+    /// The directory of [`MetaOp::shown_dir`](tatami_wire::meta::MetaOp::shown_dir), after the operation, if it is on this executor.
     pub dir: Option<Attr>,
 }
 

@@ -39,11 +39,18 @@ impl FileSystem {
     /// then asks for no other.
     ///
     /// # Errors
-    /// `ENODATA`, and those of the shard.
+    /// `ENODATA`, `EOPNOTSUPP` for an SELinux label, and those of the shard.
     pub(crate) fn get_xattr(&self, request: &Request<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let ino = Ino(request.header.node);
+        match self.find_xattr(request, ino, name) {
+            Err(Errno::ENODATA) if name == SELINUX => Err(Errno::EOPNOTSUPP),
+            found => found,
+        }
+    }
+
+    fn find_xattr(&self, request: &Request<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
         if is_acl(name) && self.known.has_no_acl(ino) || self.has_none(ino, name) {
-            return Err(if name == SELINUX { Errno::EOPNOTSUPP } else { Errno::ENODATA });
+            return Err(Errno::ENODATA);
         }
         if name == CAPABILITY
             && self.open.find(ino).is_some_and(|inode| inode.state.lock().no_capability)

@@ -23,8 +23,7 @@ pub(crate) struct Met {
     pub(crate) seen: Vec<Ino>,
     /// Inodes that it has changed.
     pub(crate) changed: Vec<Ino>,
-    /// The directory in which it has looked up or changed an entry, after that, if
-    /// it may be delegated to who asked.
+    /// The directory of [`MetaOp::shown_dir`], after the operation, if it may be delegated to who asked.
     pub(crate) dir: Option<Box<Attr>>,
     /// A partition of a directory that it has listed, and when that changed last, if its entries may be delegated to
     /// who asked.

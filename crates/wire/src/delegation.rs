@@ -71,7 +71,7 @@ pub struct Granted {
     /// Inodes that are delegated to the client.
     pub delegated: Vec<Ino>,
     /// The attributes of the directory in which the operation looked up or
-    /// changed an entry, after it, if that is delegated.
+    /// changed an entry, or which it listed with attributes, after it, if that is delegated.
     pub dir: Option<Box<Attr>>,
     /// The partition of a directory that the answer lists, if its entries are delegated, and when they changed
     /// last. Its attributes are not those of the directory.
