@@ -363,10 +363,9 @@ fn a_file_replaced_by_rename_is_old_or_new_never_mixed() {
             let (mut whole, mut stale) = (0, 0);
             while !done.load(Ordering::Relaxed) {
                 let mut bytes = vec![0; 100_000];
-                let read =
-                    fs::File::open(b.join("f")).and_then(|file| file.read_exact_at(&mut bytes, 0));
-                match read.map_err(|e| e.raw_os_error().ok_or(e)) {
-                    Ok(()) => {
+                match fs::File::open(b.join("f")).map_err(|e| e.raw_os_error().ok_or(e)) {
+                    Ok(file) => {
+                        file.read_exact_at(&mut bytes, 0).expect("what is open stays");
                         let one = bytes.iter().all(|x| *x == bytes[0]);
                         assert!(one, "old and new bytes in one file");
                         whole += 1;

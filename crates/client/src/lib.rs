@@ -45,6 +45,7 @@ pub use loan::{Loan, Spare};
 pub use locks::{ASK_AGAIN, LockNews, LockedBytes, Taken, Unbuffered};
 pub use names::{Created, Listing, Removed, VolumeSpace};
 pub use pieces::{PieceTold, pieces_told};
+pub use recalls::OpenFiles;
 pub use remove::Removing;
 pub use tatami_lend::Moment;
 pub use tiles::{PlacedPiece, Tiles};

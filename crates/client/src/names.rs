@@ -111,7 +111,8 @@ impl Client {
         expect!(self.meta(cred, MetaOp::SetAttr { ino, set }), MetaReply::Attr(attr) => attr)
     }
 
-    /// Makes an entry and its inode; see [`MetaOp::Create`].
+    /// Makes an entry and its inode; see [`MetaOp::Create`]. A file that was to be opened is noted as by
+    /// [`Client::open_noted`].
     #[allow(clippy::too_many_arguments)] // open(2) has as many
     pub fn create(
         &self,
@@ -131,7 +132,7 @@ impl Client {
                 MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
             let Some(access) = open.filter(|_| !made.is_whole(open)) else { return Ok(made) };
             // The inode is on another executor than the name.
-            match self.open(cred, made.attr.ino, access) {
+            match self.open_noted(cred, made.attr.ino, access) {
                 Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),
                 // It was removed in between.
                 Err(Errno::ENOENT | Errno::ESTALE) => {}
@@ -155,9 +156,24 @@ impl Client {
             MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
     }
 
-    /// Checks permission and opens.
+    /// Checks permission and opens. For reading only, the file is gone when it has lost its last name.
     pub fn open(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
-        let op = MetaOp::Open { ino, access };
+        self.opening(cred, ino, access, false)
+    }
+
+    /// The same; the file stays until we have told by [`Client::closed`] that it is not open any more.
+    pub fn open_noted(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
+        self.opening(cred, ino, access, true)
+    }
+
+    fn opening(
+        &self,
+        cred: &Cred,
+        ino: Ino,
+        access: Access,
+        noted: bool,
+    ) -> Result<(Attr, Cap), Errno> {
+        let op = MetaOp::Open { ino, access, noted };
         expect!(self.meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
     }
 
@@ -176,23 +192,23 @@ impl Client {
 
     /// Tells that no handle of ours can change these files any more, at most
     /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX), best of one executor, and that we have nothing
-    /// to tell of their bytes. Those in `empty` had no object when we closed them.
-    pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>) -> Result<(), Errno> {
-        let mut left = (inos, empty);
+    /// to tell of their bytes. Those in `empty` had no object when we closed them. On those in `read` we have no handle
+    /// that only reads.
+    pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino>) -> Result<(), Errno> {
+        let mut left = [inos, empty, read];
         let mut retry = None;
-        while let Some(first) = left.0.first().or(left.1.first()) {
+        while let Some(first) = left.iter().find_map(|inos| inos.first()) {
             let map = self.map();
             let executor = map.owner(first.shard()).ok_or(Errno::ESTALE)?;
             let here = |ino: &mut Ino| map.owner(ino.shard()) == Some(executor);
-            let inos: Vec<_> = left.0.extract_if(.., here).collect();
-            let empty: Vec<_> = left.1.extract_if(.., here).collect();
-            let op = MetaOp::Closed { inos: inos.clone(), empty: empty.clone() };
+            let told = left.each_mut().map(|inos| inos.extract_if(.., here).collect::<Vec<_>>());
+            let [inos, empty, read] = told.clone();
+            let op = MetaOp::Closed { inos, empty, read };
             let call = MetaCall { shard: op.target().shard(), cred: Cred::ROOT, op };
             match self.ask(executor, &call)? {
                 MetaReply::Done => {}
                 MetaReply::Elsewhere { .. } => {
-                    left.0.extend(inos);
-                    left.1.extend(empty);
+                    left.iter_mut().zip(told).for_each(|(left, told)| left.extend(told));
                     self.learn_map_of(executor.node);
                     let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
                     if self.map().epoch == map.epoch && !retry.pause() {

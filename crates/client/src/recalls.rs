@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_wire::delegation::{RecallCall, RecallNote};
+use tatami_wire::delegation::{HELD_MAX, RecallCall, RecallNote};
 use tatami_wire::frame::{Class, FrameError};
-use tatami_wire::{Errno, ExecutorId};
+use tatami_wire::{Errno, ExecutorId, Ino};
 
 /// First and longest pause before an executor that does not answer is tried again.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -37,7 +37,7 @@ impl Client {
     /// whole work, and a front end's decision: what is delegated to us is answered
     /// without asking whether the user may look it up. Whoever calls this checks
     /// that himself, as the kernel does for a mount. Through [`Client::attr_time`] and [`Client::name_time`], `kernel`
-    /// may keep some of it.
+    /// may keep some of it. Of `files` the executor is told before it serves anybody, should it be another one.
     ///
     /// # Errors
     /// `ENXIO` for an executor of a node that does not exist.
@@ -46,6 +46,7 @@ impl Client {
         executor: ExecutorId,
         stop: BorrowedFd<'_>,
         kernel: Option<&Arc<dyn KernelCache>>,
+        files: Option<&dyn OpenFiles>,
     ) -> Result<(), Errno> {
         let executor = self.executor(executor)?;
         if let Some(kernel) = kernel {
@@ -53,7 +54,7 @@ impl Client {
         }
         let mut pause = PAUSE;
         loop {
-            let (shortest, longest) = match self.hold_once(executor, stop) {
+            let (shortest, longest) = match self.hold_once(executor, stop, files) {
                 Ended::Stopped => return Ok(()),
                 Ended::Lost => {
                     pause = PAUSE;
@@ -72,6 +73,16 @@ impl Client {
     }
 }
 
+/// Files that a front end has open with [`Client::open_noted`].
+pub trait OpenFiles: Send + Sync {
+    /// Those that are open for reading only.
+    fn open(&self) -> Vec<Ino>;
+
+    /// An executor knows that these were open. Of those that are not any more, it must hear again: what it heard may
+    /// have come before.
+    fn told(&self, inos: &[Ino]);
+}
+
 /// How holding delegations has ended.
 enum Ended {
     /// It is time to stop.
@@ -87,7 +98,12 @@ enum Ended {
 }
 
 impl Client {
-    fn hold_once(&self, executor: &Executor, stop: BorrowedFd<'_>) -> Ended {
+    fn hold_once(
+        &self,
+        executor: &Executor,
+        stop: BorrowedFd<'_>,
+        files: Option<&dyn OpenFiles>,
+    ) -> Ended {
         let id = executor.id;
         let mut connection = match executor.connect_recalls() {
             Ok(connection) => connection,
@@ -101,7 +117,7 @@ impl Client {
         // The daemon may be another one, and wait for us.
         self.locks.note(|news| _ = news.reclaim.insert(id));
         let mut kept = Vec::new();
-        let ended = self.serve(&mut connection, executor, stop, &mut kept);
+        let ended = self.serve(&mut connection, executor, stop, files, &mut kept);
         let served = executor.delegations.are_on();
         // Before the connection is closed: that says that we have forgotten all.
         let names = executor.delegations.end();
@@ -128,8 +144,10 @@ impl Client {
         connection: &mut Connection,
         executor: &Executor,
         stop: BorrowedFd<'_>,
+        files: Option<&dyn OpenFiles>,
         kept: &mut Vec<(Duration, u64)>,
     ) -> Result<(), FrameError> {
+        let mut told = self.tell_open(connection, executor.id, files)?;
         let mut asked = Some(uptime());
         connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
         // Until the first answer tells it.
@@ -138,6 +156,11 @@ impl Client {
             let now = uptime();
             for (_, id) in kept.extract_if(.., |(until, _)| *until <= now) {
                 connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
+            }
+            let moved = files.is_some() && told.epoch != self.map().epoch;
+            if moved && asked.is_none() {
+                told = self.tell_open(connection, executor.id, files)?;
+                next = now;
             }
             if now >= next && asked.is_none() {
                 asked = Some(now);
@@ -159,6 +182,9 @@ impl Client {
                 RecallNote::Term { millis, lease, epoch } => {
                     self.hear_of_map(executor.id.node, epoch);
                     let term = Duration::from_millis(millis.into());
+                    if let Some(files) = files {
+                        files.told(&std::mem::take(&mut told.inos));
+                    }
                     if let Some(from) = asked.take() {
                         executor.delegations.extend(from, term);
                         executor.locks.extend(from, Duration::from_millis(lease.into()));
@@ -178,6 +204,30 @@ impl Client {
                 },
             }
         }
+    }
+}
+
+/// What an executor was told of open files, by the map of an epoch.
+struct Told {
+    epoch: u64,
+    inos: Vec<Ino>,
+}
+
+impl Client {
+    /// Tells `executor` which of the open files are its concern.
+    fn tell_open(
+        &self,
+        connection: &mut Connection,
+        executor: ExecutorId,
+        files: Option<&dyn OpenFiles>,
+    ) -> Result<Told, FrameError> {
+        let map = self.map();
+        let mut inos = files.map(OpenFiles::open).unwrap_or_default();
+        inos.retain(|ino| map.owner(ino.shard()) == Some(executor));
+        for some in inos.chunks(HELD_MAX) {
+            connection.send(Class::Recall, 0, &RecallCall::Holds(some.to_vec()), &[])?;
+        }
+        Ok(Told { epoch: map.epoch, inos })
     }
 }
 

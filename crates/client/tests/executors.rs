@@ -194,7 +194,7 @@ fn what_one_executor_has_delegated_ends_with_its_connection() {
         let hold = |shard: usize| {
             let (stop, held) = UnixStream::pair().unwrap();
             let client = &client;
-            let run = move || client.hold_delegations(EXECUTORS[shard], held.as_fd(), None);
+            let run = move || client.hold_delegations(EXECUTORS[shard], held.as_fd(), None, None);
             (stop, scope.spawn(run))
         };
         let ((stop, first), (last_stop, second)) = (hold(0), hold(1));

@@ -4,6 +4,7 @@
 use crate::error::Outcome;
 use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
+use crate::orphan;
 use crate::permission::{self, want};
 use crate::store::Store;
 use crate::tiled;
@@ -175,10 +176,14 @@ pub(crate) fn open<S: Store>(
     key: &VolumeKey,
     ino: Ino,
     access: Access,
+    noted: bool,
 ) -> Outcome<MetaReply> {
     let inode = txn.inode(ino)?;
     check_open(&inode, txn.cred, access)?;
     let cap = grant(txn, key, ino, access)?;
+    if noted && !access.write {
+        txn.note_open(ino);
+    }
     // A mount takes privileges away when bytes are written. Of what others write nobody tells.
     if access.write && !txn.ctx.trusted && !txn.cred.is_root() {
         let mode = permission::without_privileges(&inode, inode.mode, txn.cred);
@@ -296,6 +301,10 @@ pub(crate) fn commit<S: Store>(
     }
     if let Some(value) = marked.filter(|_| close) {
         unmark(txn, ino, txn.ctx.client, (mark, &value))?;
+        let attr = txn.inode(ino)?.attr(ino);
+        // It may have been kept for this writer alone.
+        orphan::let_go(txn, ino)?;
+        return Ok(MetaReply::Attr(attr));
     }
     Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
 }
@@ -317,15 +326,17 @@ pub(crate) fn unmark<S: Store>(
 }
 
 /// Files that the client has not open for writing any more; those in `empty` have no object,
-/// if nobody else could make one.
+/// if nobody else could make one. Those in `read` it has not open otherwise.
 pub(crate) fn closed<S: Store>(
     txn: &mut Txn<'_, S>,
     inos: &[Ino],
     empty: &[Ino],
+    read: &[Ino],
 ) -> Outcome<MetaReply> {
-    if inos.len() + empty.len() > CLOSED_MAX {
+    if inos.len() + empty.len() + read.len() > CLOSED_MAX {
         return Err(Errno::EINVAL.into());
     }
+    read.iter().for_each(|ino| txn.state.opens.remove(*ino, txn.ctx.client));
     let none = inos.iter().map(|ino| (*ino, false));
     for (ino, is_empty) in none.chain(empty.iter().map(|ino| (*ino, true))) {
         let mark = keys::writer(ino, txn.ctx.client);
@@ -339,6 +350,12 @@ pub(crate) fn closed<S: Store>(
             inode.touched = told_of || inode.writers > 1;
         }
         unmark(txn, ino, txn.ctx.client, (mark, &value))?;
+        orphan::let_go(txn, ino)?;
+    }
+    for ino in read {
+        if txn.find(*ino)?.is_some() {
+            orphan::let_go(txn, *ino)?;
+        }
     }
     Ok(MetaReply::Done)
 }

@@ -121,7 +121,10 @@ fn opened<S: Store>(
     let is_file = txn.peek(ino, Inode::is_file)?;
     let cap = match open {
         // Whoever makes a file may use it as asked, whatever its mode.
-        Some(access) if is_file && (txn.is_here(ino) || !access.write) => {
+        Some(access) if is_file && txn.is_here(ino) => {
+            if !access.write {
+                txn.note_open(ino);
+            }
             Some(attr::grant(txn, key, ino, access)?)
         }
         _ => None,

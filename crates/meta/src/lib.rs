@@ -32,6 +32,7 @@ mod error;
 mod inode;
 mod keys;
 mod moving;
+mod opens;
 mod orphan;
 mod overlay;
 mod permission;

@@ -226,7 +226,8 @@ impl<S: Store> Meta<S> {
                 if brought.whole.is_none() {
                     vain.push((txid, brought.block()));
                 }
-                taking.insert(txid, Taking { brought, next: u32::MAX, ask_at: now });
+                let (next, opens) = (u32::MAX, Vec::new());
+                taking.insert(txid, Taking { brought, next, ask_at: now, opens });
             }
             Ok(ControlFlow::Continue(()))
         })?;
@@ -271,6 +272,7 @@ impl<S: Store> Meta<S> {
     /// Clears away some of what does not count.
     fn clear_some(&mut self) -> Outcome<()> {
         let Some(block) = self.moves.clearing.first().copied() else { return Ok(()) };
+        self.state.opens.forget_block(block);
         let mut cursor = std::mem::take(&mut self.moves.cleared_to);
         let found = self.state.records_of(block, &mut cursor, KEYS_MAX, BYTES_MAX)?;
         found.into_iter().for_each(|(key, _)| self.state.put(key, None));

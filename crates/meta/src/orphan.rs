@@ -23,11 +23,53 @@ const LIST_MAX: usize = 16 * 1024;
 pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
     let client = txn.ctx.client;
     // An inode that is gone needs no release, so a late one does no harm.
+    txn.state.opens.remove(ino, client);
     if txn.find(ino)?.is_some() {
         drop_writer(txn, ino, client)?;
         drop_keeper(txn, ino, client)?;
     }
     Ok(MetaReply::Done)
+}
+
+/// Something that this client had open of a file, which is there, has been closed. Where it is kept for the client because of that, and not because the
+/// client has asked for it, it need not be any more when nothing is left.
+pub(crate) fn let_go<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
+    let client = txn.ctx.client;
+    let (is_kept, writers) =
+        txn.peek(ino, |inode| (inode.nlink == 0 && inode.keepers > 0, inode.writers))?;
+    if !is_kept || txn.state.opens.has(ino, client) {
+        return Ok(());
+    }
+    let writes = writers > 0 && txn.get(&keys::writer(ino, client))?.is_some();
+    if !writes && txn.get(&keys::orphan(client, ino))?.as_deref() == Some(KEPT_WHILE_OPEN) {
+        drop_keeper(txn, ino, client)?;
+    }
+    Ok(())
+}
+
+/// The value of a note that a client keeps an inode: until its `Release`.
+pub(crate) const KEPT: &[u8] = &[1];
+/// The same: as long as it is noted to have it open.
+pub(crate) const KEPT_WHILE_OPEN: &[u8] = &[2];
+
+/// Who is noted to have a file open, but for the client that asks. `writes` says whether somebody writes.
+pub(crate) fn others_with<S: Store>(
+    txn: &Txn<'_, S>,
+    ino: Ino,
+    writes: bool,
+) -> Outcome<BTreeSet<ClientId>> {
+    let mut clients: BTreeSet<_> = txn.state.opens.of(ino).collect();
+    if writes {
+        for key in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
+            if let Some(Parsed::Writer { client, .. }) = keys::parse(&key)
+                && txn.get(&key)?.is_some()
+            {
+                clients.insert(client);
+            }
+        }
+    }
+    clients.remove(&txn.ctx.client);
+    Ok(clients)
 }
 
 /// Takes the writer's mark of `client` away; whether there was one.
@@ -59,6 +101,7 @@ fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Ou
 /// Releases everything of a client that is gone for good. The answers on its slots go
 /// last, so that `Clients` lists it until nothing is left.
 pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcome<MetaReply> {
+    txn.state.opens.forget(client);
     let mut left = EXPIRE_MAX;
     for key in marks(txn, client, left)? {
         let Some(Parsed::Writer { ino, .. }) = keys::parse(&key) else { continue };
@@ -105,7 +148,7 @@ fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<
 
 /// Clients that keep something here.
 pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
-    let mut found = BTreeSet::new();
+    let mut found = txn.state.opens.clients();
     for tag in [tag::ORPHAN, tag::REPLY] {
         // From each client found, jump over the rest of what it has.
         let mut from = Some(vec![tag]);

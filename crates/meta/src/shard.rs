@@ -172,8 +172,8 @@ impl<S: Store> Meta<S> {
         let known = |ino: &Ino| self.state.is_shard(ino.shard());
         let ours = |ino: &Ino| self.state.owns(ino.shard());
         let (all_known, all_ours) = match op {
-            MetaOp::Closed { inos, empty } => {
-                let mut all = inos.iter().chain(empty);
+            MetaOp::Closed { inos, empty, read } => {
+                let mut all = inos.iter().chain(empty).chain(read);
                 (all.clone().all(known), all.all(ours))
             }
             MetaOp::InFlux { inos, .. } => (inos.iter().all(known), inos.iter().all(ours)),
@@ -287,6 +287,16 @@ impl<S: Store> Meta<S> {
     /// Answers to operations that had to wait, likewise.
     pub fn finished(&mut self) -> Vec<Finished> {
         std::mem::take(&mut self.tx.ready_finished)
+    }
+
+    /// A client that has come back has these files open: as after [`MetaOp::Open`] with `noted`. Those of
+    /// other executors are passed over.
+    pub fn note_opens(&mut self, client: ClientId, inos: &[Ino]) {
+        for ino in inos {
+            if self.state.owns(ino.shard()) {
+                self.state.opens.add(*ino, client);
+            }
+        }
     }
 
     /// Whether a transaction is about to change the inode, or (a directory) its entries, or it is a directory of
@@ -484,9 +494,9 @@ pub(crate) fn execute<S: Store>(
         MetaOp::Tmpfile { parent, layout, mode, umask, open } => {
             entry::tmpfile(txn, key, *parent, *layout, *mode, *umask, *open)
         }
-        MetaOp::Open { ino, access } => attr::open(txn, key, *ino, *access),
+        MetaOp::Open { ino, access, noted } => attr::open(txn, key, *ino, *access, *noted),
         MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
-        MetaOp::Closed { inos, empty } => attr::closed(txn, inos, empty),
+        MetaOp::Closed { inos, empty, read } => attr::closed(txn, inos, empty, read),
         // The daemon syncs once for all that ask; the answer is the same.
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: txn.state.epoch() }),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),

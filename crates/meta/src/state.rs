@@ -10,6 +10,7 @@ use crate::cache::Cache;
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
 use crate::keys::{self, Key};
+use crate::opens::Opens;
 use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
 use crate::store::{Store, StoreError};
@@ -54,6 +55,8 @@ pub(crate) struct State<S> {
     put_shard: bool,
     /// What transactions of other nodes have locked.
     pub locks: Locks,
+    /// What clients have open without writing.
+    pub opens: Opens,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
     next: u64,
@@ -139,6 +142,7 @@ impl<S: Store> State<S> {
             shard,
             map,
             locks: Locks::default(),
+            opens: Opens::default(),
             room: false,
             poisoned: false,
             seen: Vec::new(),

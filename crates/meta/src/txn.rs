@@ -14,6 +14,7 @@ use crate::Context;
 use crate::error::Outcome;
 use crate::inode::{Inode, LINK_MAX};
 use crate::keys::{self, Key, tag};
+use crate::orphan;
 use crate::record::Entry;
 use crate::state::{State, Visit};
 use crate::store::{Change, Store, StoreError};
@@ -21,7 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use tatami_wire::{Cred, Errno, ExecutorId, Ino, NodeId, Piece, Timestamp};
+use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino, NodeId, Piece, Timestamp};
 use xxhash_rust::xxh3::xxh3_128;
 
 /// See the module.
@@ -495,17 +496,31 @@ impl<'a, S: Store> Txn<'a, S> {
     }
 
     /// Notes that `client` has handles on an inode that may lose, or has no, name.
-    pub fn keep(&mut self, ino: Ino, client: tatami_wire::ClientId) -> Outcome<()> {
+    pub fn keep(&mut self, ino: Ino, client: ClientId) -> Outcome<()> {
+        self.keep_as(ino, client, orphan::KEPT)
+    }
+
+    fn keep_as(&mut self, ino: Ino, client: ClientId, why: &[u8]) -> Outcome<()> {
         let key = keys::orphan(client, ino);
-        if self.peek(ino, |inode| inode.keepers)? == 0 || self.get(&key)?.is_none() {
-            self.edit(ino)?.keepers += 1;
+        let keepers = self.peek(ino, |inode| inode.keepers)?;
+        let before = if keepers == 0 { None } else { self.get(&key)? };
+        if before.is_none() {
+            self.edit_hidden(ino)?.keepers += 1;
             self.bring_home(ino);
-            self.put(key, vec![1]);
+        }
+        if before.is_none() || why == orphan::KEPT && before.as_deref() != Some(why) {
+            self.put(key, why.to_vec());
         }
         Ok(())
     }
 
-    /// Removes an inode and everything that hangs on it. Its objects become garbage.
+    /// Notes that this client has a file open, without writing.
+    pub fn note_open(&mut self, ino: Ino) {
+        self.state.opens.add(ino, self.ctx.client);
+    }
+
+    /// Removes an inode that nothing holds, and everything that hangs on it; its objects become garbage. If other
+    /// clients have it open, it is kept for them instead.
     pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
         let here = self.is_here(ino);
         if !here && !self.is_young(ino) {
@@ -513,6 +528,15 @@ impl<'a, S: Store> Txn<'a, S> {
             return Ok(());
         }
         let (attributes, writers) = self.peek(ino, |i| (i.xattr_list > 0, i.writers > 0))?;
+        if writers || !self.state.opens.is_empty() {
+            let others = orphan::others_with(self, ino, writers)?;
+            for client in &others {
+                self.keep_as(ino, *client, orphan::KEPT_WHILE_OPEN)?;
+            }
+            if !others.is_empty() {
+                return Ok(());
+            }
+        }
         let (unsettled, touched) = self.peek(ino, |i| (i.unsettled, i.touched))?;
         if attributes {
             self.delete_under(&keys::of_ino(tag::XATTR, ino))?;

@@ -1,11 +1,11 @@
 //! Files that nobody here has open for writing any more, with nothing to tell of
-//! their bytes: the shard hears of many at a time.
+//! their bytes, or for reading: the shard hears of many at a time.
 //!
-//! Until it does, it believes that we may still write, which harms nobody. But what
-//! it is told must not overtake a new open: see [`Closings::reopen`].
+//! Until it does, it believes that we may still write, or read a file that has lost its last name, which harms nobody. But
+//! what it is told must not overtake a new open: see [`Closings::reopen`] and [`Closings::reopen_to_read`].
 
 use parking_lot::{Condvar, Mutex};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -30,12 +30,35 @@ struct Waiting {
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<Ino, Waiting>,
+    /// Files that nobody reads any more.
+    read: BTreeSet<Ino>,
     /// Closings so far.
     closings: u64,
     under_way: HashSet<Ino>,
+    read_under_way: HashSet<Ino>,
     /// How many times something was told.
     times: u64,
     ended: bool,
+}
+
+impl State {
+    fn is_empty(&self) -> bool {
+        self.waiting.is_empty() && self.read.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.waiting.len() + self.read.len()
+    }
+
+    /// The first that waits.
+    fn first(&self) -> Option<Ino> {
+        let (write, read) = (self.waiting.keys().next(), self.read.first());
+        write.into_iter().chain(read).min().copied()
+    }
+
+    fn is_under_way(&self) -> bool {
+        !(self.under_way.is_empty() && self.read_under_way.is_empty())
+    }
 }
 
 #[derive(Default)]
@@ -75,16 +98,26 @@ impl Closings {
         let mut state = self.shared.state.lock();
         if self.thread.is_none() || state.ended {
             drop(state);
-            tell(&self.client, vec![ino], Vec::new());
+            tell(&self.client, vec![ino], Vec::new(), Vec::new());
             return None;
         }
         state.closings += 1;
         let closing = Closing(state.closings);
         state.waiting.insert(ino, Waiting { closing, is_empty: false });
-        if matches!(state.waiting.len(), 1 | CLOSED_MAX) {
-            self.shared.wanted.notify_one();
-        }
+        self.shared.note(&state);
         Some(closing)
+    }
+
+    /// The last reader of `ino` is gone.
+    pub(crate) fn add_read(&self, ino: Ino) {
+        let mut state = self.shared.state.lock();
+        if self.thread.is_none() || state.ended {
+            drop(state);
+            return tell(&self.client, Vec::new(), Vec::new(), vec![ino]);
+        }
+        if state.read.insert(ino) {
+            self.shared.note(&state);
+        }
     }
 
     /// At that closing of `ino` there was no object: told with it, if it still waits.
@@ -113,12 +146,24 @@ impl Closings {
         state.times != moment
     }
 
+    /// As [`Closings::reopen`], of a file that is read again.
+    pub(crate) fn reopen_to_read(&self, ino: Ino, moment: u64) -> bool {
+        let mut state = self.shared.state.lock();
+        if state.read.remove(&ino) {
+            return false;
+        }
+        while state.read_under_way.contains(&ino) {
+            self.shared.told.wait(&mut state);
+        }
+        state.times != moment
+    }
+
     /// Tells everything. What is added later is told at once.
     pub(crate) fn end(&self) {
         let mut state = self.shared.state.lock();
         state.ended = true;
         self.shared.wanted.notify_one();
-        while self.thread.is_some() && !(state.waiting.is_empty() && state.under_way.is_empty()) {
+        while self.thread.is_some() && (!state.is_empty() || state.is_under_way()) {
             self.shared.told.wait(&mut state);
         }
     }
@@ -135,29 +180,42 @@ impl Drop for Closings {
 }
 
 impl Shared {
+    /// One more waits: the first begins the time for which they gather, and so many end it.
+    fn note(&self, state: &State) {
+        if matches!(state.len(), 1 | CLOSED_MAX) {
+            self.wanted.notify_one();
+        }
+    }
+
     fn tell_until_the_end(&self, client: &Client) {
         let mut state = self.state.lock();
         loop {
-            while state.waiting.is_empty() && !state.ended {
+            while state.is_empty() && !state.ended {
                 self.wanted.wait(&mut state);
             }
-            if state.waiting.len() < CLOSED_MAX && !state.ended {
+            if state.len() < CLOSED_MAX && !state.ended {
                 self.wanted.wait_for(&mut state, GATHER);
             }
-            while let Some(first) = state.waiting.keys().next().copied() {
-                let executor = client.map().owner(first.shard());
-                let (mut inos, mut empty) = (Vec::new(), Vec::new());
-                while inos.len() + empty.len() < CLOSED_MAX
-                    && let Some(next) = state.waiting.first_entry()
+            while let Some(first) = state.first() {
+                let map = client.map();
+                let executor = map.owner(first.shard());
+                let [mut inos, mut empty, mut read] = [const { Vec::new() }; 3];
+                while inos.len() + empty.len() + read.len() < CLOSED_MAX
+                    && let Some(next) = state.first()
                     // A request is for one executor.
-                    && client.map().owner(next.key().shard()) == executor
+                    && map.owner(next.shard()) == executor
                 {
-                    let (ino, waiting) = next.remove_entry();
-                    if waiting.is_empty { &mut empty } else { &mut inos }.push(ino);
+                    if let Some(waiting) = state.waiting.remove(&next) {
+                        if waiting.is_empty { &mut empty } else { &mut inos }.push(next);
+                    } else if state.read.remove(&next) {
+                        read.push(next);
+                    }
                 }
                 state.under_way = inos.iter().chain(&empty).copied().collect();
-                parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos, empty));
+                state.read_under_way = read.iter().copied().collect();
+                parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos, empty, read));
                 state.under_way.clear();
+                state.read_under_way.clear();
                 state.times += 1;
                 self.told.notify_all();
             }
@@ -168,8 +226,8 @@ impl Shared {
     }
 }
 
-fn tell(client: &Client, inos: Vec<Ino>, empty: Vec<Ino>) {
-    if let Err(error) = client.closed(inos, empty) {
-        tracing::warn!(%error, "the shard believes that we may still write to some files");
+fn tell(client: &Client, inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino>) {
+    if let Err(error) = client.closed(inos, empty, read) {
+        tracing::warn!(%error, "the shard believes that some files are open that are closed");
     }
 }

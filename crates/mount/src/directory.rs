@@ -46,7 +46,7 @@ impl FileSystem {
     /// OPENDIR. The shard is asked when it is read.
     pub(crate) fn open_dir(&self, request: &Request<'_>) -> Opened {
         self.open.announce(Sort::Dir);
-        let inode = self.open.enter(Ino(request.header.node));
+        let inode = self.open.enter(Ino(request.header.node), false);
         let state = Mutex::new(Progress {
             cred: caller::plain(request),
             parent: None,
@@ -68,7 +68,7 @@ impl FileSystem {
 
     /// Ends an open directory that is in no table any more.
     pub(crate) fn close_dir(&self, dir: &OpenDir) {
-        if let Some(last) = self.open.leave(&dir.inode, Sort::Dir)
+        if let Some(last) = self.open.leave(&dir.inode, Sort::Dir, None)
             && last.kept
             && let Err(error) = self.client.release(dir.inode.ino)
         {

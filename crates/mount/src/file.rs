@@ -92,7 +92,7 @@ impl FileSystem {
     }
 
     fn announced(&self, ino: Ino, writes: bool) -> Opening<'_> {
-        let inode = self.open.enter(ino);
+        let inode = self.open.enter(ino, !writes);
         if writes {
             inode.state.lock().writers += 1;
             self.client.end_attr_time(ino);
@@ -109,7 +109,9 @@ impl FileSystem {
                 state.writer = None;
             }
         }
-        let Some(last) = self.open.leave(inode, Sort::File) else {
+        let nobody_reads = || self.closings.add_read(inode.ino);
+        let reads: Option<&dyn Fn()> = if writes { None } else { Some(&nobody_reads) };
+        let Some(last) = self.open.leave(inode, Sort::File, reads) else {
             return;
         };
         if let Some(backing) = last.backing
@@ -148,10 +150,11 @@ impl FileSystem {
         let opening = self.opening(ino, access.write);
         let opened = {
             let _order = access.write.then(|| opening.inode().order.lock());
-            if access.write {
-                self.closings.reopen(ino, 0);
-            }
-            let opened = caller::run(request, |cred| self.client.open(cred, ino, access));
+            match access.write {
+                true => self.closings.reopen(ino, 0),
+                false => self.closings.reopen_to_read(ino, 0),
+            };
+            let opened = caller::run(request, |cred| self.client.open_noted(cred, ino, access));
             if opened.is_ok() && access.write {
                 opening.inode().state.lock().noted = true;
             }
@@ -160,7 +163,7 @@ impl FileSystem {
         let (attr, cap) = match opened {
             // To execute a file one need not be allowed to read it; the kernel has checked that.
             Err(Errno::EACCES) if flags & FMODE_EXEC != 0 && !access.write => {
-                self.client.open(&Cred::ROOT, ino, access)?
+                self.client.open_noted(&Cred::ROOT, ino, access)?
             }
             other => other?,
         };
@@ -195,9 +198,14 @@ impl FileSystem {
         let mut made = result.inspect_err(|_| self.open.withdraw(Sort::File))?;
         let cap = made.cap.ok_or(Errno::EPROTO);
         let opening = self.announced(made.attr.ino, access.write);
-        if access.write && !made.created && self.closings.reopen(made.attr.ino, before) {
+        let may_be_closed = !made.created
+            && match access.write {
+                true => self.closings.reopen(made.attr.ino, before),
+                false => self.closings.reopen_to_read(made.attr.ino, before),
+            };
+        if may_be_closed {
             // The end of an earlier open may have been told after this one.
-            self.client.open(&Cred::ROOT, made.attr.ino, access)?;
+            self.client.open_noted(&Cred::ROOT, made.attr.ino, access)?;
         }
         {
             let mut state = opening.inode().state.lock();

@@ -107,7 +107,7 @@ impl Mount {
             .map_err(|source| MountError::Serve { path, source })?;
         let locks = LockThreads::start(&fs)
             .map_err(|source| MountError::Serve { path: info.path.clone().into(), source })?;
-        let recalls = Recalls::start(&client, kernel)
+        let recalls = Recalls::start(&fs, kernel)
             .inspect_err(|error| tracing::warn!(%error, "names are asked for each time"))
             .ok();
         let announcer = home.map(|node| {

@@ -145,6 +145,8 @@ pub(crate) enum Sort {
 struct Entry {
     inode: Arc<OpenInode>,
     users: u32,
+    /// Users that only read it.
+    readers: u32,
     /// Its last name is gone; the shard keeps it for us.
     kept: bool,
 }
@@ -205,15 +207,17 @@ impl OpenInodes {
         self.gate(sort).leave();
     }
 
-    /// One more user of `ino`, after [`OpenInodes::announce`].
-    pub(crate) fn enter(&self, ino: Ino) -> Arc<OpenInode> {
+    /// One more user of `ino`, after [`OpenInodes::announce`]; with `reads`, one that only reads a file.
+    pub(crate) fn enter(&self, ino: Ino, reads: bool) -> Arc<OpenInode> {
         let mut shard = self.shard(ino).entries.lock();
         let entry = shard.entry(ino).or_insert_with(|| Entry {
             inode: Arc::new(OpenInode::new(ino)),
             users: 0,
+            readers: 0,
             kept: false,
         });
         entry.users += 1;
+        entry.readers += u32::from(reads);
         entry.inode.clone()
     }
 
@@ -229,13 +233,25 @@ impl OpenInodes {
         self.shard(ino).entries.lock().get(&ino).map(|e| e.inode.clone())
     }
 
-    /// One user less. `Some` after the last one.
-    pub(crate) fn leave(&self, inode: &OpenInode, sort: Sort) -> Option<Last> {
+    /// One user less. `Some` after the last one. With `reads`, it was one that only reads; if it was the last of
+    /// these, that is called, before another one can enter.
+    pub(crate) fn leave(
+        &self,
+        inode: &OpenInode,
+        sort: Sort,
+        reads: Option<&dyn Fn()>,
+    ) -> Option<Last> {
         let last = {
             let Shard { entries, ended } = self.shard(inode.ino);
             let mut shard = entries.lock();
             let entry = shard.get_mut(&inode.ino).expect("every user has entered");
             entry.users -= 1;
+            if let Some(nobody_reads) = reads {
+                entry.readers -= 1;
+                if entry.readers == 0 {
+                    nobody_reads();
+                }
+            }
             if entry.users == 0 {
                 let kept = entry.kept;
                 shard.remove(&inode.ino);
@@ -249,6 +265,24 @@ impl OpenInodes {
         };
         self.gate(sort).leave();
         last
+    }
+
+    /// The files that are open for reading only.
+    pub(crate) fn only_read(&self) -> Vec<Ino> {
+        let mut found = Vec::new();
+        for shard in &self.shards {
+            let entries = shard.entries.lock();
+            found.extend(entries.iter().filter(|(_, e)| e.readers > 0).map(|(ino, _)| *ino));
+        }
+        found
+    }
+
+    /// Calls `nobody_reads` if nobody has `ino` open for reading only, before somebody can.
+    pub(crate) fn unless_read(&self, ino: Ino, nobody_reads: impl FnOnce()) {
+        let entries = self.shard(ino).entries.lock();
+        if entries.get(&ino).is_none_or(|entry| entry.readers == 0) {
+            nobody_reads();
+        }
     }
 
     /// Waits until nobody has `ino` open, no longer than `patience`. Whether that is so.
@@ -336,20 +370,42 @@ mod tests {
         let open = OpenInodes::new();
         assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
         open.announce(Sort::File);
-        let inode = open.enter(Ino(5));
+        let inode = open.enter(Ino(5), false);
         assert!(open.removal(&[Sort::File]).keep());
         assert!(open.removal(&[Sort::File, Sort::Dir]).keep());
         assert!(!open.removal(&[Sort::Dir]).keep());
         assert!(open.keep(Ino(5)));
         assert!(!open.keep(Ino(6)));
         open.announce(Sort::File);
-        let again = open.enter(Ino(5));
+        let again = open.enter(Ino(5), false);
         assert!(Arc::ptr_eq(&inode, &again));
-        assert!(open.leave(&inode, Sort::File).is_none());
-        let last = open.leave(&inode, Sort::File).expect("the last handle");
+        assert!(open.leave(&inode, Sort::File, None).is_none());
+        let last = open.leave(&inode, Sort::File, None).expect("the last handle");
         assert!(last.kept);
         assert!(open.find(Ino(5)).is_none());
         assert!(!open.removal(&[Sort::File, Sort::Dir]).keep());
+    }
+
+    #[test]
+    fn the_end_of_reading_is_told_once_and_not_while_others_read() {
+        let open = OpenInodes::new();
+        let told = AtomicU64::new(0);
+        let tell = || _ = told.fetch_add(1, SeqCst);
+        open.announce(Sort::File);
+        let inode = open.enter(Ino(5), true);
+        for reads in [true, false] {
+            open.announce(Sort::File);
+            open.enter(Ino(5), reads);
+        }
+        assert_eq!(open.only_read(), [Ino(5)]);
+        open.leave(&inode, Sort::File, Some(&tell));
+        open.unless_read(Ino(5), tell);
+        assert_eq!(told.load(SeqCst), 0);
+        open.leave(&inode, Sort::File, Some(&tell));
+        assert_eq!((told.load(SeqCst), open.only_read().len()), (1, 0));
+        open.unless_read(Ino(5), tell);
+        assert!(open.leave(&inode, Sort::File, None).is_some(), "who writes was the last");
+        assert_eq!(told.load(SeqCst), 2);
     }
 
     #[test]
@@ -357,14 +413,14 @@ mod tests {
         let open = Arc::new(OpenInodes::new());
         assert!(open.wait_until_closed(Ino(5), Duration::ZERO));
         open.announce(Sort::File);
-        let inode = open.enter(Ino(5));
+        let inode = open.enter(Ino(5), false);
         assert!(!open.wait_until_closed(Ino(5), Duration::from_millis(1)));
         assert!(open.wait_until_closed(Ino(6), Duration::ZERO));
         let waiter = std::thread::spawn({
             let open = open.clone();
             move || open.wait_until_closed(Ino(5), Duration::from_secs(60))
         });
-        assert!(open.leave(&inode, Sort::File).is_some());
+        assert!(open.leave(&inode, Sort::File, None).is_some());
         assert!(waiter.join().expect("it does not panic"));
     }
 

@@ -1,5 +1,6 @@
 //! Threads that let the executors of the namespace delegate names to this mount.
 
+use crate::filesystem::FileSystem;
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, eventfd};
 use std::collections::BTreeMap;
@@ -7,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread::JoinHandle;
-use tatami_client::{Client, KernelCache};
-use tatami_wire::ExecutorId;
+use tatami_client::{Client, KernelCache, OpenFiles};
+use tatami_wire::{ExecutorId, Ino};
 
 /// The threads, one for each executor, and one that starts them as executors get shards. Dropped, they end, and nothing
 /// is delegated any more.
@@ -25,6 +26,19 @@ struct Shared {
     threads: Mutex<BTreeMap<ExecutorId, JoinHandle<()>>>,
     /// Keeps what is delegated, if it may.
     kernel: Option<Arc<dyn KernelCache>>,
+    fs: Arc<FileSystem>,
+}
+
+impl OpenFiles for FileSystem {
+    fn open(&self) -> Vec<Ino> {
+        self.open.only_read()
+    }
+
+    fn told(&self, inos: &[Ino]) {
+        for ino in inos {
+            self.open.unless_read(*ino, || self.closings.add_read(*ino));
+        }
+    }
 }
 
 impl Recalls {
@@ -33,15 +47,16 @@ impl Recalls {
     /// # Errors
     /// When the system is short of descriptors.
     pub(crate) fn start(
-        client: &Arc<Client>,
+        fs: &Arc<FileSystem>,
         kernel: Option<Arc<dyn KernelCache>>,
     ) -> std::io::Result<Recalls> {
         let shared = Arc::new(Shared {
-            client: client.clone(),
+            client: fs.client.clone(),
             end: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             ended: AtomicBool::new(false),
             threads: Mutex::default(),
             kernel,
+            fs: fs.clone(),
         });
         let epoch = start_missing(&shared);
         let watched = shared.clone();
@@ -67,7 +82,8 @@ fn start_missing(shared: &Arc<Shared>) -> u64 {
         let held = shared.clone();
         let run = move || {
             let kernel = held.kernel.as_ref();
-            if let Err(error) = held.client.hold_delegations(executor, held.end.as_fd(), kernel) {
+            let (end, files) = (held.end.as_fd(), Some(&*held.fs as &dyn OpenFiles));
+            if let Err(error) = held.client.hold_delegations(executor, end, kernel, files) {
                 tracing::error!(%executor, %error, "names are asked for each time");
             }
         };

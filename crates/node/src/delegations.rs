@@ -85,7 +85,7 @@ pub(crate) struct Delegations {
     recalled: Map<Ino, Vec<HolderId>>,
     /// When an inode was recalled last, and until when it is not delegated again.
     contended: Map<Ino, (Instant, Option<Instant>)>,
-    /// Clients that may hold something from before our start, and until when.
+    /// Clients that may hold something from before our start, or have files open of which we have not heard, and until when.
     before: Option<(HashSet<ClientId>, Instant)>,
     /// Nothing is delegated of inodes of these shards: the first, and how many.
     withheld: Option<(u16, u16)>,
@@ -131,8 +131,9 @@ impl Delegations {
 
     /// All clients that hold something, or may.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
-        let before = self.before.iter().flat_map(|(clients, _)| clients.iter().copied());
-        self.clients.keys().copied().chain(before).collect()
+        let before = self.before.iter().flat_map(|(clients, _)| clients);
+        let away = before.filter(|client| !self.clients.contains_key(client));
+        self.clients.keys().chain(away).copied().collect()
     }
 
     /// Whether any client has a recall connection.
@@ -159,9 +160,6 @@ impl Delegations {
     /// Returns its connection before.
     pub(crate) fn open(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {
         let old = self.clients.get(&client).copied().and_then(|id| self.end(id));
-        if let Some((before, _)) = &mut self.before {
-            before.remove(&client);
-        }
         self.last_holder += 1;
         let holder =
             Holder { client, at, alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
@@ -197,8 +195,11 @@ impl Delegations {
         Some(holder.at)
     }
 
-    /// The client has said that it is alive.
+    /// The client has said that it is alive, and before that, if we are new, which files it has open.
     pub(crate) fn alive(&mut self, client: ClientId, now: Instant) {
+        if let Some((before, _)) = &mut self.before {
+            before.remove(&client);
+        }
         if let Some(id) = self.clients.get(&client)
             && let Some(holder) = self.holders.get_mut(id)
         {
@@ -481,9 +482,12 @@ mod tests {
         let mut d = Delegations::new(TERM, HashSet::from([A, B]), now);
         assert_eq!(d.closed_until(now), Some(now + TERM));
         d.open(A, 0, now);
+        d.open(B, 1, now);
+        assert_eq!(d.closed_until(now), Some(now + TERM), "they have not said what they have open");
+        d.alive(A, now);
         assert_eq!(d.closed_until(now), Some(now + TERM));
         assert_eq!(d.clients().len(), 2);
-        d.open(B, 1, now);
+        d.alive(B, now);
         assert_eq!(d.closed_until(now), None);
         let mut d = Delegations::new(TERM, HashSet::from([A]), now);
         assert_eq!(d.closed_until(now + TERM), None, "its term is over");

@@ -548,6 +548,7 @@ impl Executor {
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
+                Ok(RecallCall::Holds(inos)) => self.shards.note_opens(client, &inos),
                 Err(NoRequest::None | NoRequest::Paused) => break,
                 Err(NoRequest::Broken(e)) => {
                     tracing::debug!(peer = %connection.peer, error = %e, "recall connection ended");

@@ -266,7 +266,7 @@ fn refuse_lock(
     if trusted {
         return None;
     }
-    let op = MetaOp::Open { ino, access: Access::READ };
+    let op = MetaOp::Open { ino, access: Access::READ, noted: false };
     let call = MetaCall { shard, cred: cred.clone(), op };
     let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
     match shards.apply(&ctx, &call) {

@@ -14,7 +14,7 @@ use tatami_wire::admin::ClusterMap;
 use tatami_wire::handshake::Identity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
-use tatami_wire::{Attr, Errno, ExecutorId, NodeId, ShardId, Timestamp};
+use tatami_wire::{Attr, ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
 
 /// See the module.
 pub(crate) struct Shards<S> {
@@ -111,6 +111,13 @@ impl Shards<FjallStore> {
 }
 
 impl<S: Store> Shards<S> {
+    /// See [`Meta::note_opens`].
+    pub(crate) fn note_opens(&mut self, client: ClientId, inos: &[Ino]) {
+        if let Some(meta) = &mut self.meta {
+            meta.note_opens(client, inos);
+        }
+    }
+
     pub(crate) fn of(meta: Option<Meta<S>>) -> Shards<S> {
         let (garbage, dropped) = (BTreeSet::new(), BTreeSet::new());
         Shards { meta, maker: None, garbage, dropped }

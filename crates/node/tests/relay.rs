@@ -64,7 +64,7 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         }
         assert!(user.read(own, 1 << 20, 1 << 20).expect("read") == long[1 << 20..2 << 20]);
 
-        let open = |ino, access| MetaOp::Open { ino, access };
+        let open = |ino, access| MetaOp::Open { ino, access, noted: false };
         for access in [Access::READ, Access::BOTH] {
             assert_eq!(user.meta(open(secret.ino, access)), Err(Errno::EACCES));
         }

@@ -17,14 +17,20 @@ use crate::meta::Bytes;
 use crate::{Attr, Ino, Timestamp};
 use serde::{Deserialize, Serialize};
 
+/// Most files that one [`RecallCall::Holds`] names.
+pub const HELD_MAX: usize = 4096;
+
 /// What a client says on its recall connection. The sequence number of the
 /// frame has no meaning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecallCall {
     /// It is alive: its term begins anew. Answered by [`RecallNote::Term`].
     Alive,
     /// It has given back what this recall named.
     Returned(u64),
+    /// It has these files open, at most [`HELD_MAX`], without writing: as after [`MetaOp::Open`](crate::meta::MetaOp) with `noted`.
+    /// Said before the first `Alive`, since the daemon may be another one, and when the map has changed.
+    Holds(Vec<Ino>),
 }
 
 /// What a daemon says on a recall connection, asked or not.

@@ -37,7 +37,7 @@ pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 8;
+pub const PROTOCOL_VERSION: u32 = 9;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// as in POSIX, not text.
 pub type Bytes = serde_bytes::ByteBuf;
 
-/// Most inodes that one [`MetaOp::Closed`] names, both kinds together.
+/// Most inodes that one [`MetaOp::Closed`] names, all kinds together.
 pub const CLOSED_MAX: usize = 128;
 
 /// Most inodes of each sort in the answer to one [`MetaOp::Ties`].
@@ -120,7 +120,8 @@ pub enum MetaOp {
     /// Makes an entry and its inode. With `exclusive`, an existing entry is
     /// `EEXIST`; without it an existing *file* is opened instead
     /// (`created: false`) and anything else is `EEXIST`. With `open`, permission for that access is
-    /// checked on an existing file, and the answer carries a capability. → `Created`
+    /// checked on an existing file, and the answer carries a capability; it is noted that the client
+    /// has it open, as by `Open`. → `Created`
     Create {
         parent: Ino,
         name: Bytes,
@@ -135,20 +136,22 @@ pub enum MetaOp {
     /// client, gone with its `Release` unless linked. → `Created`
     Tmpfile { parent: Ino, layout: Layout, mode: u16, umask: u16, open: Access },
     /// Checks permission, signs a capability; for writing also notes that this
-    /// client may change the bytes. → `Opened`
-    Open { ino: Ino, access: Access },
+    /// client may change the bytes. With `noted`, one that only reads is noted, too, until its
+    /// `Closed`: as long as either is noted, a file that loses its last name stays. → `Opened`
+    Open { ino: Ino, access: Access, noted: bool },
     /// Tells the shard what the bytes are now. With `close` the client has no
     /// handle for writing any more. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
     /// This client has no handle for writing on these inodes (of one node, at
     /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. It knows of those in
-    /// `empty` that they had no object when it closed them. Those that are gone are passed
-    /// over. → `Done`
-    Closed { inos: Vec<Ino>, empty: Vec<Ino> },
+    /// `empty` that they had no object when it closed them. On those in `read`, which may be among the others, it has
+    /// no handle that only reads any more. Those that are gone are passed over. → `Done`
+    Closed { inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino> },
     /// Makes everything acknowledged so far survive a power cut. → `Synced`
     Sync,
     /// Removes an entry that is not a directory. With `keep`, an inode that
-    /// loses its last name stays until this client's `Release`. → `Removed`
+    /// loses its last name stays until this client's `Release`. It stays in any case until the `Closed` of
+    /// others that are noted to have it open. → `Removed`
     Unlink { parent: Ino, name: Bytes, keep: bool },
     /// Removes an empty directory. → `Removed`
     Rmdir { parent: Ino, name: Bytes, keep: bool },
@@ -464,7 +467,9 @@ impl MetaOp {
             Acts { acts } => acts.first().map_or(Ino::ROOT, Act::target),
             Split { part, .. } => *part,
             InFlux { inos, .. } => inos.first().copied().unwrap_or(Ino::ROOT),
-            Closed { inos, empty } => inos.first().or(empty.first()).copied().unwrap_or(Ino::ROOT),
+            Closed { inos, empty, read } => {
+                inos.iter().chain(empty).chain(read).next().copied().unwrap_or(Ino::ROOT)
+            }
             ScanInodes { after, .. } | Check { after, .. } => *after,
             Ties { shard, .. } | NamesOf { shard, .. } | Parts { shard, .. } => {
                 Ino::first_of(*shard)

@@ -10,7 +10,7 @@
 
 use crate::admin::ClusterMap;
 use crate::meta::Bytes;
-use crate::{ClientId, Errno, ExecutorId, Timestamp};
+use crate::{ClientId, Errno, ExecutorId, Ino, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Names one attempt to run an operation over several executors, for good.
@@ -68,6 +68,8 @@ pub enum Cargo {
     },
     /// Some of their records: keys and values.
     Records(Vec<(Bytes, Bytes)>),
+    /// Some of the files of which clients have noted that they have them open. No record tells of them.
+    Opens(Vec<(Ino, ClientId)>),
     /// That was all.
     End {
         /// Inodes among them.

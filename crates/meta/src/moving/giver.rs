@@ -12,7 +12,7 @@ use crate::transaction::locks::Block;
 use crate::transaction::record;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
-use tatami_wire::{ClientId, Errno, ExecutorId, Timestamp};
+use tatami_wire::{ClientId, Errno, ExecutorId, Ino, Timestamp};
 
 /// A part that is not answered is sent again after so many ms.
 const AGAIN: u64 = 200;
@@ -23,6 +23,9 @@ const PATIENCE_RECALL: u64 = 20_000;
 const PATIENCE_CLOSED: u64 = 2_000;
 /// So many inodes are moved in one go, about: that takes a part of a second, in which whoever wants one of them waits.
 const INODES: u64 = 16 * 1024;
+
+/// Most open files in one part.
+const OPENS_MAX: usize = 4096;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,8 @@ pub(super) struct Giving {
     gives_up: Timestamp,
     cursor: Cursor,
     inodes: u64,
+    /// Up to which file it was told who has it open.
+    opens: Option<(Ino, ClientId)>,
 }
 
 impl Giving {
@@ -115,6 +120,7 @@ impl<S: Store> Meta<S> {
             gives_up: later(now, PATIENCE_OPEN),
             cursor: Cursor::default(),
             inodes: 0,
+            opens: None,
         });
         Ok(())
     }
@@ -209,6 +215,12 @@ impl<S: Store> Meta<S> {
     fn send_more(&mut self) -> Outcome<()> {
         let Some(giving) = &mut self.moves.giving else { return Ok(()) };
         if giving.cursor.is_at_end() {
+            let opens = self.state.opens.of_block(giving.block, giving.opens, OPENS_MAX);
+            if let Some(last) = opens.last() {
+                giving.opens = Some(*last);
+                self.send_part(Phase::Sending, Cargo::Opens(opens));
+                return Ok(());
+            }
             giving.phase = Phase::Lockers;
             giving.gives_up = later(self.tx.now, PATIENCE_CLOSED);
             return Ok(());

@@ -9,7 +9,7 @@ use crate::transaction::locks::Block;
 use crate::transaction::{later, record};
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
-use tatami_wire::{Errno, Timestamp};
+use tatami_wire::{ClientId, Errno, Ino, Timestamp};
 
 /// The giver is asked every so many ms what has become of a move.
 pub(super) const ASK: u64 = 500;
@@ -21,6 +21,8 @@ pub(super) struct Taking {
     pub next: u32,
     /// When the giver is asked.
     pub ask_at: Timestamp,
+    /// Who has which file open.
+    pub opens: Vec<(Ino, ClientId)>,
 }
 
 impl<S: Store> Meta<S> {
@@ -39,6 +41,13 @@ impl<S: Store> Meta<S> {
             }
             (Some(next), Cargo::Records(records)) if next == part => {
                 self.take_records(txid, records)?
+            }
+            (Some(next), Cargo::Opens(opens)) if next == part => {
+                if let Some(taking) = self.moves.taking.get_mut(&txid) {
+                    taking.next += 1;
+                    taking.opens.extend(opens);
+                }
+                None
             }
             (Some(next), Cargo::End { inodes, reserved, lockers }) if next == part => {
                 self.end_taking(txid, Whole { inodes, reserved, lockers })?;
@@ -96,7 +105,7 @@ impl<S: Store> Meta<S> {
         self.state.put(keys::brought(txid), Some(record::encode(&brought)?));
         self.state.put_shard();
         let ask_at = later(self.tx.now, ASK);
-        self.moves.taking.insert(txid, Taking { brought, next: 1, ask_at });
+        self.moves.taking.insert(txid, Taking { brought, next: 1, ask_at, opens: Vec::new() });
         self.note_mixed();
         Ok(Some(None))
     }
@@ -150,7 +159,10 @@ impl<S: Store> Meta<S> {
             }
         }
         for (txid, Whole { inodes, reserved, lockers }) in come {
-            self.moves.taking.remove(&txid);
+            let opens = self.moves.taking.remove(&txid).map(|taking| taking.opens);
+            for (ino, client) in opens.unwrap_or_default() {
+                self.state.opens.add(ino, client);
+            }
             self.state.put(keys::brought(txid), None);
             self.state.count_inodes(i64::try_from(inodes).unwrap_or(i64::MAX));
             self.state.raise(reserved);

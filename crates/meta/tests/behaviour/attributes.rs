@@ -242,7 +242,7 @@ fn files_closed_without_news_are_not_noted_any_more() {
     assert_eq!(s.open(f.ino, Access::WRITE).expect("once more").0.version, f.version);
     s.unlink(ROOT, "g", false).expect("unlink");
     let gone = Ino(1 << 40);
-    let closed = MetaOp::Closed { inos: vec![f.ino, g.ino, gone], empty: vec![] };
+    let closed = MetaOp::Closed { inos: vec![f.ino, g.ino, gone], empty: vec![], read: vec![] };
     assert_eq!(s.apply(closed.clone()), Ok(MetaReply::Done));
     assert_eq!(s.getattr(f.ino), Ok(f.clone()));
     // A client that dies leaves nothing unsettled that it had closed.
@@ -252,7 +252,7 @@ fn files_closed_without_news_are_not_noted_any_more() {
     s.as_client(client).apply(closed).expect("it is told of its own files only");
     s.expire(ClientId([7; 16])).expect("expire");
     assert_eq!(s.unsettled(), [f.ino]);
-    let many = MetaOp::Closed { inos: vec![f.ino; CLOSED_MAX], empty: vec![f.ino] };
+    let many = MetaOp::Closed { inos: vec![f.ino; CLOSED_MAX], empty: vec![f.ino], read: vec![] };
     assert_eq!(s.apply(many), Err(Errno::EINVAL));
     s.assert_sound();
 }

@@ -187,7 +187,15 @@ impl Shard {
     }
 
     pub fn open(&mut self, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
-        match self.apply(MetaOp::Open { ino, access })? {
+        self.opening(ino, access, false)
+    }
+
+    pub fn open_noted(&mut self, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
+        self.opening(ino, access, true)
+    }
+
+    fn opening(&mut self, ino: Ino, access: Access, noted: bool) -> Result<(Attr, Cap), Errno> {
+        match self.apply(MetaOp::Open { ino, access, noted })? {
             MetaReply::Opened { attr, cap } => Ok((attr, cap)),
             other => panic!("not opened: {other:?}"),
         }

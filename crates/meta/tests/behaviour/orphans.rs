@@ -1,8 +1,8 @@
 //! What outlives its name or its writer.
 
 use crate::harness::*;
-use tatami_wire::meta::{MetaOp, NewNode};
-use tatami_wire::{Access, Errno, NodeId};
+use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
+use tatami_wire::{Access, Errno, Ino, NodeId};
 
 #[test]
 fn a_file_kept_open_lives_until_its_release() {
@@ -23,6 +23,93 @@ fn a_file_kept_open_lives_until_its_release() {
     assert_eq!(s.getattr(f), Err(Errno::ESTALE));
     assert_eq!(s.release(f), Ok(()), "a late release does no harm");
     assert_eq!(s.garbage(1), [f]);
+    s.assert_sound();
+}
+
+/// B has it open when A removes its last name.
+#[test]
+fn a_file_that_others_have_open_stays_until_they_have_closed_it() {
+    let closed = |write: &[Ino], read: &[Ino]| MetaOp::Closed {
+        inos: write.to_vec(),
+        empty: vec![],
+        read: read.to_vec(),
+    };
+    for (reads, writes, replaced) in
+        [(true, false, false), (false, true, true), (true, true, false), (true, true, true)]
+    {
+        let mut s = Shard::new();
+        let f = s.file(ROOT, "f").ino;
+        s.as_client(B);
+        if reads {
+            s.open_noted(f, Access::READ).expect("open");
+        }
+        if writes {
+            s.open_noted(f, Access::BOTH).expect("open");
+        }
+        s.as_client(A);
+        if replaced {
+            s.file(ROOT, "g");
+            s.rename((ROOT, "g"), (ROOT, "f"), RenameMode::Replace).expect("rename");
+        } else {
+            assert_eq!(s.unlink(ROOT, "f", false), Ok((Some(f), true)));
+        }
+        assert_eq!(s.getattr(f).map(|a| a.nlink), Ok(0));
+        s.assert_sound();
+        s.meta.commit().expect("commit");
+        let mut s = s.reopen();
+        if reads {
+            s.meta.note_opens(B, &[f]);
+        }
+        s.as_client(A).apply(closed(&[f], &[f])).expect("closed");
+        s.as_client(B);
+        if reads && writes {
+            s.commit(f, Some(5), true).expect("commit");
+            assert!(s.getattr(f).is_ok(), "it is read still");
+            s.open_noted(f, Access::WRITE).expect("open");
+            s.apply(closed(&[], &[f])).expect("closed");
+            assert!(s.getattr(f).is_ok(), "it is written still");
+        }
+        s.assert_sound();
+        match writes {
+            true => drop(s.commit(f, Some(7), true).expect("the last word")),
+            false => drop(s.apply(closed(&[], &[f])).expect("closed")),
+        }
+        assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+        assert_eq!(s.apply(closed(&[f], &[f])), Ok(MetaReply::Done), "a late one does no harm");
+        s.assert_sound();
+    }
+}
+
+#[test]
+fn who_has_removed_it_may_have_closed_it_before_others() {
+    let mut s = Shard::new();
+    let f = s.create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
+    s.as_client(B).open_noted(f, Access::READ).expect("open");
+    s.as_client(A).unlink(ROOT, "f", true).expect("unlink");
+    s.release(f).expect("release");
+    assert!(s.getattr(f).is_ok(), "B reads it");
+    s.assert_sound();
+    s.as_client(B)
+        .apply(MetaOp::Closed { inos: vec![], empty: vec![], read: vec![f] })
+        .expect("closed");
+    assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+    s.assert_sound();
+}
+
+#[test]
+fn readers_that_are_gone_keep_nothing() {
+    let mut s = Shard::new();
+    let f = s.file(ROOT, "f").ino;
+    s.as_client(B).open_noted(f, Access::READ).expect("open");
+    assert!(s.clients().contains(&B), "it is looked after");
+    s.as_client(A).unlink(ROOT, "f", false).expect("unlink");
+    assert!(s.getattr(f).is_ok());
+    s.expire(B).expect("expire");
+    assert_eq!(s.getattr(f), Err(Errno::ESTALE));
+    let g = s.file(ROOT, "g").ino;
+    s.as_client(B).open(g, Access::READ).expect("open");
+    s.as_client(A).unlink(ROOT, "g", false).expect("unlink");
+    assert_eq!(s.getattr(g), Err(Errno::ESTALE), "who does not tell of its closes keeps nothing");
     s.assert_sound();
 }
 
@@ -95,10 +182,14 @@ fn garbage_is_listed_per_node_until_done() {
 fn a_file_that_never_had_an_object_leaves_no_garbage() {
     let mut s = Shard::new();
     let empty = |s: &mut Shard, f| {
-        s.as_client(A).apply(MetaOp::Closed { inos: vec![], empty: vec![f] }).expect("closed");
+        s.as_client(A)
+            .apply(MetaOp::Closed { inos: vec![], empty: vec![f], read: vec![] })
+            .expect("closed");
         s.unlink(ROOT, "f", false).expect("unlink");
+        let closed = MetaOp::Closed { inos: vec![f], empty: vec![], read: vec![] };
+        s.as_client(B).apply(closed).expect("closed");
         let found = s.garbage(1);
-        s.garbage_done(1, found.clone()).expect("done");
+        s.as_client(A).garbage_done(1, found.clone()).expect("done");
         s.assert_sound();
         !found.is_empty()
     };
@@ -120,12 +211,12 @@ fn a_file_that_never_had_an_object_leaves_no_garbage() {
     assert!(empty(&mut s, f), "another one may have made it");
 
     let f = make(&mut s);
-    s.apply(MetaOp::Closed { inos: vec![f], empty: vec![] }).expect("closed");
+    s.apply(MetaOp::Closed { inos: vec![f], empty: vec![], read: vec![] }).expect("closed");
     s.open(f, Access::WRITE).expect("open");
     assert!(empty(&mut s, f), "it may be from the first time");
 
     let f = make(&mut s);
-    s.apply(MetaOp::Closed { inos: vec![], empty: vec![f] }).expect("closed");
+    s.apply(MetaOp::Closed { inos: vec![], empty: vec![f], read: vec![] }).expect("closed");
     s.as_client(B).open(f, Access::WRITE).expect("open");
     assert!(empty(&mut s, f), "who has closed it knows nothing of what comes later");
 

@@ -132,6 +132,10 @@ pub struct Cluster {
     pub largest: usize,
     /// Times that a node had messages for another: those of one moment go together.
     pub parcels: u32,
+    /// Files that each client has open for reading, which it tells nodes that come back.
+    pub opens: BTreeMap<u8, BTreeSet<Ino>>,
+    /// A node has died, and forgotten them.
+    died: bool,
 }
 
 const COMES_BACK: u64 = 120;
@@ -165,6 +169,8 @@ impl Cluster {
             messages: 0,
             largest: 0,
             parcels: 0,
+            opens: BTreeMap::new(),
+            died: false,
         };
         (0..usize::from(nodes)).for_each(|node| cluster.up(node));
         cluster
@@ -183,6 +189,16 @@ impl Cluster {
             meta.split_above(entries);
         }
         self.lives[node] = Some(Life::Up(Box::new(meta)));
+        self.tell_opens(node);
+    }
+
+    /// What clients tell a node that is new, or has got shards, before it serves anybody.
+    fn tell_opens(&mut self, node: usize) {
+        let opens = self.opens.clone();
+        let Some(meta) = self.meta(node) else { return };
+        for (client, inos) in opens {
+            meta.note_opens(ClientId([client; 16]), &inos.into_iter().collect::<Vec<_>>());
+        }
     }
 
     /// Partitions with more entries are split from now on.
@@ -202,6 +218,7 @@ impl Cluster {
         {
             let mut store = meta.into_store();
             store.kill();
+            self.died = true;
             self.lives[node] = Some(Life::Down(store, self.now.saturating_add(back_after)));
             for asked in self.asked.values_mut() {
                 if asked.waits.is_some_and(|(at, _)| number_of(at) == node) {
@@ -233,6 +250,10 @@ impl Cluster {
         let now = self.time();
         let (seq, since) = (self.seq, self.now);
         let cred = cred.clone();
+        if let MetaOp::Closed { read, .. } = &op {
+            let opens = self.opens.entry(client).or_default();
+            read.iter().for_each(|ino| _ = opens.remove(ino));
+        }
         let asked = Asked {
             op,
             sent: None,
@@ -299,6 +320,9 @@ impl Cluster {
             return self.corrected_by(client, node);
         }
         let Some(result) = self.heard(client, result) else { return };
+        if let Ok(MetaReply::Opened { attr, .. }) = &result {
+            self.opens.entry(client).or_default().insert(attr.ino);
+        }
         let asked = self.asked.remove(&client).expect("it asked");
         self.longest = self.longest.max(self.now - asked.since);
         self.answers.insert(client, result);
@@ -363,13 +387,19 @@ impl Cluster {
         let late = self.rng.percent(80);
         let Some(meta) = self.meta(node) else { return };
         let gone = |event: &MoveEvent| matches!(event, MoveEvent::Gone(..));
-        let gone = meta.take_move_events().iter().filter(|event| gone(event)).count();
+        let events = meta.take_move_events();
+        let come = events.iter().any(|event| matches!(event, MoveEvent::Come(..)));
+        let gone = events.iter().filter(|event| gone(event)).count();
         match meta.move_wants() {
             Some(MoveWants::Recall(..)) if !late => meta.given_back(),
             Some(MoveWants::Lockers(..)) => meta.tell_lockers(Vec::new()),
             _ => {}
         }
         self.moved += gone as u32;
+        // Nodes that live tell each other.
+        if come && self.died {
+            self.tell_opens(node);
+        }
     }
 
     /// The answer that ends the operation, if that is one.

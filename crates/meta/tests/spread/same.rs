@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{Applied, Context, MemoryStore, Meta};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply, MetaResult, NewNode, RenameMode};
-use tatami_wire::{Attr, ClientId, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
+use tatami_wire::{Access, Attr, ClientId, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
 
 const NAMES: u64 = 5;
 
@@ -38,7 +38,9 @@ impl Inos {
     /// An answer without what differs between nodes.
     fn plain(&self, result: &MetaResult) -> MetaResult {
         Ok(match result.clone()? {
-            MetaReply::Attr(attr) => MetaReply::Attr(self.attr(&attr)),
+            MetaReply::Attr(attr) | MetaReply::Opened { attr, .. } => {
+                MetaReply::Attr(self.attr(&attr))
+            }
             MetaReply::Created { attr, created, .. } => {
                 MetaReply::Created { attr: self.attr(&attr), cap: None, created }
             }
@@ -63,7 +65,7 @@ fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
         1 => count.saturating_sub(1 + rng.below(6)),
         _ => rng.below(count),
     };
-    let (a, b, what) = (any(rng) as usize, any(rng) as usize, rng.below(100));
+    let (a, b, what) = (any(rng) as usize, any(rng) as usize, rng.below(112));
     let letter = |rng: &mut Rng| name(&[b'a' + rng.below(NAMES) as u8]);
     let (n, m) = (letter(rng), letter(rng));
     let (mode, keep) = (rng.below(3), rng.percent(5));
@@ -101,7 +103,9 @@ fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
                 let set = SetAttr { mode: Some(0o700 + mode as u16), ..SetAttr::default() };
                 MetaOp::SetAttr { ino: a, set }
             }
-            _ => MetaOp::ReadDir { dir: a, after: 0, limit: 100, plus: true },
+            96..100 => MetaOp::ReadDir { dir: a, after: 0, limit: 100, plus: true },
+            100..109 => MetaOp::Open { ino: a, access: Access::READ, noted: true },
+            _ => MetaOp::Closed { inos: vec![], empty: vec![], read: vec![a] },
         }
     }
 }
@@ -112,10 +116,11 @@ struct Single {
 }
 
 impl Single {
-    fn call(&mut self, now: Timestamp, cred: &Cred, op: &MetaOp) -> MetaResult {
+    fn call(&mut self, now: Timestamp, client: u8, op: &MetaOp) -> MetaResult {
         self.seq += 1;
-        let ctx = Context { now, client: ClientId([1; 16]), slot: 0, seq: self.seq, trusted: true };
-        self.meta.apply(&ctx, cred, op).at_once()
+        let client = ClientId([client; 16]);
+        let ctx = Context { now, client, slot: 0, seq: self.seq, trusted: true };
+        self.meta.apply(&ctx, &Cred::ROOT, op).at_once()
     }
 }
 
@@ -131,8 +136,13 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     for step in 0..ops {
         let op = random_op(&mut rng, here.all.len() as u64);
         let now = cluster.time();
-        let expected = single.call(now, &Cred::ROOT, &op(&here));
-        let found = cluster.call(1, &Cred::ROOT, op(&there));
+        // What is open is open elsewhere than where names are removed.
+        let client = match op(&here) {
+            MetaOp::Open { .. } | MetaOp::Closed { .. } => 2,
+            _ => 1,
+        };
+        let expected = single.call(now, client, &op(&here));
+        let found = cluster.call(client, &Cred::ROOT, op(&there));
         if let (
             Ok(MetaReply::Created { attr: one, created: true, .. }),
             Ok(MetaReply::Created { attr: other, created: true, .. }),
@@ -228,6 +238,16 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
         }
         cluster.step();
         assert!(cluster.now < 100_000_000, "it goes on");
+    }
+    cluster.quiet();
+    // What is kept for them goes with its last user.
+    for client in 1..6 {
+        cluster.answer(client);
+        let opens = cluster.opens.remove(&client).unwrap_or_default();
+        for ino in opens {
+            let closed = MetaOp::Closed { inos: vec![], empty: vec![], read: vec![ino] };
+            assert_eq!(cluster.call(client, &Cred::ROOT, closed), Ok(MetaReply::Done));
+        }
     }
     cluster.quiet();
     assert!(cluster.longest < 20_000, "an operation took {} ms", cluster.longest);

@@ -147,7 +147,7 @@ impl Drop for Held {
         if left == 0 {
             open.remove(&self.ino);
             // A daemon that does not hear of it finds out when this process ends.
-            let _ = self.session.client.closed(vec![self.ino], Vec::new());
+            let _ = self.session.client.closed(vec![self.ino], Vec::new(), Vec::new());
         }
     }
 }
