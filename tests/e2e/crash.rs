@@ -293,6 +293,37 @@ fn a_mount_that_dies_loses_nothing_that_was_closed() {
     cluster.finish();
 }
 
+/// Neither does the end of a process that was forked end what the others have open.
+#[test]
+fn what_is_written_after_a_duplicate_was_closed_is_found() {
+    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
+    let held: Vec<_> = (0..2)
+        .map(|node| {
+            put(cluster.mount(node).join(format!("f{node}")), pattern(1, 0, 1000));
+            let file = open(cluster.mount(1).join(format!("f{node}")));
+            file.write_all_at(&pattern(2, 0, 1000), 1000).expect("pwrite");
+            drop(file.try_clone().expect("dup"));
+            file.write_all_at(&pattern(3, 0, 3000), 2000).expect("pwrite");
+            file
+        })
+        .collect();
+    let path = |node| cluster.mount(0).join(format!("f{node}"));
+    let wait_for = |what: &str| {
+        let start = Instant::now();
+        while (0..2).any(|node| fs::metadata(path(node)).expect("stat").len() != 5000) {
+            assert!(start.elapsed() < Duration::from_secs(120), "{what}");
+            wait_ms(50);
+        }
+    };
+    wait_for("while it is open");
+    cluster.kill_mount(1);
+    drop(held);
+    wait_ms(4000);
+    wait_for("when it was settled");
+    cluster.start_mount(1);
+    cluster.finish();
+}
+
 /// Space of files that a dead mount had open without a name comes back.
 #[test]
 fn what_a_dead_mount_had_unlinked_is_freed() {

@@ -7,11 +7,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, SystemTime};
-use tatami_tests::Cluster;
+use std::time::{Duration, Instant, SystemTime};
 use tatami_tests::files::{bytes_of, create, get, names, open, open_with, put, refused, stat};
 use tatami_tests::map::Map;
 use tatami_tests::model::pattern;
+use tatami_tests::process::wait_ms;
+use tatami_tests::{Cluster, Setup};
 
 fn two() -> (Cluster, PathBuf, PathBuf) {
     let cluster = Cluster::start(2);
@@ -148,6 +149,109 @@ fn sizes_agree_on_all_nodes() {
             assert_eq!(stat(cluster.mount(reader).join(&name)).len(), 5_000_030);
         }
     }
+    cluster.finish();
+}
+
+/// Nobody syncs or closes.
+fn sizes_while_written(cluster: &Cluster) {
+    // Bytes on the writer's node, on the reader's, on a third; of a file that is new, that was there, that is known.
+    for (round, (creator, is_known)) in
+        [(None, false), (Some(0), false), (Some(1), true), (Some(2), true), (None, true)]
+            .into_iter()
+            .enumerate()
+    {
+        let what = format!("file of {creator:?}, known: {is_known}");
+        let name = format!("file-{round}");
+        let path = |node| cluster.mount(node).join(&name);
+        if let Some(creator) = creator {
+            put(path(creator), "first");
+        }
+        let file = match creator {
+            None => create(path(0)),
+            Some(_) => {
+                // What is kept of it must be forgotten when it is opened.
+                for _ in 0..if is_known { 3 } else { 0 } {
+                    assert_eq!(stat(path(1)).len(), 5);
+                }
+                open(path(0))
+            }
+        };
+        let reader = File::open(path(1)).expect("open");
+        let first = stat(path(1)).modified().expect("mtime");
+        let mut length = if creator.is_some() { 5 } else { 0 };
+        assert_eq!(stat(path(1)).len(), length, "{what}");
+        for step in 1..5u8 {
+            let bytes = pattern(step, 0, 70_001);
+            // As a process does that was forked, and ends: it is no end of writing.
+            drop(file.try_clone().expect("dup"));
+            file.write_all_at(&bytes, length).expect("pwrite");
+            length += bytes.len() as u64;
+            // What goes to another node is on its way when write has returned.
+            let start = Instant::now();
+            while stat(path(1)).len() != length && creator.is_some_and(|node| node != 0) {
+                assert!(
+                    start.elapsed() < Duration::from_secs(60),
+                    "{what}: {}",
+                    stat(path(1)).len()
+                );
+                wait_ms(5);
+            }
+            let asked = [stat(path(1)), reader.metadata().expect("fstat"), stat(path(2))];
+            for found in &asked {
+                assert_eq!(found.len(), length, "{what}, step {step}");
+                assert!(found.modified().expect("mtime") > first, "{what}, step {step}");
+                assert!(found.blocks() > 0, "{what}, step {step}");
+            }
+            let mut tail = vec![0; bytes.len()];
+            reader.read_exact_at(&mut tail, length - bytes.len() as u64).expect("pread");
+            assert!(tail == bytes, "{what}, step {step}: other bytes");
+        }
+        // A time that is set counts more than the writes before it.
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_007);
+        open(path(2)).set_modified(long_ago).expect("utimens");
+        assert_eq!(stat(path(1)).modified().expect("mtime"), long_ago, "{what}");
+        file.set_len(9).expect("ftruncate");
+        assert_eq!(stat(path(1)).len(), 9, "{what}");
+        drop(file);
+        assert_eq!((stat(path(1)).len(), stat(path(2)).len()), (9, 9), "{what}");
+    }
+}
+
+#[test]
+fn a_file_that_is_written_elsewhere_is_as_long_as_it_is() {
+    let cluster = Cluster::start(3);
+    sizes_while_written(&cluster);
+    cluster.finish();
+}
+
+#[test]
+fn the_same_without_passthrough() {
+    let cluster = Setup::nodes(3).without_passthrough().start();
+    sizes_while_written(&cluster);
+    cluster.finish();
+}
+
+/// The node of the bytes is not needed to say what was heard of them last.
+#[test]
+fn the_last_word_counts_while_the_node_of_the_bytes_is_away() {
+    let cluster = Setup::nodes(2).config("[volume]\nshards = \"0\"\n").start();
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    let file = create(b.join("f"));
+    file.write_all_at(b"synced", 0).expect("pwrite");
+    file.sync_all().expect("fsync");
+    file.write_all_at(b"not synced", 0).expect("pwrite");
+    assert_eq!(stat(a.join("f")).len(), 10);
+    cluster.kill_node(1);
+    let start = Instant::now();
+    assert_eq!(stat(a.join("f")).len(), 6);
+    assert!(start.elapsed() < Duration::from_secs(30), "less than what operations wait for a node");
+    cluster.start_node(1);
+    let start = Instant::now();
+    while stat(a.join("f")).len() != 10 {
+        assert!(start.elapsed() < Duration::from_secs(60), "it is back");
+        wait_ms(50);
+    }
+    drop(file);
     cluster.finish();
 }
 

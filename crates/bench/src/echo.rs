@@ -169,6 +169,7 @@ fn sample_attr() -> Attr {
         version: 12_345,
         layout: Layout::Whole { node: NodeId(0) },
         attached: Attached::Nothing,
+        written_elsewhere: false,
     }
 }
 

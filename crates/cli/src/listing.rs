@@ -304,6 +304,7 @@ mod tests {
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
             attached: Attached::Nothing,
+            written_elsewhere: false,
         }
     }
 

@@ -8,6 +8,7 @@ use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
 use crate::tiles::TiledFiles;
+use crate::written::Away;
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -93,6 +94,7 @@ pub struct Client {
     pub(crate) streams: Streams,
     pub(crate) tiled: TiledFiles,
     pub(crate) locks: Box<Locks>,
+    pub(crate) away: Away,
 }
 
 impl Client {
@@ -136,6 +138,7 @@ impl Client {
             streams: Streams::default(),
             tiled: TiledFiles::default(),
             locks: Box::default(),
+            away: Away::default(),
         })
     }
 

@@ -464,6 +464,7 @@ mod tests {
             version: 1,
             layout: Layout::Whole { node: NodeId(1) },
             attached: Attached::Nothing,
+            written_elsewhere: false,
         }
     }
 

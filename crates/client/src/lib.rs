@@ -35,6 +35,7 @@ pub mod tree;
 mod usage;
 mod walk;
 mod whereabouts;
+mod written;
 
 pub use act::New;
 pub use client::{Client, Error, Options};
@@ -51,3 +52,4 @@ pub use tatami_lend::Moment;
 pub use tiles::{PlacedPiece, Tiles};
 pub use usage::{Usage, Used};
 pub use whereabouts::{PATTERNS_MAX, Whereabouts, whereabouts};
+pub use written::as_written;

@@ -154,6 +154,7 @@ fn attr(ino: Ino) -> Attr {
         version: 1,
         layout: Layout::Whole { node: NodeId(0) },
         attached: Attached::Nothing,
+        written_elsewhere: false,
     }
 }
 

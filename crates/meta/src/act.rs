@@ -87,7 +87,8 @@ impl<S: Store> Meta<S> {
             return Err(Failure::Locked(Vec::new()));
         }
         let mut txn = Txn::new(&mut self.state, ctx, cred);
-        let reply = run(&mut txn, &self.key, act)?;
+        let mut reply = run(&mut txn, &self.key, act)?;
+        attr::for_client(&mut txn, &mut reply)?;
         let wrote = txn.wrote();
         debug_assert!(!wrote || act.is_mutation(), "a reading act wrote");
         if wrote {

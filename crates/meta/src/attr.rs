@@ -13,8 +13,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, CLOSED_MAX, DataState, MetaReply};
 use tatami_wire::{
-    Access, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr, SetTime,
-    Timestamp, VolumeKey,
+    Access, Attr, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr,
+    SetTime, Timestamp, VolumeKey,
 };
 
 pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
@@ -222,7 +222,8 @@ pub(crate) fn grant<S: Store>(
             if writers > 0 {
                 not_sole(txn, ino)?;
             }
-            let inode = txn.edit_hidden(ino)?;
+            // Who knows the attributes must learn that the bytes may change.
+            let inode = txn.edit(ino)?;
             inode.writers += 1;
             inode.touched = true;
             inode.moving = false;
@@ -230,6 +231,30 @@ pub(crate) fn grant<S: Store>(
         }
     }
     Ok(Cap::sign(key, ino, access, txn.now()))
+}
+
+/// Corrects the attributes in an answer for the client that asks: of a file that nobody writes but itself, it knows
+/// the rest.
+pub(crate) fn for_client<S: Store>(txn: &mut Txn<'_, S>, reply: &mut MetaReply) -> Outcome<()> {
+    match reply {
+        MetaReply::Attr(attr)
+        | MetaReply::Created { attr, .. }
+        | MetaReply::Opened { attr, .. } => correct(txn, attr),
+        MetaReply::Entries { entries, .. } => {
+            let mut attrs = entries.iter_mut().filter_map(|entry| entry.attr.as_mut());
+            attrs.try_for_each(|attr| correct(txn, attr))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn correct<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> Outcome<()> {
+    if attr.written_elsewhere && txn.is_here(attr.ino) {
+        let alone = txn.peek(attr.ino, |inode| inode.writers)? == 1;
+        let mark = keys::writer(attr.ino, txn.ctx.client);
+        attr.written_elsewhere = !(alone && txn.get(&mark)?.is_some());
+    }
+    Ok(())
 }
 
 /// The value of a note that a client may change the bytes.

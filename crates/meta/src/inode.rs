@@ -166,6 +166,7 @@ impl Inode {
             version: self.version,
             layout: self.layout,
             attached: self.attached(),
+            written_elsewhere: self.writers > 0,
         }
     }
 

@@ -482,6 +482,12 @@ pub(crate) fn execute<S: Store>(
     key: &VolumeKey,
     op: &MetaOp,
 ) -> Outcome<MetaReply> {
+    let mut reply = run(txn, key, op)?;
+    attr::for_client(txn, &mut reply)?;
+    Ok(reply)
+}
+
+fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<MetaReply> {
     match op {
         MetaOp::Lookup { parent, name } => entry::lookup(txn, *parent, name),
         MetaOp::Find { parent, name } => entry::find(txn, *parent, name),

@@ -445,7 +445,7 @@ impl FileSystem {
         let flushed = match file.access.write {
             true => {
                 let flushed = file.data.flush();
-                let told = self.commit(&file.inode, &file.data, Occasion::Flush);
+                let told = self.commit(&file.inode, &file.data, Occasion::Open);
                 flushed.and(told.map(drop))
             }
             false => Ok(()),
@@ -461,7 +461,7 @@ impl FileSystem {
         let file = self.file(handle)?;
         file.data.sync(data_only)?;
         if file.access.write {
-            self.commit(&file.inode, &file.data, Occasion::Sync)?;
+            self.commit(&file.inode, &file.data, Occasion::Open)?;
         }
         self.client.sync()
     }
@@ -594,7 +594,7 @@ impl FileSystem {
     pub(crate) fn tell_all(&self) {
         for file in self.files.all().iter().filter(|f| f.access.write) {
             let told = file.data.flush();
-            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Sync).map(drop));
+            let told = told.and(self.commit(&file.inode, &file.data, Occasion::Open).map(drop));
             if let Err(error) = told {
                 tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
             }

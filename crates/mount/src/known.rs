@@ -132,6 +132,7 @@ pub(crate) mod tests {
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
             attached: Attached::Nothing,
+            written_elsewhere: false,
         }
     }
 

@@ -375,7 +375,7 @@ impl LockedBytes for FileSystem {
         let Some(inode) = self.open.find(ino) else { return };
         let Some(writer) = inode.state.lock().writer.clone() else { return };
         writer.settle();
-        if let Err(error) = self.commit(&inode, &writer, Occasion::Sync) {
+        if let Err(error) = self.commit(&inode, &writer, Occasion::Open) {
             tracing::warn!(%ino, %error, "others who lock the file may not see what was written");
         }
     }

@@ -26,7 +26,10 @@ impl FileSystem {
             Kind::File => self.amended(&Cred::ROOT, attr)?,
             _ => attr,
         };
-        self.known.tell(&attr, request.header.pid);
+        // How long it is now is asked for only if somebody wants to know.
+        if !attr.written_elsewhere {
+            self.known.tell(&attr, request.header.pid);
+        }
         Ok(attr)
     }
 

@@ -9,7 +9,7 @@ use crate::{attr, caller};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use tatami_client::{DataFile, stat_file as stat};
+use tatami_client::{DataFile, as_written, stat_file as stat};
 use tatami_fuse::Request;
 use tatami_fuse::request::SetAttr as FuseSetAttr;
 use tatami_wire::meta::DataState;
@@ -23,12 +23,11 @@ const ATTEMPTS: usize = 4;
 /// Who wants the shard to be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Occasion {
-    /// A descriptor of a handle is closed. Others may refer to it.
-    Flush,
+    /// The bytes are to survive a power cut, or times are about to be set, or a descriptor is closed: others may
+    /// refer to the same handle, such as those of a process that was forked.
+    Open,
     /// A handle is gone; it is not counted any more.
     Release,
-    /// The bytes are to survive a power cut, or times are about to be set.
-    Sync,
 }
 
 impl FileSystem {
@@ -72,7 +71,7 @@ impl FileSystem {
     /// Those of the shard.
     pub(crate) fn attr_of(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
         let Some(inode) = self.open.find(ino) else {
-            return self.client.getattr(cred, ino);
+            return Ok(self.client.with_bytes(self.client.getattr(cred, ino)?));
         };
         let mut attempt = 0;
         loop {
@@ -81,8 +80,11 @@ impl FileSystem {
             attempt += 1;
             let known_better = self.amend(&inode, &mut attr);
             // Attributes from before the shard was told may be too old.
-            if known_better || inode.generation.load(SeqCst) == generation || attempt == ATTEMPTS {
+            if known_better {
                 return Ok(attr);
+            }
+            if inode.generation.load(SeqCst) == generation || attempt == ATTEMPTS {
+                return Ok(self.client.with_bytes(attr));
             }
         }
     }
@@ -107,9 +109,9 @@ impl FileSystem {
 
     /// Puts into `attr` what the shard does not know yet. Returns whether there is any.
     fn amend(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
-        let (backing, told, writer) = {
+        let (backing, told, writer, writers) = {
             let state = inode.state.lock();
-            (state.backing.clone(), state.told, state.writer.clone())
+            (state.backing.clone(), state.told, state.writer.clone(), state.writers)
         };
         let written = inode.is_ahead();
         let now = match (backing, writer) {
@@ -121,6 +123,11 @@ impl FileSystem {
             _ => None,
         };
         match now {
+            // Nobody here has written it.
+            Some(now) if attr.written_elsewhere && writers == 0 => {
+                *attr = as_written(attr.clone(), &now);
+                true
+            }
             Some(mut now) if now.exists => {
                 if attr.layout.is_tiled() {
                     // Of a file opened before it was tiled, only the base was looked at.
@@ -166,12 +173,7 @@ impl FileSystem {
     ) -> Result<Option<Closing>, Errno> {
         let (last, noted) = {
             let state = inode.state.lock();
-            let last = match occasion {
-                Occasion::Flush => state.writers == 1,
-                Occasion::Release => state.writers == 0,
-                Occasion::Sync => false,
-            };
-            (last, state.noted)
+            (occasion == Occasion::Release && state.writers == 0, state.noted)
         };
         // Before the look at the bytes, so that a write after it counts again.
         let writes = inode.writes();
@@ -181,7 +183,7 @@ impl FileSystem {
                 let mut state = inode.state.lock();
                 state.is_empty = state.told.is_some_and(|told| told.size == 0);
             }
-            if last && noted && occasion == Occasion::Release {
+            if last && noted {
                 inode.state.lock().noted = false;
                 return Ok(self.closings.add(inode.ino));
             }
@@ -282,7 +284,7 @@ impl FileSystem {
         let suid = change.mode.is_some_and(|m| attr::without_suid(m) != m);
         if passed && suid || !passed && change.mtime.is_some() {
             writer.flush()?;
-            self.commit_in_order(inode, &writer, Occasion::Sync)?;
+            self.commit_in_order(inode, &writer, Occasion::Open)?;
         }
         Ok(())
     }

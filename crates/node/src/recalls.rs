@@ -269,14 +269,18 @@ impl Answer {
         let mut granted = Granted { changed: self.met.changed.clone(), ..Granted::default() };
         let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_deref());
         for (ino, attr) in [dir, told].into_iter().flatten() {
-            if is_current(attr) && delegations.give(ctx.client, ino, now) {
+            if !attr.written_elsewhere && is_current(attr) && delegations.give(ctx.client, ino, now)
+            {
                 granted.delegated.push(ino);
             }
         }
         granted.part = self.met.part.filter(|(part, _)| delegations.give(ctx.client, *part, now));
         if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
-            let mut give =
-                |attr: &Attr| is_current(attr) && delegations.give(ctx.client, attr.ino, now);
+            let mut give = |attr: &Attr| {
+                !attr.written_elsewhere
+                    && is_current(attr)
+                    && delegations.give(ctx.client, attr.ino, now)
+            };
             let given = entries.iter().map(|entry| entry.attr.as_ref().is_some_and(&mut give));
             granted.listed = given.collect();
         }
@@ -345,6 +349,7 @@ mod tests {
             version: 1,
             layout: Layout::Whole { node: NodeId(0) },
             attached: Attached::Nothing,
+            written_elsewhere: false,
         }
     }
 

@@ -12,7 +12,7 @@ use tatami_wire::frame::{Class, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, SeekFor};
-use tatami_wire::{Cred, Errno, Ino, NodeId, Piece, SetAttr, ShardId};
+use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece, SetAttr, ShardId};
 
 #[test]
 fn names_are_kept_over_both_transports_and_over_a_restart() {
@@ -21,9 +21,12 @@ fn names_are_kept_over_both_transports_and_over_a_restart() {
     let mut local = Session::new(volume.unix(0), 1);
     let mut remote = Session::new(volume.tcp(0), 2);
     let (attr, _) = local.create("a", 0);
+    let seen_elsewhere = |attr: &Attr| Attr { written_elsewhere: true, ..attr.clone() };
+    assert_eq!(remote.lookup("a").expect("found"), seen_elsewhere(&attr));
+    local.close(attr.ino);
     assert_eq!(remote.lookup("a").expect("found"), attr);
     let (attr, _) = remote.create("b", 0);
-    assert_eq!(local.lookup("b").expect("found"), attr);
+    assert_eq!(local.lookup("b").expect("found"), seen_elsewhere(&attr));
     assert_eq!(local.lookup("c"), Err(Errno::ENOENT));
     assert_eq!(local.meta(MetaOp::Sync), Ok(MetaReply::Synced { epoch: 1 }));
     drop((local, remote));
@@ -31,7 +34,7 @@ fn names_are_kept_over_both_transports_and_over_a_restart() {
 
     let _node = volume.start(0);
     let mut local = Session::new(volume.unix(0), 3);
-    assert_eq!(local.lookup("b").expect("found again"), attr);
+    assert_eq!(local.lookup("b").expect("found again"), seen_elsewhere(&attr));
     let status = local.status();
     assert_eq!((status.inodes, status.shards), (3, 1));
     assert!(status.trouble.is_empty(), "{:?}", status.trouble);
@@ -386,6 +389,13 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     let _node = volume.start(0);
     let mut maker = Session::new(volume.tcp(0), 9);
     let (attr, other) = (maker.create("file", 0).0, maker.create("other", 0).0);
+    let get = MetaOp::GetAttr { ino: attr.ino };
+    let mut b = Recalls::open(&volume, 8);
+    let (_, granted) = Asked::new(&volume, 8, get).answer();
+    assert_eq!(granted.expect("there are some").delegated, [], "its maker writes to it");
+    maker.close(attr.ino);
+    b.sign();
+    drop(b);
     // Nothing is delegated to who cannot be asked for it.
     let get = MetaOp::GetAttr { ino: attr.ino };
     assert_eq!(Asked::new(&volume, 1, get.clone()).answer().1, None);
@@ -423,7 +433,9 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
 fn an_answer_waits_for_no_longer_than_a_term_or_a_connection() {
     let volume = Volume::new(1);
     let _node = volume.start(0);
-    let (attr, _) = Session::new(volume.tcp(0), 9).create("file", 0);
+    let mut maker = Session::new(volume.tcp(0), 9);
+    let (attr, _) = maker.create("file", 0);
+    maker.close(attr.ino);
     let get = MetaOp::GetAttr { ino: attr.ino };
     for leaves in [true, false] {
         let id = if leaves { 1 } else { 2 };

@@ -123,6 +123,8 @@ pub struct Attr {
     pub layout: Layout,
     /// What hangs on the inode besides. Spares the asking.
     pub attached: Attached,
+    /// Another client than the one that is told may be changing the bytes: what its object says of them is newer.
+    pub written_elsewhere: bool,
 }
 
 /// What hangs on an inode besides its attributes.

@@ -18,6 +18,8 @@ pub struct Access {
 }
 
 impl Access {
+    /// Neither: enough to ask how long a file is.
+    pub const NONE: Access = Access { read: false, write: false };
     /// Reading only.
     pub const READ: Access = Access { read: true, write: false };
     /// Writing only.

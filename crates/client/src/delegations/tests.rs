@@ -26,6 +26,7 @@ fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
         version,
         layout: Layout::Whole { node: NodeId(0) },
         attached: Attached::Nothing,
+        written_elsewhere: false,
     }
 }
 

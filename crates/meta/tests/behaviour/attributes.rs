@@ -256,3 +256,39 @@ fn files_closed_without_news_are_not_noted_any_more() {
     assert_eq!(s.apply(many), Err(Errno::EINVAL));
     s.assert_sound();
 }
+
+/// Who writes knows the rest himself; others must ask for it, and are told so before they can be wrong.
+#[test]
+fn attributes_tell_whether_others_write() {
+    const C: ClientId = ClientId([0xc; 16]);
+    let mut s = Shard::new();
+    let f = s.create_open(ROOT, "f", Access::BOTH).expect("create").0;
+    assert!(!f.written_elsewhere, "it is the client's own");
+    let told = |s: &mut Shard, client: ClientId| {
+        s.as_client(client);
+        let all = [
+            s.getattr(f.ino).expect("attr").written_elsewhere,
+            s.lookup(ROOT, "f").expect("attr").written_elsewhere,
+            s.open(f.ino, Access::READ).expect("open").0.written_elsewhere,
+            s.page(ROOT, 0, 10, true).expect("listing").0[0]
+                .attr
+                .as_ref()
+                .expect("attr")
+                .written_elsewhere,
+        ];
+        assert!(all.iter().all(|one| *one == all[0]), "{all:?}");
+        all[0]
+    };
+    assert_eq!((told(&mut s, A), told(&mut s, B)), (false, true));
+    let before = s.getattr(f.ino).expect("attr").version;
+    assert!(s.as_client(B).open(f.ino, Access::WRITE).expect("open").0.written_elsewhere);
+    assert!(s.meta.changed().contains(&f.ino), "A must hear that it is not alone any more");
+    assert_ne!(s.getattr(f.ino).expect("attr").version, before);
+    assert_eq!((told(&mut s, A), told(&mut s, B), told(&mut s, C)), (true, true, true));
+    s.as_client(B).open(f.ino, Access::WRITE).expect("open");
+    assert!(s.meta.changed().is_empty(), "once more is no news");
+    s.as_client(A).commit(f.ino, Some(3), true).expect("commit");
+    assert_eq!((told(&mut s, A), told(&mut s, B)), (true, false));
+    s.as_client(B).commit(f.ino, None, true).expect("commit");
+    assert_eq!((told(&mut s, A), told(&mut s, B), told(&mut s, C)), (false, false, false));
+}

@@ -247,6 +247,12 @@ impl Session {
         }
     }
 
+    /// The end of writing to a file.
+    pub fn close(&mut self, ino: Ino) {
+        let op = MetaOp::Closed { inos: vec![ino], empty: vec![], read: vec![] };
+        assert_eq!(self.meta(op), Ok(MetaReply::Done));
+    }
+
     pub fn lookup(&mut self, name: &str) -> Result<Attr, Errno> {
         match self.meta(MetaOp::Lookup { parent: Ino::ROOT, name: bytes(name) })? {
             MetaReply::Attr(attr) => Ok(attr),

@@ -1,0 +1,172 @@
+//! Files that others are writing: what their objects say.
+//!
+//! The shard hears of bytes when they are synced or closed. Of a file that somebody may be writing it says so, and
+//! whoever wants to know its size asks the node that has the bytes.
+
+use crate::Client;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+use tatami_wire::frame::Class;
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
+
+/// A node that did not answer is not asked again for so long: meanwhile the last word of the shard counts.
+const AWAY: Duration = Duration::from_secs(5);
+
+/// Nodes that did not answer, and when.
+#[derive(Default)]
+pub(crate) struct Away(Mutex<HashMap<NodeId, Instant>>);
+
+impl Away {
+    fn is_away(&self, node: NodeId) -> bool {
+        self.0.lock().get(&node).is_some_and(|since| since.elapsed() < AWAY)
+    }
+
+    fn note(&self, node: NodeId) {
+        self.0.lock().insert(node, Instant::now());
+    }
+}
+
+impl Client {
+    /// The attributes of a file that others write, with what its bytes are now, as far as they have reached their
+    /// node. Where that does not answer, or the file is tiled (then its size is that which was published last), and of
+    /// any other file, they are as they were.
+    pub fn with_bytes(&self, attr: Attr) -> Attr {
+        if !attr.written_elsewhere || attr.layout.is_tiled() {
+            return attr;
+        }
+        let Ok((attr, cap)) = self.open(&Cred::ROOT, attr.ino, Access::NONE) else { return attr };
+        match self.object_state(&attr, cap) {
+            Ok(now) => as_written(attr, &now),
+            Err(error) => {
+                tracing::debug!(ino = %attr.ino, %error, "how long it is now is not known");
+                attr
+            }
+        }
+    }
+
+    /// Asks once, and a second time where a connection turns out to be of a daemon that is gone.
+    fn object_state(&self, attr: &Attr, cap: Cap) -> Result<ObjectState, Errno> {
+        let node = attr.layout.node();
+        if attr.layout.is_tiled() || self.away.is_away(node) {
+            return Err(Errno::EHOSTDOWN);
+        }
+        let peer = self.peer(node)?;
+        let call = ObjectCall { cap, piece: attr.layout.base(), op: ObjectOp::Stat };
+        for _ in 0..2 {
+            let Ok(mut connection) = peer.take_data() else { break };
+            let Ok(reply) = connection.call::<_, ObjectResult>(Class::Object, 0, &call) else {
+                continue;
+            };
+            peer.return_data(connection);
+            return match reply? {
+                ObjectReply::State(state) => Ok(state),
+                _ => Err(Errno::EPROTO),
+            };
+        }
+        self.away.note(node);
+        Err(Errno::EHOSTDOWN)
+    }
+}
+
+/// Attributes of a file that others write, with what its object says: as the shard will say when it is told. Times that were set since the last write stay.
+pub fn as_written(mut attr: Attr, now: &ObjectState) -> Attr {
+    let is_later = nanos(now.mtime) > times_until(&attr);
+    if now.exists && (now.size != attr.size || is_later) {
+        (attr.size, attr.blocks) = (now.size, now.blocks);
+        if is_later {
+            attr.mtime = now.mtime;
+            attr.ctime = attr.ctime.moved_to(now.mtime);
+        }
+    }
+    attr
+}
+
+/// Until when the shard knows the times: a change of the bytes after this is a later one.
+///
+/// What the bytes and what the inode bear as the time of a change is told by different clocks, of which one
+/// goes in ticks. They are compared only where the time of the bytes was set apart from that of the inode.
+fn times_until(attr: &Attr) -> i128 {
+    let (bytes, inode) = (nanos(attr.mtime), nanos(attr.ctime));
+    if (inode - bytes).abs() <= TICK { bytes } else { inode + TICK }
+}
+
+/// The longest tick of a clock, in ns.
+const TICK: i128 = 10_000_000;
+
+fn nanos(t: Timestamp) -> i128 {
+    i128::from(t.sec) * 1_000_000_000 + i128::from(t.nsec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_wire::{Attached, Ino, Kind, Layout};
+
+    fn attr(size: u64, mtime: i64, ctime: i64) -> Attr {
+        let (mtime, ctime) = (Timestamp::from_sec(mtime), Timestamp::from_sec(ctime));
+        Attr {
+            ino: Ino(7),
+            kind: Kind::File,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size,
+            blocks: size.div_ceil(512),
+            atime: mtime,
+            mtime,
+            ctime,
+            btime: mtime,
+            version: 1,
+            layout: Layout::Whole { node: NodeId(0) },
+            attached: Attached::Nothing,
+            written_elsewhere: true,
+        }
+    }
+
+    fn state(size: u64, mtime: i64) -> ObjectState {
+        let mtime = Timestamp::from_sec(mtime);
+        ObjectState { exists: true, size, blocks: size.div_ceil(512), mtime, changed: mtime }
+    }
+
+    fn told(attr: Attr, state: &ObjectState) -> (u64, i64, i64) {
+        let now = as_written(attr, state);
+        (now.size, now.mtime.sec, now.ctime.sec)
+    }
+
+    #[test]
+    fn what_was_written_since_is_told_and_times_that_were_set_stay() {
+        assert_eq!(told(attr(5, 10, 10), &state(9, 20)), (9, 20, 20));
+        assert_eq!(told(attr(5, 10, 10), &state(5, 20)), (5, 20, 20), "written in place");
+        assert_eq!(told(attr(5, 10, 10), &state(3, 20)), (3, 20, 20), "cut");
+        assert_eq!(told(attr(5, 1, 30), &state(5, 20)), (5, 1, 30), "set by hand, later");
+        assert_eq!(told(attr(5, 1, 30), &state(9, 20)), (9, 1, 30));
+        assert_eq!(
+            told(attr(5, 90, 30), &state(5, 40)),
+            (5, 40, 40),
+            "it was to lie in the future"
+        );
+        assert_eq!(told(attr(0, 10, 10), &state(0, 5)), (0, 10, 10), "a file that was lent");
+        // Set by hand, by a clock that has not ticked since the write.
+        let mut set = attr(5, 1, 30);
+        let tick = |nsec| Timestamp { nsec, ..Timestamp::from_sec(30) };
+        let write = |nsec| ObjectState { mtime: tick(nsec), ..state(9, 30) };
+        assert_eq!(as_written(set.clone(), &write(3_000_000)).mtime, set.mtime);
+        // Made and written within a tick.
+        set.mtime = tick(0);
+        assert_eq!(as_written(set, &write(3_000_000)).mtime, tick(3_000_000));
+        let none = ObjectState::default();
+        assert_eq!(told(attr(5, 10, 10), &none), (5, 10, 10));
+    }
+
+    #[test]
+    fn a_node_that_is_away_is_not_asked_for_a_while() {
+        let away = Away::default();
+        assert!(!away.is_away(NodeId(1)));
+        away.note(NodeId(1));
+        assert!(away.is_away(NodeId(1)) && !away.is_away(NodeId(2)));
+    }
+}
