@@ -157,6 +157,81 @@ fn what_a_listing_has_told_is_never_old() {
     cluster.finish();
 }
 
+/// As many entries as make a directory split.
+fn large(at: &Path) {
+    fs::create_dir(at).expect("mkdir");
+    (0..2500).for_each(|n| drop(create(at.join(n.to_string()))));
+    fs::create_dir(at.join("sub")).expect("mkdir");
+    put(at.join("sub/file"), "x");
+}
+
+#[test]
+fn a_large_directory_that_is_known_costs_no_request() {
+    let cluster = Cluster::start(3);
+    let large_dir = cluster.mount(0).join("large");
+    large(&large_dir);
+    let dir = cluster.tatami("dir --json", &[large_dir.to_str().expect("a path in UTF-8")]);
+    assert!(dir.out.matches("\"shard\"").count() > 1, "it has split: {}", dir.out);
+    for node in [0, 1] {
+        let dir = cluster.mount(node).join("large");
+        // A path through it touches one of its partitions only.
+        is_kept(&cluster, node, (500, 500), || {
+            assert_eq!(stat(dir.join("sub/file")).len(), 1);
+        });
+        warm(&cluster, &dir);
+        let mut n = 0;
+        becomes_free(&cluster, 500, || {
+            n += 1;
+            stat(dir.join((n % 97).to_string()));
+            assert_eq!(refused(fs::metadata(dir.join(format!("none{}", n % 13)))), libc::ENOENT);
+            assert_eq!(stat(&dir).len(), 2501);
+        });
+    }
+    cluster.finish();
+}
+
+#[test]
+fn in_a_large_directory_nothing_is_old() {
+    let cluster = Cluster::start(3);
+    large(&cluster.mount(0).join("large"));
+    let seen = |node: u16| {
+        let of = stat(cluster.mount(node).join("large"));
+        (of.len(), of.nlink(), of.mode(), of.modified().expect("mtime"), of.ctime_nsec())
+    };
+    for round in 0..12u16 {
+        let (mine, other) = (round % 3, (round + 1) % 3);
+        let [here, there] = [mine, other].map(|node| cluster.mount(node).join("large"));
+        let quiet = Instant::now();
+        // The other one knows all of it, mostly.
+        while round % 3 == 0 && quiet.elapsed() < Duration::from_secs(3) {
+            (0..300).for_each(|n| drop(fs::metadata(there.join((n * 7 % 2000).to_string()))));
+            stat(there.join("sub/file"));
+        }
+        let file = |n: u16| (n + round).to_string();
+        let before = seen(other);
+        assert_eq!(seen(mine), before, "round {round}");
+        drop(create(here.join(format!("new{round}"))));
+        assert_eq!((seen(other).0, seen(other).1), (before.0 + 1, before.1), "round {round}");
+        fs::create_dir(here.join(format!("dir{round}"))).expect("mkdir");
+        assert_eq!((seen(other).0, seen(other).1), (before.0 + 2, before.1 + 1), "round {round}");
+        fs::rename(here.join(file(100)), here.join(format!("renamed{round}"))).expect("rename");
+        assert_eq!(refused(fs::metadata(there.join(file(100)))), libc::ENOENT);
+        assert_eq!(
+            (stat(there.join(format!("renamed{round}"))).len(), seen(other)),
+            (0, seen(mine))
+        );
+        fs::remove_file(here.join(file(200))).expect("unlink");
+        assert_eq!(refused(fs::metadata(there.join(file(200)))), libc::ENOENT);
+        assert_eq!(seen(other).0, before.0 + 1, "round {round}");
+        set_mode(here.clone(), 0o700 + u32::from(round));
+        assert_eq!(seen(other).2 & 0o777, 0o700 + u32::from(round));
+        fs::remove_dir(here.join(format!("dir{round}"))).expect("rmdir");
+        assert_eq!(seen(other), seen(mine), "round {round}");
+        assert_eq!(names(&there).len() as u64, seen(other).0);
+    }
+    cluster.finish();
+}
+
 /// The kernel does not even ask the mount.
 #[test]
 fn what_is_known_the_kernel_keeps() {

@@ -223,7 +223,9 @@ impl Client {
                 continue;
             }
             let op = MetaOp::from(work.acts[at].clone());
-            if let Some(known) = delegations::answer(&op, |ino| self.delegations(ino)) {
+            if let Some(known) =
+                delegations::answer(&op, |ino| self.delegations(ino), |ino| self.known_attr(ino))
+            {
                 work.end(at, known);
             }
         }

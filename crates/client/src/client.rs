@@ -299,14 +299,16 @@ impl Client {
 
     /// The attributes of an inode, if they are delegated to us.
     pub fn known_attr(&self, ino: Ino) -> Option<Attr> {
-        self.delegations(ino).into_iter().flatten().find_map(|known| known.attr(ino))
+        let known = self.delegations(ino).into_iter().flatten().find_map(|known| known.attr(ino));
+        known.or_else(|| self.split_attr(ino))
     }
 
     /// For how long the kernel may keep these attributes: zero unless they are what is delegated to us. It is told before
     /// they change: see [`Client::hold_delegations`].
     pub fn attr_time(&self, attr: &Attr) -> Duration {
         let times = self.delegations(attr.ino).into_iter().flatten();
-        times.filter_map(|known| known.lend_attr(attr)).next().unwrap_or_default()
+        let time = times.filter_map(|known| known.lend_attr(attr)).next();
+        time.or_else(|| self.lend_split(attr)).unwrap_or_default()
     }
 
     /// For how long the kernel may keep that `name` leads to that inode, or to none: zero unless the directory is

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::act::Act;
-use tatami_wire::delegation::Granted;
+use tatami_wire::delegation::{Granted, PartTold};
 use tatami_wire::meta::{Bytes, DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Errno, Ino, Kind, Timestamp, hash};
 
@@ -45,6 +45,8 @@ enum Name {
 struct Known {
     attr: Option<Attr>,
     dir: Option<Box<Dir>>,
+    /// It is a partition of a directory that is in several.
+    part: Option<Arc<PartTold>>,
 }
 
 struct Dir {
@@ -90,7 +92,7 @@ pub(crate) fn uptime() -> Duration {
 
 /// A time that a node has told, by [`uptime`], or some time later. As true as the node's clock: it helps to guess how
 /// often a directory changes.
-fn at(time: Timestamp) -> Duration {
+pub(crate) fn at(time: Timestamp) -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     // In whole seconds, less the one that may not be over.
     let ago = now.tv_sec.saturating_sub(time.sec).saturating_sub(1);
@@ -110,12 +112,12 @@ pub(crate) struct Asked {
 }
 
 /// The answer to `op`, if it is known. `of` tells what the executors have delegated to us that may have an
-/// inode: the one of its home, and, where that is another, the one on which it was made.
+/// inode: the one of its home, and, where that is another, the one on which it was made; `attr` tells its attributes.
 pub(crate) fn answer<'a>(
     op: &MetaOp,
     of: impl Fn(Ino) -> [Option<&'a Delegations>; 2],
+    attr: impl Fn(Ino) -> Option<Attr>,
 ) -> Option<MetaResult> {
-    let attr = |ino| of(ino).into_iter().flatten().find_map(|known| known.attr(ino));
     match op {
         MetaOp::GetAttr { ino } => Some(Ok(MetaReply::Attr(attr(*ino)?))),
         MetaOp::Lookup { parent, name } | MetaOp::Find { parent, name } => {
@@ -239,7 +241,18 @@ impl Delegations {
         let mut shard = self.shard(attr.ino).lock();
         let known = shard.known.get(&attr.ino)?;
         let lends = known.attr.as_ref() == Some(attr);
-        (lends && shard.lent.lend_attr(attr.ino, now, end)).then_some(left)
+        (lends && shard.lent.lend_attr(attr.ino, attr.ino, now, end)).then_some(left)
+    }
+
+    /// The same of attributes of `whole`, of which `told` is a partition.
+    pub(crate) fn lend_part(&self, told: &PartTold, whole: Ino) -> Option<Duration> {
+        self.kernel()?;
+        let (now, part) = (uptime(), told.attr.ino);
+        let end = Duration::from_micros(self.until.load(SeqCst));
+        let left = end.checked_sub(now)?;
+        let mut shard = self.shard(part).lock();
+        let lends = shard.known.get(&part)?.part.as_deref() == Some(told);
+        (lends && shard.lent.lend_attr(part, whole, now, end)).then_some(left)
     }
 
     /// For how long the kernel may keep that `name` leads to that inode, or to none.
@@ -259,8 +272,8 @@ impl Delegations {
     /// The kernel shall keep these attributes no longer, because what we know of them is not all.
     pub(crate) fn end_loan(&self, ino: Ino) {
         let given = self.shard(ino).lock().lent.take_attr(ino);
-        if let (Some(given), Some(kernel)) = (given, self.kernel()) {
-            kernel.forget_attr(ino, uptime().saturating_sub(given));
+        if let (Some((shown, given)), Some(kernel)) = (given, self.kernel()) {
+            kernel.forget_attr(shown, uptime().saturating_sub(given));
         }
     }
 
@@ -313,6 +326,14 @@ impl Delegations {
             return None;
         }
         self.shard(ino).lock().known.get(&ino)?.attr.clone()
+    }
+
+    /// The partition with that number, if it is known.
+    pub(crate) fn part(&self, part: Ino) -> Option<Arc<PartTold>> {
+        if !self.are_valid() {
+            return None;
+        }
+        self.shard(part).lock().known.get(&part)?.part.clone()
     }
 
     fn name(&self, dir: Ino, name: &[u8]) -> Option<Name> {
@@ -380,7 +401,7 @@ impl Delegations {
         let mut shard = self.shard(ino).lock();
         let last = std::mem::replace(&mut shard.attrs[self.event(ino)], self.tick());
         if let Some(known) = shard.known.get_mut(&ino) {
-            known.attr = None;
+            (known.attr, known.part) = (None, None);
         }
         last < asked.0
     }
@@ -450,7 +471,10 @@ impl Delegations {
             ) => Some(attr),
             _ => None,
         };
-        let delegated = |ino: Ino| granted.delegated.contains(&ino);
+        let part = granted.part.as_deref();
+        let delegated = |ino: Ino| {
+            granted.delegated.contains(&ino) || part.is_some_and(|part| part.attr.ino == ino)
+        };
         let mut disturbed = Vec::new();
         if op.is_mutation() {
             // What was asked meanwhile may have been answered from before the change.
@@ -465,6 +489,9 @@ impl Delegations {
             let fresh = matches!(result, Ok(MetaReply::Created { created: true, .. }))
                 && told.is_some_and(|told| told.ino == attr.ino);
             self.note_attr(attr, asked, own, fresh);
+        }
+        if let Some(part) = part {
+            self.note_part(part, asked, own, !disturbed.contains(&part.attr.ino));
         }
         for (dir, name) in entries(op).filter(|_| op.is_mutation()) {
             if self.name_changes(dir, name, asked)
@@ -482,11 +509,7 @@ impl Delegations {
         }
         if let (MetaOp::ReadDir { dir, .. }, Ok(MetaReply::Entries { entries, .. })) = (op, result)
         {
-            if let Some((_, changed)) = granted.part.filter(|(part, _)| part == dir) {
-                self.note_part(*dir, changed, asked);
-            }
-            let named = delegated(*dir) || granted.part.is_some_and(|(part, _)| part == *dir);
-            self.note_listing(entries, named.then_some(*dir), asked, granted);
+            self.note_listing(entries, delegated(*dir).then_some(*dir), asked, granted);
         }
     }
 
@@ -495,11 +518,19 @@ impl Delegations {
         self.since.load(SeqCst) > asked.0 || shard.recalls[self.event(ino)] > asked.0
     }
 
-    /// Notes that the entries of a partition are delegated.
-    fn note_part(&self, part: Ino, changed: Timestamp, asked: Moment) {
+    /// Notes a partition, of which the entries are delegated; what it is like only if nothing has `disturbed` that. `own`
+    /// is as for [`Delegations::note_attr`].
+    fn note_part(&self, told: &PartTold, asked: Moment, own: Moment, is_sure: bool) {
+        let part = told.attr.ino;
         let mut shard = self.shard(part).lock();
-        if !self.is_past(&shard, part, asked) {
-            self.enter(&mut shard, part).dir.get_or_insert_with(|| Dir::since(at(changed)));
+        if self.is_past(&shard, part, asked) {
+            return;
+        }
+        let is_sure = is_sure && shard.attrs[self.event(part)] <= own.0;
+        let known = self.enter(&mut shard, part);
+        known.dir.get_or_insert_with(|| Dir::since(at(told.attr.ctime)));
+        if is_sure {
+            known.part = Some(Arc::new(told.clone()));
         }
     }
 

@@ -33,8 +33,9 @@ pub trait KernelCache: Send + Sync {
 /// What the kernel keeps of one inode.
 #[derive(Clone, Copy, Default)]
 struct Kept {
-    /// Its attributes: when it was given them last, and until when it keeps them at most.
-    attr: Option<(Duration, Duration)>,
+    /// Its attributes: when it was given them last, and until when it keeps them at most. Of a partition: those of
+    /// this directory.
+    attr: Option<(Ino, Duration, Duration)>,
     /// Names of a directory, until when.
     names: Duration,
 }
@@ -59,10 +60,11 @@ pub(crate) fn name_time(quiet: Duration) -> Option<Duration> {
 }
 
 impl Lent {
-    /// The kernel is about to be given the attributes, until `end`. Whether it may be.
-    pub(crate) fn lend_attr(&mut self, ino: Ino, now: Duration, end: Duration) -> bool {
+    /// The kernel is about to be given the attributes of `shown`, which is the inode itself or the directory of which it is a
+    /// partition, until `end`. Whether it may be.
+    pub(crate) fn lend_attr(&mut self, ino: Ino, shown: Ino, now: Duration, end: Duration) -> bool {
         let Some(kept) = self.enter(ino, now) else { return false };
-        kept.attr = Some((now, end));
+        kept.attr = Some((shown, now, end));
         true
     }
 
@@ -75,8 +77,9 @@ impl Lent {
 
     fn enter(&mut self, ino: Ino, now: Duration) -> Option<&mut Kept> {
         if self.0.len() >= LENT_MAX && !self.0.contains_key(&ino) {
-            self.0
-                .retain(|_, kept| kept.names > now || kept.attr.is_some_and(|(_, end)| end > now));
+            self.0.retain(|_, kept| {
+                kept.names > now || kept.attr.is_some_and(|(_, _, end)| end > now)
+            });
             if self.0.len() >= LENT_MAX {
                 return None;
             }
@@ -84,28 +87,28 @@ impl Lent {
         Some(self.0.entry(ino).or_default())
     }
 
-    /// The attributes are not lent any more. When they were last given.
-    pub(crate) fn take_attr(&mut self, ino: Ino) -> Option<Duration> {
-        let (given, _) = self.0.get_mut(&ino)?.attr.take()?;
-        Some(given)
+    /// The attributes are not lent any more. Whose they were, and when they were last given.
+    pub(crate) fn take_attr(&mut self, ino: Ino) -> Option<(Ino, Duration)> {
+        let (shown, given, _) = self.0.get_mut(&ino)?.attr.take()?;
+        Some((shown, given))
     }
 
     /// Nothing of the inode is lent any more.
     pub(crate) fn take(&mut self, ino: Ino, owed: &mut Owed) {
         if let Some(kept) = self.0.remove(&ino) {
-            owed.add(ino, kept);
+            owed.add(kept);
         }
     }
 
     /// Nothing is lent any more.
     pub(crate) fn take_all(&mut self, owed: &mut Owed) {
-        self.0.drain().for_each(|(ino, kept)| owed.add(ino, kept));
+        self.0.drain().for_each(|(_, kept)| owed.add(kept));
     }
 }
 
 impl Owed {
-    fn add(&mut self, ino: Ino, kept: Kept) {
-        self.attrs.extend(kept.attr.map(|(given, _)| (ino, given)));
+    fn add(&mut self, kept: Kept) {
+        self.attrs.extend(kept.attr.map(|(shown, given, _)| (shown, given)));
         self.names = self.names.max(kept.names);
     }
 
@@ -133,8 +136,8 @@ mod tests {
     #[test]
     fn all_that_was_lent_is_owed_once() {
         let mut lent = Lent::default();
-        assert!(lent.lend_attr(Ino(5), NOW, NOW + TIME));
-        assert!(lent.lend_attr(Ino(5), NOW + TIME, NOW + 9 * TIME));
+        assert!(lent.lend_attr(Ino(5), Ino(5), NOW, NOW + TIME));
+        assert!(lent.lend_attr(Ino(5), Ino(5), NOW + TIME, NOW + 9 * TIME));
         assert!(lent.lend_name(Ino(5), NOW, TIME) && lent.lend_name(Ino(7), NOW, 2 * TIME));
         let mut owed = Owed::default();
         lent.take(Ino(5), &mut owed);
@@ -144,19 +147,27 @@ mod tests {
         assert_eq!(owed.attrs.len(), 1);
         lent.take_all(&mut owed);
         assert_eq!(owed, Owed { attrs: vec![(Ino(5), NOW + TIME)], names: names + TIME });
-        assert!(lent.lend_attr(Ino(8), NOW, NOW + TIME));
-        assert_eq!((lent.take_attr(Ino(8)), lent.take_attr(Ino(8))), (Some(NOW), None));
+        assert!(lent.lend_attr(Ino(8), Ino(8), NOW, NOW + TIME));
+        assert_eq!((lent.take_attr(Ino(8)), lent.take_attr(Ino(8))), (Some((Ino(8), NOW)), None));
+        // Of a partition, the directory.
+        assert!(lent.lend_attr(Ino(9), Ino(1), NOW, NOW + TIME));
+        assert_eq!(lent.take_attr(Ino(9)), Some((Ino(1), NOW)));
     }
 
     #[test]
     fn what_is_over_makes_room() {
         let mut lent = Lent::default();
         for n in 0..LENT_MAX as u64 {
-            assert!(lent.lend_attr(Ino(n), NOW, NOW + TIME));
+            assert!(lent.lend_attr(Ino(n), Ino(n), NOW, NOW + TIME));
         }
-        assert!(!lent.lend_attr(Ino(LENT_MAX as u64), NOW, NOW + TIME));
-        assert!(lent.lend_attr(Ino(3), NOW, NOW + TIME), "it is there");
-        assert!(lent.lend_attr(Ino(LENT_MAX as u64), NOW + TIME, NOW + 2 * TIME));
+        assert!(!lent.lend_attr(Ino(LENT_MAX as u64), Ino(LENT_MAX as u64), NOW, NOW + TIME));
+        assert!(lent.lend_attr(Ino(3), Ino(3), NOW, NOW + TIME), "it is there");
+        assert!(lent.lend_attr(
+            Ino(LENT_MAX as u64),
+            Ino(LENT_MAX as u64),
+            NOW + TIME,
+            NOW + 2 * TIME
+        ));
         assert_eq!(lent.0.len(), 1);
     }
 

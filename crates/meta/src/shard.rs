@@ -12,6 +12,7 @@ use crate::txn::Txn;
 use crate::{act, attr, check, entry, orphan, rename, split, tiled, xattr};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tatami_wire::delegation::PartTold;
 use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
@@ -315,14 +316,14 @@ impl<S: Store> Meta<S> {
         planned + moves + self.tx.decided.len() + self.state.locks.held().len()
     }
 
-    /// When one of several partitions of a directory was changed last; `None` where `ino` is no such, it does not read, or
+    /// One of several partitions of a directory now; `None` where `ino` is no such, it does not read, or
     /// somebody is about to change it.
-    pub fn part_changed(&mut self, ino: Ino) -> Option<Timestamp> {
-        if self.state.locks.concern(ino) || self.tx.splits.concern(ino) {
+    pub fn part(&mut self, ino: Ino) -> Option<PartTold> {
+        if !self.state.is_spread() || self.state.locks.concern(ino) || self.tx.splits.concern(ino) {
             return None;
         }
         let part = self.state.inode(ino).ok().flatten().filter(|inode| inode.is_parted())?;
-        Some(part.ctime)
+        Some(PartTold { attr: part.attr(ino), range: part.range })
     }
 
     /// The attributes of an inode now; `None` where there is none, it does not read, or

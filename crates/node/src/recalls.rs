@@ -12,9 +12,9 @@ use crate::round::Answer;
 use std::io;
 use std::time::{Duration, Instant};
 use tatami_meta::Out;
-use tatami_wire::delegation::Granted;
+use tatami_wire::delegation::{Granted, PartTold};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
-use tatami_wire::{Attr, ClientId, Errno, Ino, Timestamp};
+use tatami_wire::{Attr, ClientId, Errno, Ino};
 
 /// What an operation has met, as far as delegations care.
 #[derive(Debug, Default)]
@@ -25,9 +25,8 @@ pub(crate) struct Met {
     pub(crate) changed: Vec<Ino>,
     /// The directory of [`MetaOp::shown_dir`], after the operation, if it may be delegated to who asked.
     pub(crate) dir: Option<Box<Attr>>,
-    /// A partition of a directory that it has listed, and when that changed last, if its entries may be delegated to
-    /// who asked.
-    pub(crate) part: Option<(Ino, Timestamp)>,
+    /// The partition that takes the place of that directory, likewise.
+    pub(crate) part: Option<Box<PartTold>>,
 }
 
 /// Most messages to other nodes that wait; more are dropped, and come again.
@@ -274,7 +273,10 @@ impl Answer {
                 granted.delegated.push(ino);
             }
         }
-        granted.part = self.met.part.filter(|(part, _)| delegations.give(ctx.client, *part, now));
+        if matches!(self.result, Ok(_) | Err(Errno::ENOENT)) {
+            let part = self.met.part.take();
+            granted.part = part.filter(|part| delegations.give(ctx.client, part.attr.ino, now));
+        }
         if let Ok(MetaReply::Entries { entries, .. }) = &self.result {
             let mut give = |attr: &Attr| {
                 !attr.written_elsewhere
@@ -316,8 +318,11 @@ mod tests {
     use super::*;
     use tatami_meta::Context;
     use tatami_wire::meta::{Bytes, DirEntry};
+    use tatami_wire::partition::Range;
     use tatami_wire::transaction::{PeerMessage, Txid};
-    use tatami_wire::{Attached, Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId};
+    use tatami_wire::{
+        Attached, Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp,
+    };
 
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
@@ -437,14 +442,21 @@ mod tests {
             answer.result = Ok(MetaReply::Entries { entries, end: true, parent: part, upto: 9 });
             answer.met = Met {
                 seen: vec![part, INO],
-                part: Some((part, Timestamp::default())),
+                part: Some(Box::new(PartTold {
+                    attr: Attr { ino: part, ..attr() },
+                    range: Range::ALL,
+                })),
                 ..Met::default()
             };
             answer
         };
         let told = |answer: &Answer| {
             let granted = answer.granted.as_ref().expect("granted");
-            (granted.part.map(|(part, _)| part), granted.listed.has(0), granted.listed.has(1))
+            (
+                granted.part.as_ref().map(|part| part.attr.ino),
+                granted.listed.has(0),
+                granted.listed.has(1),
+            )
         };
         let mut round = vec![listed()];
         recalls.settle(&mut round);

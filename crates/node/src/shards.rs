@@ -225,11 +225,8 @@ impl<S: Store> Shards<S> {
         let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
         let dir = call.op.shown_dir().filter(|_| delegates).and_then(|dir| meta.attr(dir));
         let dir = dir.map(Box::new);
-        let listed = match call.op {
-            MetaOp::ReadDir { dir, plus: true, .. } if delegates => Some(dir),
-            _ => None,
-        };
-        let part = listed.and_then(|part| Some((part, meta.part_changed(part)?)));
+        let shown = call.op.shown_dir().filter(|_| delegates && dir.is_none());
+        let part = shown.and_then(|part| meta.part(part)).map(Box::new);
         Met { seen, changed, dir, part }
     }
 

@@ -140,6 +140,15 @@ pub enum Attached {
 }
 
 impl Attr {
+    /// Adds a partition to the attributes of a directory that is in several. Each counts itself, as a directory does.
+    pub fn add_part(&mut self, part: &Attr) {
+        self.size = self.size.saturating_add(part.size);
+        self.nlink = self.nlink.saturating_add(part.nlink.saturating_sub(2));
+        self.mtime = self.mtime.max(part.mtime);
+        self.ctime = self.ctime.max(part.ctime);
+        self.version = self.version.wrapping_add(part.version);
+    }
+
     /// `st_mode`: type and permission bits together.
     pub fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | u32::from(self.mode)

@@ -14,7 +14,8 @@
 //! them with the answer.
 
 use crate::meta::Bytes;
-use crate::{Attr, Ino, Timestamp};
+use crate::partition::Range;
+use crate::{Attr, Ino};
 use serde::{Deserialize, Serialize};
 
 /// Most files that one [`RecallCall::Holds`] names.
@@ -79,11 +80,20 @@ pub struct Granted {
     /// The attributes of the directory in which the operation looked up or
     /// changed an entry, or which it listed with attributes, after it, if that is delegated.
     pub dir: Option<Box<Attr>>,
-    /// The partition of a directory that the answer lists, if its entries are delegated, and when they changed
-    /// last. Its attributes are not those of the directory.
-    pub part: Option<(Ino, Timestamp)>,
+    /// The partition of a directory in which the operation looked up or changed an entry, or which it listed with attributes,
+    /// after it, if that is delegated, with its entries.
+    pub part: Option<Box<PartTold>>,
     /// Which of the entries that the answer lists are delegated, with the attributes that it tells.
     pub listed: Listed,
+}
+
+/// One of the partitions of a directory. Whoever has been told of all knows the attributes of the directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartTold {
+    /// Its number, its counts and times, and what is the same in all: mode, owner and the like.
+    pub attr: Attr,
+    /// The hashes of its names.
+    pub range: Range,
 }
 
 /// A bit for each entry of a listing, in its order. Those past the end are not set.

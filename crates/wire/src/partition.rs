@@ -226,6 +226,11 @@ impl Directories {
         self.known.is_empty()
     }
 
+    /// Whether the directory is known to have split.
+    pub fn is_split(&self, dir: Ino) -> bool {
+        self.known.contains_key(&dir)
+    }
+
     /// Puts the partitions that are to be asked in the place of directories.
     pub fn locate(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
         op.for_each_place(seed, |dir, hash| self.locate_one(map, dir, hash));

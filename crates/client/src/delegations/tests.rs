@@ -2,6 +2,7 @@
 
 use super::*;
 use tatami_wire::delegation::Listed;
+use tatami_wire::partition::Range;
 use tatami_wire::{Attached, Layout, NodeId};
 
 const TERM: Duration = Duration::from_secs(600);
@@ -32,7 +33,7 @@ fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
 
 impl Delegations {
     fn answer(&self, op: &MetaOp) -> Option<MetaResult> {
-        super::answer(op, |_| [Some(self), None])
+        super::answer(op, |_| [Some(self), None], |ino| self.attr(ino))
     }
 }
 
@@ -88,6 +89,10 @@ fn get(ino: Ino) -> MetaOp {
 fn granted(changed: &[Ino], delegated: &[Ino], dir: Option<Attr>) -> Granted {
     let (changed, delegated) = (changed.to_vec(), delegated.to_vec());
     Granted { changed, delegated, dir: dir.map(Box::new), part: None, listed: Listed::default() }
+}
+
+fn part(version: u64) -> Box<PartTold> {
+    Box::new(PartTold { attr: attr(DIR, Kind::Dir, version), range: Range { from: 0, bits: 4 } })
 }
 
 fn found(ino: Ino) -> MetaReply {
@@ -146,10 +151,12 @@ fn what_is_listed_needs_no_question() {
 #[test]
 fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
     let quiet = attr(DIR, Kind::Dir, 1);
+    let mut busy = part(1);
+    busy.attr.ctime = Timestamp::from_sec(i64::MAX);
     for (dir, part, at_once) in [
         (Some(quiet), None, true),
-        (None, Some((DIR, Timestamp::default())), true),
-        (None, Some((DIR, Timestamp::from_sec(i64::MAX))), false),
+        (None, Some(part(1)), true),
+        (None, Some(busy), false),
         (None, None, false),
     ] {
         let d = on();
@@ -164,6 +171,39 @@ fn a_directory_that_was_quiet_for_long_lends_names_at_once() {
         // A machine that was just started has seen nothing quiet yet.
         assert_eq!(time.is_some(), at_once && uptime() > Duration::from_secs(1));
     }
+}
+
+#[test]
+fn a_partition_is_known_until_it_changes() {
+    let d = on();
+    let told = Arc::new(Told::default());
+    let kernel: Arc<dyn KernelCache> = told.clone();
+    d.lend_to(&kernel);
+    let with = |changed: &[Ino], version| Granted {
+        part: Some(part(version)),
+        ..granted(changed, &[], None)
+    };
+    let version = || d.part(DIR).map(|part| part.attr.version);
+    let early = d.ask(&lookup(6));
+    let asked = d.ask(&lookup(5));
+    d.learn(&lookup(5), asked, Err(Errno::ENOENT), Some(&with(&[], 1)));
+    assert_eq!((version(), d.answer(&lookup(5))), (Some(1), Some(Err(Errno::ENOENT))));
+    assert_eq!(d.attr(DIR), None, "it is not the directory");
+    // Our own change tells what it has become, and an answer from before it does not count.
+    let asked = d.ask(&create(5));
+    assert_eq!(version(), None);
+    let made = MetaReply::Created { attr: attr(Ino(15), Kind::File, 1), cap: None, created: true };
+    d.learn(&create(5), asked, Ok(&made), Some(&with(&[DIR], 2)));
+    assert_eq!(version(), Some(2));
+    d.learn(&lookup(6), early, Err(Errno::ENOENT), Some(&with(&[], 1)));
+    assert_eq!(version(), Some(2));
+    // What the kernel keeps of the whole goes with the part.
+    let whole = Ino(99);
+    assert!(d.lend_part(&part(1), whole).is_none(), "that is past");
+    assert!(d.lend_part(&part(2), whole).is_some());
+    d.recall(&[DIR]);
+    assert_eq!((version(), d.answer(&lookup(5))), (None, None));
+    assert_eq!(*told.0.lock(), [whole]);
 }
 
 #[test]
@@ -254,16 +294,17 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
 fn an_inode_elsewhere_is_known_by_another_executor() {
     let (here, there) = (on(), on());
     let of = |ino: Ino| [Some(if ino == DIR { &here } else { &there }), None];
+    let of_any = |ino| of(ino).into_iter().flatten().find_map(|known| known.attr(ino));
     let find = MetaOp::Find { parent: DIR, name: name(5) };
     let asked = here.ask(&find);
     let leads = MetaReply::Leads(Ino(5));
     here.learn(&find, asked, Ok(&leads), Some(&granted(&[], &[DIR], None)));
-    assert_eq!(answer(&find, of), Some(Ok(leads)));
-    assert_eq!(answer(&lookup(5), of), None);
+    assert_eq!(answer(&find, of, of_any), Some(Ok(leads)));
+    assert_eq!(answer(&lookup(5), of, of_any), None);
     let asked = there.ask(&get(Ino(5)));
     let with = granted(&[], &[Ino(5)], None);
     there.learn(&get(Ino(5)), asked, Ok(&found(Ino(5))), Some(&with));
-    assert_eq!(answer(&find, of), Some(Ok(found(Ino(5)))));
+    assert_eq!(answer(&find, of, of_any), Some(Ok(found(Ino(5)))));
 }
 
 #[test]

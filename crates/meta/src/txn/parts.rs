@@ -112,13 +112,8 @@ impl<S: Store> Txn<'_, S> {
         if !inode.is_parted() {
             return Ok(attr);
         }
-        for (_, part) in self.other_parts(ino, inode)? {
-            attr.size = attr.size.saturating_add(part.size);
-            // Each counts itself, as a directory does.
-            attr.nlink = attr.nlink.saturating_add(part.nlink.saturating_sub(2));
-            attr.mtime = attr.mtime.max(part.mtime);
-            attr.ctime = attr.ctime.max(part.ctime);
-            attr.version = attr.version.wrapping_add(part.version);
+        for (number, part) in self.other_parts(ino, inode)? {
+            attr.add_part(&part.attr(number));
         }
         Ok(attr)
     }
