@@ -283,29 +283,10 @@ pub fn print_attr(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::{Ino, Layout, NodeId};
+    use tatami_wire::Ino;
 
     fn attr(kind: Kind, mode: u16) -> Attr {
-        let now = Timestamp::from_sec(0);
-        Attr {
-            ino: Ino(1),
-            kind,
-            mode,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            version: 1,
-            layout: Layout::Whole { node: NodeId(0) },
-            attached: Attached::Nothing,
-            written_elsewhere: false,
-        }
+        Attr { mode, ..Attr::plain(Ino(1), kind) }
     }
 
     #[test]

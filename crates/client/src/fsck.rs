@@ -443,29 +443,10 @@ impl Fsck<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::{Attached, Layout, Timestamp};
+    use tatami_wire::Layout;
 
     fn file(size: u64) -> Attr {
-        let now = Timestamp::from_sec(1);
-        Attr {
-            ino: Ino(7),
-            kind: Kind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size,
-            blocks: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            version: 1,
-            layout: Layout::Whole { node: NodeId(1) },
-            attached: Attached::Nothing,
-            written_elsewhere: false,
-        }
+        Attr { size, layout: Layout::Whole { node: NodeId(1) }, ..Attr::plain(Ino(7), Kind::File) }
     }
 
     fn fits(attr: Option<&Attr>, objects: &BTreeMap<(NodeId, Piece), u64>) -> bool {

@@ -102,28 +102,17 @@ fn nanos(t: Timestamp) -> i128 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::{Attached, Ino, Kind, Layout};
+    use tatami_wire::{Ino, Kind};
 
     fn attr(size: u64, mtime: i64, ctime: i64) -> Attr {
         let (mtime, ctime) = (Timestamp::from_sec(mtime), Timestamp::from_sec(ctime));
         Attr {
-            ino: Ino(7),
-            kind: Kind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
             size,
             blocks: size.div_ceil(512),
-            atime: mtime,
             mtime,
             ctime,
-            btime: mtime,
-            version: 1,
-            layout: Layout::Whole { node: NodeId(0) },
-            attached: Attached::Nothing,
             written_elsewhere: true,
+            ..Attr::plain(Ino(7), Kind::File)
         }
     }
 

@@ -136,26 +136,7 @@ fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<
 }
 
 fn attr(ino: Ino) -> Attr {
-    let t = Timestamp::default();
-    Attr {
-        ino,
-        kind: Kind::File,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: t,
-        mtime: t,
-        ctime: t,
-        btime: t,
-        version: 1,
-        layout: Layout::Whole { node: NodeId(0) },
-        attached: Attached::Nothing,
-        written_elsewhere: false,
-    }
+    Attr::plain(ino, Kind::File)
 }
 
 fn ino(shard: u16) -> Ino {

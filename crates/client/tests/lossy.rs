@@ -83,26 +83,7 @@ impl Daemon {
 }
 
 fn attr(ino: Ino) -> Attr {
-    let t = Timestamp::default();
-    Attr {
-        ino,
-        kind: Kind::File,
-        mode: 0o644,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: t,
-        mtime: t,
-        ctime: t,
-        btime: t,
-        version: 1,
-        layout: Layout::Whole { node: NodeId(0) },
-        attached: Attached::Nothing,
-        written_elsewhere: false,
-    }
+    Attr::plain(ino, Kind::File)
 }
 
 fn serve(

@@ -514,9 +514,12 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(())
     }
 
-    /// Notes that this client has a file open, without writing.
+    /// Notes that this client has a file open, without writing. There is room for so many, and who is not trusted
+    /// shall not take it from others.
     pub fn note_open(&mut self, ino: Ino) {
-        self.state.opens.add(ino, self.ctx.client);
+        if self.ctx.trusted {
+            self.state.opens.add(ino, self.ctx.client);
+        }
     }
 
     /// Removes an inode that nothing holds, and everything that hangs on it; its objects become garbage. If other

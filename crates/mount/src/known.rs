@@ -110,30 +110,11 @@ impl Known {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use tatami_wire::{Kind, Layout, NodeId, Timestamp};
+    use tatami_wire::Kind;
 
     /// Attributes that say nothing.
     pub(crate) fn attr(ino: u64, kind: Kind) -> Attr {
-        let t = Timestamp::default();
-        Attr {
-            ino: Ino(ino),
-            kind,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-            version: 1,
-            layout: Layout::Whole { node: NodeId(0) },
-            attached: Attached::Nothing,
-            written_elsewhere: false,
-        }
+        Attr::plain(Ino(ino), kind)
     }
 
     #[test]

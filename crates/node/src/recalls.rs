@@ -320,9 +320,7 @@ mod tests {
     use tatami_wire::meta::{Bytes, DirEntry};
     use tatami_wire::partition::Range;
     use tatami_wire::transaction::{PeerMessage, Txid};
-    use tatami_wire::{
-        Attached, Cred, ExecutorId, Kind, Layout, NodeId, SetAttr, ShardId, Timestamp,
-    };
+    use tatami_wire::{Cred, ExecutorId, Kind, NodeId, SetAttr, ShardId, Timestamp};
 
     const A: ClientId = ClientId([1; 16]);
     const B: ClientId = ClientId([2; 16]);
@@ -336,26 +334,7 @@ mod tests {
     }
 
     fn attr() -> Attr {
-        let t = Timestamp::default();
-        Attr {
-            ino: INO,
-            kind: Kind::File,
-            mode: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size: 0,
-            blocks: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-            version: 1,
-            layout: Layout::Whole { node: NodeId(0) },
-            attached: Attached::Nothing,
-            written_elsewhere: false,
-        }
+        Attr::plain(INO, Kind::File)
     }
 
     fn answer(client: ClientId, op: MetaOp, changed: Vec<Ino>) -> Answer {

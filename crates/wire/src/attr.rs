@@ -1,6 +1,6 @@
 //! What an inode is, and who asks for it.
 
-use crate::{GROUPS_MAX, Ino, Layout};
+use crate::{GROUPS_MAX, Ino, Layout, NodeId};
 use serde::{Deserialize, Serialize};
 
 /// A point in time, as the clock of the daemon that acknowledged an operation.
@@ -140,6 +140,31 @@ pub enum Attached {
 }
 
 impl Attr {
+    /// Of an inode of which nothing else is to be said: empty, with one name, of the superuser, with mode 0644 and
+    /// the time 0.
+    pub fn plain(ino: Ino, kind: Kind) -> Attr {
+        let time = Timestamp::default();
+        Attr {
+            ino,
+            kind,
+            mode: 0o644,
+            nlink: 1,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            version: 1,
+            layout: Layout::Whole { node: NodeId(0) },
+            attached: Attached::Nothing,
+            written_elsewhere: false,
+        }
+    }
+
     /// Adds a partition to the attributes of a directory that is in several. Each counts itself, as a directory does.
     pub fn add_part(&mut self, part: &Attr) {
         self.size = self.size.saturating_add(part.size);

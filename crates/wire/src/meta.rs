@@ -136,7 +136,7 @@ pub enum MetaOp {
     /// client, gone with its `Release` unless linked. → `Created`
     Tmpfile { parent: Ino, layout: Layout, mode: u16, umask: u16, open: Access },
     /// Checks permission, signs a capability; for writing also notes that this
-    /// client may change the bytes. With `noted`, one that only reads is noted, too, until its
+    /// client may change the bytes. With `noted`, one that only reads is noted, too, if it is trusted, until its
     /// `Closed`: as long as either is noted, a file that loses its last name stays. → `Opened`
     Open { ino: Ino, access: Access, noted: bool },
     /// Tells the shard what the bytes are now. With `close` the client has no

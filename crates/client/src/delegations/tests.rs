@@ -3,32 +3,12 @@
 use super::*;
 use tatami_wire::delegation::Listed;
 use tatami_wire::partition::Range;
-use tatami_wire::{Attached, Layout, NodeId};
 
 const TERM: Duration = Duration::from_secs(600);
 const DIR: Ino = Ino(1);
 
 fn attr(ino: Ino, kind: Kind, version: u64) -> Attr {
-    let t = Timestamp::default();
-    Attr {
-        ino,
-        kind,
-        mode: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
-        atime: t,
-        mtime: t,
-        ctime: t,
-        btime: t,
-        version,
-        layout: Layout::Whole { node: NodeId(0) },
-        attached: Attached::Nothing,
-        written_elsewhere: false,
-    }
+    Attr { mode: 0o755, version, ..Attr::plain(ino, kind) }
 }
 
 impl Delegations {

@@ -1,8 +1,9 @@
 //! What outlives its name or its writer.
 
 use crate::harness::*;
+use tatami_meta::Context;
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode, RenameMode};
-use tatami_wire::{Access, Errno, Ino, NodeId};
+use tatami_wire::{Access, Cred, Errno, Ino, NodeId};
 
 #[test]
 fn a_file_kept_open_lives_until_its_release() {
@@ -110,6 +111,12 @@ fn readers_that_are_gone_keep_nothing() {
     s.as_client(B).open(g, Access::READ).expect("open");
     s.as_client(A).unlink(ROOT, "g", false).expect("unlink");
     assert_eq!(s.getattr(g), Err(Errno::ESTALE), "who does not tell of its closes keeps nothing");
+    let h = s.file(ROOT, "h").ino;
+    let stranger = Context { client: B, seq: s.seq + 1, trusted: false, ..s.context() };
+    let open = MetaOp::Open { ino: h, access: Access::READ, noted: true };
+    assert!(s.meta.apply(&stranger, &Cred::ROOT, &open).at_once().is_ok());
+    s.as_client(A).unlink(ROOT, "h", false).expect("unlink");
+    assert_eq!(s.getattr(h), Err(Errno::ESTALE), "who is not trusted takes no room");
     s.assert_sound();
 }
 
