@@ -196,7 +196,11 @@ impl Shared {
             if state.len() < CLOSED_MAX && !state.ended {
                 self.wanted.wait_for(&mut state, GATHER);
             }
-            while let Some(first) = state.first() {
+            // What comes meanwhile gathers in its turn, or each request would bring a few.
+            let mut left = state.len();
+            while left > 0
+                && let Some(first) = state.first()
+            {
                 let map = client.map();
                 let executor = map.owner(first.shard());
                 let [mut inos, mut empty, mut read] = [const { Vec::new() }; 3];
@@ -211,6 +215,7 @@ impl Shared {
                         read.push(next);
                     }
                 }
+                left = left.saturating_sub(inos.len() + empty.len() + read.len());
                 state.under_way = inos.iter().chain(&empty).copied().collect();
                 state.read_under_way = read.iter().copied().collect();
                 parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos, empty, read));
@@ -219,7 +224,7 @@ impl Shared {
                 state.times += 1;
                 self.told.notify_all();
             }
-            if state.ended {
+            if state.ended && state.is_empty() {
                 return;
             }
         }
