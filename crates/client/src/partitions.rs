@@ -29,6 +29,8 @@ const ABOVE_MAX: usize = 1024;
 const ASKED_FIRST: u32 = 4;
 /// So long a directory must have been quiet, and so long lie between two attempts.
 const QUIET: Duration = Duration::from_secs(2);
+/// Most partitions that are added up: beyond, it is cheaper to ask the directory's home.
+const PARTS_MAX: usize = 256;
 /// Directories whose questions are counted.
 const ASKED_MAX: usize = 1024;
 
@@ -146,7 +148,7 @@ impl Client {
         self.delegations(part).into_iter().flatten().find_map(|known| known.part(part))
     }
 
-    /// All partitions of a directory, of which `tell` knows each, by its number and where its hashes begin.
+    /// All partitions of a directory, if they are few, of which `tell` knows each, by its number and where its hashes begin.
     fn parts(
         &self,
         dir: Ino,
@@ -157,6 +159,9 @@ impl Client {
         let mut next = ring.split_off(first.range);
         let mut all = vec![first];
         while let Some(range) = next.pop() {
+            if all.len() >= PARTS_MAX {
+                return None;
+            }
             let one = tell(ring.partition(dir, range.from), range.from)?;
             next.extend(ring.split_off(one.range));
             all.push(one);
