@@ -8,11 +8,11 @@ use crate::daemon;
 use crate::error::{Failure, Outcome};
 use crate::keys::name;
 use crate::place::{AskError, At, Place, executor_name};
+use crate::ports;
 use crate::term::{self, HEAD, Out};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
-use std::net::TcpListener;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -274,15 +274,8 @@ fn targets(
 fn near_entries(place: &Place, volume: &VolumeFile, count: u16) -> Outcome<Vec<NodeEntry>> {
     let host = place.config.text(name::NODE_LISTEN);
     let first = volume.nodes.len() as u16;
-    // All are held until all are found, so that they differ.
-    let mut held = Vec::new();
     let mut entries = Vec::new();
-    for id in first..first + count {
-        let what = || format!("no free port on {host}");
-        let listener = TcpListener::bind((host.as_str(), 0));
-        let listener = listener.map_err(|e| Failure::new(what()).because(e))?;
-        let port = listener.local_addr().map_err(|e| Failure::new(what()).because(e))?.port();
-        held.push(listener);
+    for (id, port) in (first..).zip(ports::free(&host, count)?) {
         let name = format!("node{id}");
         let dir = place.dir.join(&name);
         let colons = host.contains(':');

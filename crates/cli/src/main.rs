@@ -26,6 +26,7 @@ mod mounts;
 mod mpi_cmd;
 mod node_cmd;
 mod place;
+mod ports;
 mod process;
 mod ready;
 mod recover_cmd;

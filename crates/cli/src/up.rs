@@ -8,13 +8,13 @@ use crate::keys::{KEYS, name};
 use crate::mount_cmd;
 use crate::mounts;
 use crate::place::{At, Place, write_whole};
+use crate::ports;
 use crate::ready::Starting;
 use crate::term::{self, HEAD, Out};
 use indicatif::ProgressBar;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::net::TcpListener;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
@@ -157,7 +157,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
             .because("other nodes connect to the address that is written down")
             .try_this("name the address, or the host name, by which others reach this machine"));
     }
-    let ports = free_ports(&host, count)?;
+    let ports = ports::free(&host, count)?;
     let node = |(id, port): (u16, u16)| NodeEntry {
         id,
         name: format!("node{id}"),
@@ -220,17 +220,6 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let map = map.ok_or_else(|| wrong("no node is left".to_owned()))?;
     let owners = (0..SHARDS_MAX).map(|shard| map.owner(ShardId(shard as u16)));
     Ok(owners.flatten().collect())
-}
-
-/// Ports that nobody uses now. All are held until all are found, so that
-/// they differ.
-fn free_ports(host: &str, count: u16) -> Outcome<Vec<u16>> {
-    let what = || format!("no free port on {host}");
-    let mut held = Vec::new();
-    for _ in 0..count {
-        held.push(TcpListener::bind((host, 0)).context(what)?);
-    }
-    held.iter().map(|l| l.local_addr().map(|a| a.port()).context(what)).collect()
 }
 
 /// The root directory of an ordinary user's volume belongs to that user, who
@@ -475,14 +464,6 @@ mod tests {
             std::fs::write(dir.path().join("tatami.toml"), &text).expect("written");
             at.open().unwrap_or_else(|e| panic!("{e}\n{text}"));
         }
-    }
-
-    #[test]
-    fn ports_are_free_and_differ() {
-        let mut ports = free_ports("127.0.0.1", 8).expect("there are eight");
-        ports.sort_unstable();
-        ports.dedup();
-        assert_eq!(ports.len(), 8);
     }
 
     #[test]

@@ -1,0 +1,73 @@
+//! Ports for daemons, written down when a node is made and used for good.
+//!
+//! They lie below the range from which the system takes ports for outgoing connections: one of those
+//! could have the port of a daemon that is just not running.
+
+use crate::error::{Context, Outcome};
+use std::net::TcpListener;
+use std::ops::Range;
+
+/// No port below is chosen: many are somebody's by custom.
+const LOWEST: u16 = 16 * 1024;
+/// Ports that are tried for each that is wanted, before the system chooses.
+const ATTEMPTS: usize = 64;
+
+/// So many ports of `host` that nobody uses now. All are held until all are found, so that
+/// they differ.
+///
+/// # Errors
+/// Where the host is not this machine, or has no port left.
+pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
+    let what = || format!("no free port on {host}");
+    let range = LOWEST..first_outgoing();
+    let mut held = Vec::new();
+    for _ in 0..count {
+        let one = (0..ATTEMPTS)
+            .filter_map(|_| any_of(&range))
+            .find_map(|port| TcpListener::bind((host, port)).ok());
+        match one {
+            Some(listener) => held.push(listener),
+            None => held.push(TcpListener::bind((host, 0)).context(what)?),
+        }
+    }
+    held.iter().map(|l| l.local_addr().map(|a| a.port()).context(what)).collect()
+}
+
+/// The first port that outgoing connections may get.
+fn first_outgoing() -> u16 {
+    let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
+    let first = range.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
+    // The kernel's own.
+    first.unwrap_or(32768)
+}
+
+/// Any port of the range, which may be empty.
+fn any_of(range: &Range<u16>) -> Option<u16> {
+    let mut random = [0; 4];
+    getrandom::fill(&mut random).ok()?;
+    let count = u32::from(range.end.checked_sub(range.start)?);
+    Some(range.start + u32::from_ne_bytes(random).checked_rem(count)? as u16)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ports_are_free_and_differ_and_no_outgoing_connection_has_them() {
+        let mut ports = free("127.0.0.1", 8).expect("there are eight");
+        let range = LOWEST..first_outgoing();
+        // A system may let outgoing connections have all.
+        assert!(range.is_empty() || ports.iter().all(|port| range.contains(port)), "{ports:?}");
+        ports.sort_unstable();
+        ports.dedup();
+        assert_eq!(ports.len(), 8);
+    }
+
+    #[test]
+    fn a_range_without_ports_leaves_it_to_the_system() {
+        let (low, high) = (5, 6);
+        assert_eq!((any_of(&(low..low)), any_of(&(high..low))), (None, None));
+        assert_eq!(any_of(&(5..6)), Some(5));
+    }
+}
