@@ -67,8 +67,12 @@ pub struct Told {
 }
 
 impl Told {
-    /// Takes a whole record. `None` where it makes no sense: the journal ends before it. Tells
-    /// whether it was that of the last tile, the only one that still grows.
+    /// Takes a whole record. `None` where it makes no sense, or is not there as a whole yet: the journal ends
+    /// before it. Tells whether it was that of the last tile, the only one that still grows.
+    ///
+    /// Who reads while the journal is written may have looked at the length of the last tile before it
+    /// grew for the last time, and see the tile after it. A piece has no gaps: a tile is at least as long
+    /// as the place of the one after it says.
     pub fn take(&mut self, record: &[u64]) -> Option<bool> {
         let (&first, body) = record.split_first()?;
         match first & 0xff {
@@ -80,7 +84,8 @@ impl Told {
             }
             TILE => {
                 let &[ref fixed @ .., len] = <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
-                if first != front(TILE, TILE_WORDS, fixed) {
+                // Where a record is no single store, its last word may come last; no tile is empty.
+                if first != front(TILE, TILE_WORDS, fixed) || len == 0 {
                     return None;
                 }
                 let [names, stamp, start, block, stride, at] = *fixed;
@@ -89,7 +94,12 @@ impl Told {
                 let known = self.tiles.len();
                 match self.tiles.get_mut(slot) {
                     Some(old) => *old = tile,
-                    None if slot == known => self.tiles.push(tile),
+                    None if slot == known => {
+                        if let Some(last) = self.tiles.last() {
+                            self.grow_last(at.saturating_sub(last.at));
+                        }
+                        self.tiles.push(tile);
+                    }
                     None => return None,
                 }
                 self.widen(slot);

@@ -2,14 +2,18 @@
 //! that are killed, disks that are full.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
+use parking_lot::Mutex;
+use rustix::io::Errno;
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use tatami_layout::{PieceTiles, Shape, View};
-use tatami_tiled::journal::{Reader, Writer};
+use std::sync::Arc;
+use tatami_layout::{Appended, PieceTiles, Shape, View};
+use tatami_tiled::journal::{Load, Reader, Writer};
 use tatami_tiled::marker::Name;
 use tatami_tiled::published::{Entry, Published};
+use tatami_tiled::shared::Words;
 use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, Token, begin, machine, stat};
 
 const FLAGS: Flags = Flags(Flags::RDWR.0 | Flags::CREATE.0);
@@ -55,7 +59,7 @@ fn strided(block: u64, rank: u64, ranks: u64) -> View {
 }
 
 /// A piece with several views and patterns.
-fn example(random: &mut fastrand::Rng, mut each: impl FnMut(tatami_layout::Appended, &PieceTiles)) {
+fn example(random: &mut fastrand::Rng, mut each: impl FnMut(Appended, &PieceTiles)) {
     let mut piece = PieceTiles::new(3);
     let views = [View::bytes(), strided(8, 3, 4), strided(100, 1, 2)];
     let (mut at, mut stream) = (0, [0u64; 3]);
@@ -97,6 +101,83 @@ fn a_journal_tells_what_was_written() {
         });
         assert!(Reader::new(open(), 5, 4, false).unwrap().is_none());
         assert!(Reader::new(open(), 6, 3, false).unwrap().is_none());
+    }
+}
+
+/// A journal on the disk, and what its writer is going to tell.
+#[derive(Debug)]
+struct Going {
+    writer: Writer,
+    steps: std::vec::IntoIter<(Appended, PieceTiles)>,
+    random: fastrand::Rng,
+}
+
+impl Going {
+    fn go_on(&mut self) {
+        for _ in 0..self.random.usize(0..3) {
+            let Some((change, piece)) = self.steps.next() else { return };
+            self.writer.tell(change, &piece).unwrap();
+        }
+    }
+}
+
+/// Its words, of which the writer changes some before each look at any of them.
+#[derive(Debug)]
+struct Meanwhile(Words, Arc<Mutex<Going>>);
+
+impl Load for Meanwhile {
+    fn again(&mut self, _from: u64) -> std::result::Result<(), Errno> {
+        Ok(())
+    }
+
+    fn see(&mut self, len: u64) -> std::result::Result<(), Errno> {
+        self.0.see(len)
+    }
+
+    fn readable(&self) -> std::result::Result<u64, Errno> {
+        self.0.readable()
+    }
+
+    fn load_all(&self, offset: u64, words: &mut [u64]) -> std::result::Result<(), Errno> {
+        self.1.lock().go_on();
+        self.0.load_all(offset, words)
+    }
+}
+
+/// Between any two words that a reader looks at, the writer may have told of more: what was told
+/// before a look is known after it, and nothing is passed over for good.
+#[test]
+fn a_journal_that_is_read_while_it_is_written_tells_all() {
+    let dir = tempfile::tempdir().unwrap();
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let path = dir.path().join(format!("j{seed}"));
+        let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let writer = Writer::new(make.unwrap(), 5, 3, random.bool()).unwrap();
+        let mut steps = Vec::new();
+        example(&mut random, |change, piece| steps.push((change, piece.clone())));
+        let mapped = random.bool();
+        let going = Going { writer, steps: steps.into_iter(), random };
+        let going = Arc::new(Mutex::new(going));
+        let words = Words::new(std::fs::File::open(&path).unwrap(), mapped, false).unwrap();
+        let meanwhile = Meanwhile(words, going.clone());
+        let mut reader = Reader::of_any(Box::new(meanwhile)).unwrap().unwrap();
+        loop {
+            let left = going.lock().steps.as_slice().to_vec();
+            reader.update().unwrap();
+            match &left[..] {
+                [] => break,
+                [(_, next), ..] => {
+                    // At least what was told before: the first step that was left came after it.
+                    let (told, known) = (next.tiles().len(), reader.piece().tiles().len());
+                    assert!(known + 1 >= told, "seed {seed}: {known} tiles of {told}");
+                }
+            }
+        }
+        let mut late = Reader::new(std::fs::File::open(&path).unwrap(), 5, 3, false);
+        let late = late.as_mut().unwrap().as_mut().unwrap();
+        late.update().unwrap();
+        assert_eq!(reader.piece(), late.piece(), "seed {seed}");
     }
 }
 
@@ -319,7 +400,7 @@ fn fill(dir: &Path) {
             Err(error) => break error,
         }
     };
-    assert_eq!(error.errno, rustix::io::Errno::NOSPC, "{error}");
+    assert_eq!(error.errno, Errno::NOSPC, "{error}");
     assert!(written > 100_000, "{written}");
     std::fs::write(dir.join("ballast"), b"").unwrap();
     drop(file);
