@@ -42,7 +42,11 @@ static void *work(void *argument)
     MPI_Get_count(&status, MPI_INT, &count);
     wrong += count != BLOCK;
     for (int i = 0; i < BLOCK; i++)
-      wrong += back[2 * i] != values[2 * i];
+      if (back[2 * i] != values[2 * i]) {
+        wrong++;
+        fprintf(stderr, "rank %d, thread %d, round %d: %d, not %d, was read back (%d elements)\n", rank, thread,
+                round, back[2 * i], values[2 * i], count);
+      }
     MPI_Type_free(&gaps);
   }
   wrong += MPI_File_close(&own) != MPI_SUCCESS;
@@ -76,7 +80,11 @@ int main(int argc, char **argv)
   int total = value_of(ranks, 0, 0, 0), *everything = calloc((size_t)total, sizeof *everything);
   MPI_File_read_at_all(all, 0, everything, total, MPI_INT, MPI_STATUS_IGNORE);
   for (int i = 0; i < total; i++)
-    wrong += everything[i] != i;
+    if (everything[i] != i) {
+      wrong++;
+      fprintf(stderr, "rank %d reads %d at %d (rank %d, thread %d, round %d)\n", rank, everything[i], i,
+              i / value_of(1, 0, 0, 0), i / value_of(0, 1, 0, 0) % THREADS, i / BLOCK % ROUNDS);
+    }
   free(everything);
   wrong += MPI_File_close(&all) != MPI_SUCCESS;
   MPI_Allreduce(&wrong, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
