@@ -154,12 +154,11 @@ impl PieceTiles {
     }
 
     /// Makes the last tile, which has no gaps, `len` bytes longer, for a write that goes on where it ends in stream and
-    /// piece, with its stamp; the caller knows that the file has room for them. Its length then; 0 without a tile.
-    pub fn lengthen(&mut self, len: u64) -> u64 {
-        let Some(last) = self.tiles.last_mut() else { return 0 };
+    /// piece, with its stamp; the caller knows that the file has room for them. Without a tile nothing happens.
+    pub fn lengthen(&mut self, len: u64) {
+        let Some(last) = self.tiles.last_mut() else { return };
         debug_assert!(last.block == last.stride, "the tile has gaps");
         last.len += len;
-        last.len
     }
 
     /// Where the writer's own piece has the stream bytes `stream .. stream + len` of

@@ -31,6 +31,8 @@ pub struct Writer {
     room: u64,
     views: usize,
     slots: Vec<u64>,
+    /// Tiles from this number on are not told as they are: an error of the disk came between.
+    untold: Option<usize>,
 }
 
 impl Writer {
@@ -42,7 +44,14 @@ impl Writer {
         crate::shared::reserve(&file, STEP_MIN)?;
         let words = Words::new(file, mapped, true)?;
         words.store_record(0, &journal::header(open, rank))?;
-        Ok(Writer { words, used: HEADER, room: STEP_MIN, views: 0, slots: Vec::new() })
+        Ok(Writer {
+            words,
+            used: HEADER,
+            room: STEP_MIN,
+            views: 0,
+            slots: Vec::new(),
+            untold: None,
+        })
     }
 
     /// Bytes of it that have a meaning.
@@ -76,37 +85,40 @@ impl Writer {
     /// Tells of what `change` did to `piece`. The bytes must be in the piece file.
     ///
     /// # Errors
-    /// Those of the disk, where the journal is not mapped.
+    /// Those of the disk, where the journal is not mapped. What could not be told is told with the next change.
     pub fn tell(&mut self, change: Appended, piece: &PieceTiles) -> Result<(), Errno> {
+        let first = match change {
+            Appended::Grown => piece.tiles().len().saturating_sub(1),
+            Appended::Changed(first) => first,
+        };
+        let as_told = self.untold.is_none();
+        let first = self.untold.map_or(first, |untold| untold.min(first));
+        self.untold = Some(first);
+        match (change, self.slots.last(), piece.tiles().last()) {
+            (Appended::Grown, Some(at), Some(tile)) if as_told => {
+                self.words.store(at + LENGTH, tile.len)?;
+            }
+            _ => self.tell_from(first, piece)?,
+        }
+        self.untold = None;
+        Ok(())
+    }
+
+    /// Tells of views that are new, and of all tiles from number `first` on.
+    fn tell_from(&mut self, first: usize, piece: &PieceTiles) -> Result<(), Errno> {
         while let Some(view) = piece.views().get(self.views) {
             self.add(&journal::view_record(view))?;
             self.views += 1;
         }
-        let first = match change {
-            Appended::Grown => match piece.tiles().last() {
-                Some(tile) if !self.slots.is_empty() => return self.lengthen(tile.len),
-                _ => 0,
-            },
-            Appended::Changed(first) => first,
-        };
         // Those that replace others last: what they replace is true until then, so that nothing is missing in between.
         let known = self.slots.len();
-        for (slot, tile) in piece.tiles().iter().enumerate().skip(known.max(first)) {
+        for (slot, tile) in piece.tiles().iter().enumerate().skip(known) {
             self.add_tile(slot, tile)?;
         }
         for (slot, tile) in piece.tiles().iter().enumerate().take(known).skip(first) {
             self.add_tile(slot, tile)?;
         }
         Ok(())
-    }
-
-    /// Tells that the last tile has `len` bytes now, all of which are in the piece file.
-    ///
-    /// # Errors
-    /// Those of the disk, where the journal is not mapped; `EIO` for one that has told of no tile.
-    pub fn lengthen(&self, len: u64) -> Result<(), Errno> {
-        let at = self.slots.last().ok_or(Errno::IO)?;
-        self.words.store(at + LENGTH, len)
     }
 
     fn add_tile(&mut self, slot: usize, tile: &Tile) -> Result<(), Errno> {

@@ -11,7 +11,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tatami_layout::{MAX_OFFSET, PieceTiles, View};
+use tatami_layout::{Appended, MAX_OFFSET, PieceTiles, View};
 
 /// Bytes of scattered memory that are packed and written at a time.
 const PACK: usize = 512 << 10;
@@ -168,8 +168,9 @@ impl OwnPiece {
         self.dirty = true;
         self.changes += 1;
         self.written[0].add(stream, last.end);
-        let tile = self.tiles.lengthen(len);
-        files.journal.lengthen(tile).context("write the journal of", &self.path)?;
+        self.tiles.lengthen(len);
+        let told = files.journal.tell(Appended::Grown, &self.tiles);
+        told.context("write the journal of", &self.path)?;
         home.changed(self.name.rank, self.changes)?;
         Ok(true)
     }

@@ -5,6 +5,7 @@
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -178,6 +179,46 @@ fn a_journal_that_is_read_while_it_is_written_tells_all() {
         let late = late.as_mut().unwrap().as_mut().unwrap();
         late.update().unwrap();
         assert_eq!(reader.piece(), late.piece(), "seed {seed}");
+    }
+}
+
+/// What an error of the disk kept a writer from telling, it tells with the next change.
+#[test]
+fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let full = std::fs::File::open("/dev/null").unwrap();
+    for seed in 0..100 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let path = dir.path().join(format!("j{seed}"));
+        let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let file = make.unwrap();
+        let good = file.try_clone().unwrap();
+        let number = file.as_raw_fd();
+        let mut writer = Writer::new(file, 5, 3, false).unwrap();
+        let becomes = |what: &std::fs::File| {
+            // SAFETY: the descriptor is the writer's, which lives; it is not closed here.
+            let mut fd = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
+            rustix::io::dup2(what, &mut fd).unwrap();
+        };
+        let (mut faults, mut last) = (random.clone(), None);
+        example(&mut random, |change, piece| {
+            writer.make_room(&piece.views()[0]).unwrap();
+            let fails = faults.u8(0..3) == 0;
+            if fails {
+                // Open for reading only.
+                becomes(&full);
+            }
+            assert_eq!(writer.tell(change, piece).is_err(), fails, "seed {seed}");
+            becomes(&good);
+            last = Some((piece.clone(), fails));
+        });
+        let (piece, failed) = last.unwrap();
+        if !failed {
+            let open = std::fs::File::open(&path).unwrap();
+            let mut reader = Reader::new(open, 5, 3, false).unwrap().unwrap();
+            reader.update().unwrap();
+            assert_eq!(reader.piece(), piece, "seed {seed}");
+        }
     }
 }
 
