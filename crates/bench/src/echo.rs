@@ -17,7 +17,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use tatami_wire::frame::{self, Class, HEADER_LEN, Header};
 use tatami_wire::meta::{Bytes, MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
-use tatami_wire::{Attached, Attr, Cred, Ino, Kind, Layout, NodeId, ShardId, Timestamp};
+use tatami_wire::{Attr, Cred, Ino, Kind, Layout, NodeId, ShardId, Timestamp};
 
 /// What one process does.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -153,23 +153,14 @@ impl AsFd for Listener {
 fn sample_attr() -> Attr {
     let time = Timestamp { sec: 1_790_000_000, nsec: 123_456_789 };
     Attr {
-        ino: Ino(123_456),
-        kind: Kind::File,
-        mode: 0o644,
-        nlink: 1,
         uid: 1000,
         gid: 1000,
-        rdev: 0,
-        size: 0,
-        blocks: 0,
         atime: time,
         mtime: time,
         ctime: time,
         btime: time,
         version: 12_345,
-        layout: Layout::Whole { node: NodeId(0) },
-        attached: Attached::Nothing,
-        written_elsewhere: false,
+        ..Attr::plain(Ino(123_456), Kind::File)
     }
 }
 
