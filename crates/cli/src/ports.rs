@@ -3,7 +3,7 @@
 //! They lie below the range from which the system takes ports for outgoing connections: one of those
 //! could have the port of a daemon that is just not running.
 
-use crate::error::{Context, Outcome};
+use crate::error::{Failure, Outcome};
 use std::net::TcpListener;
 use std::ops::Range;
 
@@ -18,7 +18,11 @@ const ATTEMPTS: usize = 64;
 /// # Errors
 /// Where the host is not this machine, or has no port left.
 pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
-    let what = || format!("no free port on {host}");
+    let refused = |error: std::io::Error| {
+        Failure::new(format!("no free port on {host}")).because(error).try_this(
+            "set node.listen (--node-listen) to an address of this machine; `ip address` lists them",
+        )
+    };
     let range = LOWEST..first_outgoing();
     let mut held = Vec::new();
     for _ in 0..count {
@@ -27,10 +31,10 @@ pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
             .find_map(|port| TcpListener::bind((host, port)).ok());
         match one {
             Some(listener) => held.push(listener),
-            None => held.push(TcpListener::bind((host, 0)).context(what)?),
+            None => held.push(TcpListener::bind((host, 0)).map_err(refused)?),
         }
     }
-    held.iter().map(|l| l.local_addr().map(|a| a.port()).context(what)).collect()
+    held.iter().map(|l| l.local_addr().map(|a| a.port()).map_err(refused)).collect()
 }
 
 /// The first port that outgoing connections may get.
@@ -62,6 +66,13 @@ mod tests {
         ports.sort_unstable();
         ports.dedup();
         assert_eq!(ports.len(), 8);
+    }
+
+    #[test]
+    fn a_host_that_is_elsewhere_is_refused_with_what_to_do() {
+        // An address for documentation (RFC 5737), which no machine has.
+        let report = free("192.0.2.1", 1).expect_err("no address of this machine").report();
+        assert!(report.contains("192.0.2.1") && report.contains("--node-listen"), "{report}");
     }
 
     #[test]
