@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test soak bench predict bench-mpi lint install tools packages fmt
+.PHONY: help quickstart test test-libraries soak bench predict bench-mpi lint install tools packages fmt
 
 PREFIX ?= /usr/local
 # How much more than `make test` the long forms do.
@@ -12,7 +12,7 @@ SCALE ?= 20
 TOOLS := target/tools/bin
 
 help: ## list what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' Makefile
 
 quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 	@scripts/quickstart.sh
@@ -20,8 +20,12 @@ quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 test: packages tools ## format, clippy, unit, property and end-to-end tests
 	@scripts/test.sh
 
-soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each
+test-libraries: packages ## PnetCDF's, HDF5's and mpi4py's own tests, natively and through the MPI-IO layer
+	@scripts/test-libraries.sh
+
+soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each, and the libraries' own
 	@TATAMI_TEST_SCALE=$(SCALE) scripts/test.sh
+	@scripts/test-libraries.sh
 
 bench: packages ## measure Tatami and the plain disk side by side
 	cargo build --quiet --locked --release --bin tatami
