@@ -16,6 +16,19 @@ examples=$PWD/examples
 step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'quickstart: %s\n' "$*" >&2; exit 1; }
 
+# In a directory where all may write, a folder of that name, or a link, may be somebody else's, who
+# waits for what is put there.
+if [ -L "$dir" ]; then
+  fail "$dir is a symbolic link: look who made it, or name another folder: TATAMI_QUICKSTART_DIR"
+elif [ ! -e "$dir" ]; then
+  mkdir -p "$(dirname "$dir")"
+  (umask 022 && mkdir "$dir") || fail "cannot make $dir: name another folder: TATAMI_QUICKSTART_DIR"
+fi
+[ -d "$dir" ] && [ ! -L "$dir" ] && [ -O "$dir" ] ||
+  fail "$dir belongs to somebody else: name another folder: TATAMI_QUICKSTART_DIR"
+[ -z "$(find "$dir" -maxdepth 0 -perm /022)" ] ||
+  fail "others can write to $dir: name another folder: TATAMI_QUICKSTART_DIR"
+
 # Open MPI refuses root unless told, and looks for ssh even on one machine.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=
 
@@ -52,7 +65,6 @@ step "Installing what is missing from Debian, building Tatami"
 scripts/packages.sh build jobs
 cargo build --locked --release -p tatami-cli -p tatami-capi
 make --silent -C mpi IO=../target/release BUILD=../target/release/mpi
-mkdir -p "$dir"
 mpicc -O2 "$examples/pnetcdf_shared.c" -lpnetcdf -o "$dir/pnetcdf_shared"
 
 step "Is the MPI-IO layer active in these programs?"

@@ -76,6 +76,8 @@ void shadow_close(MPI_File *shadow);
 /* ---- errors.c ---- */
 /* All of these take and return error classes; 0 is MPI_SUCCESS. */
 int class_of(int64_t result);        /* of what a tio_ function returned */
+/* Explains, if the program's user wants to know, and returns the error. */
+int refuse(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int fail(struct file *file, int error); /* calls the file's error handler unless the error is 0; returns the error */
 int fail_no_file(int error);        /* the same with that of MPI_FILE_NULL */
 

@@ -2,6 +2,7 @@
 #include "backend.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -42,24 +43,37 @@ static int class_of_errno(int error)
   }
 }
 
-/* MPI's error strings name the class only; the sentence with the path is for whoever asks for it. */
-static void explain(void)
+/* MPI's error strings name the class only; the sentence is for whoever asks for it. */
+static bool is_verbose(void)
 {
   static atomic_int wanted = -1;
   if (wanted < 0) {
     const char *value = getenv("TATAMI_MPI_VERBOSE");
     wanted = value != NULL && value[0] != '\0' && value[0] != '0';
   }
-  if (wanted)
-    fprintf(stderr, "tatami: %s\n", tio_error());
+  return wanted;
 }
 
 int class_of(int64_t result)
 {
   if (result >= 0)
     return MPI_SUCCESS;
-  explain();
+  if (is_verbose())
+    fprintf(stderr, "tatami: %s\n", tio_error());
   return class_of_errno((int)-result);
+}
+
+int refuse(int error, const char *format, ...)
+{
+  va_list arguments;
+  if (is_verbose()) {
+    char why[256];
+    va_start(arguments, format);
+    vsnprintf(why, sizeof why, format, arguments);
+    va_end(arguments);
+    fprintf(stderr, "tatami: %s\n", why);
+  }
+  return error;
 }
 
 int fail(struct file *file, int error)

@@ -85,6 +85,13 @@ static int shadow_new(MPI_File *shadow)
   snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
   int error = REAL(File_open)(MPI_COMM_SELF, path, MPI_MODE_RDWR, MPI_INFO_NULL, shadow);
   close(fd);
+#ifdef MPICH
+  /* MPICH gives a new file the error handler of MPI_FILE_NULL without counting it, and its close gives a reference
+   * back. The one that this call takes makes up for that: the program may have freed its own. */
+  MPI_Errhandler counted;
+  if (error == MPI_SUCCESS)
+    PMPI_File_get_errhandler(MPI_FILE_NULL, &counted);
+#endif
   return error == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_OTHER;
 }
 

@@ -24,7 +24,10 @@ static int representation_of(const char *name, enum representation *rep)
       *rep = (enum representation)i;
       return MPI_SUCCESS;
     }
-  return name == NULL ? MPI_ERR_ARG : MPI_ERR_UNSUPPORTED_DATAREP;
+  if (name == NULL)
+    return refuse(MPI_ERR_ARG, "MPI_File_set_view: datarep is NULL");
+  return refuse(MPI_ERR_UNSUPPORTED_DATAREP,
+                "MPI_File_set_view: datarep \"%s\" is none of \"native\", \"internal\" and \"external32\"", name);
 }
 
 /* A handle of ours for the same type: the program may free its own. */
@@ -54,30 +57,38 @@ static int propose_types(struct proposal *p, MPI_Datatype etype, MPI_Datatype fi
 {
   tio_shape *element = NULL;
   if (etype == MPI_DATATYPE_NULL || filetype == MPI_DATATYPE_NULL)
-    return MPI_ERR_TYPE;
+    return refuse(MPI_ERR_TYPE, "MPI_File_set_view: %s is MPI_DATATYPE_NULL",
+                  etype == MPI_DATATYPE_NULL ? "etype" : "filetype");
   int error = flatten(etype, p->rep, &element);
-  if (error == MPI_SUCCESS) {
-    p->etype_size = (int64_t)tio_shape_size(element);
-    tio_shape_release(element);
-    error = flatten(filetype, p->rep, &p->shape);
-  }
-  if (error == MPI_SUCCESS)
-    error = keep(etype, &p->etype);
+  if (error != MPI_SUCCESS)
+    return refuse(error, "MPI_File_set_view: etype has parts that datarep has no size for, or is no datatype");
+  p->etype_size = (int64_t)tio_shape_size(element);
+  tio_shape_release(element);
+  error = flatten(filetype, p->rep, &p->shape);
+  if (error != MPI_SUCCESS)
+    return refuse(error, "MPI_File_set_view: filetype has parts that datarep has no size for, or is no datatype");
+  error = keep(etype, &p->etype);
   if (error == MPI_SUCCESS)
     error = keep(filetype, &p->filetype);
   if (error != MPI_SUCCESS)
     return error;
   p->filetype_size = (int64_t)tio_shape_size(p->shape);
-  if (p->etype_size == 0 || p->filetype_size % p->etype_size != 0)
-    return MPI_ERR_ARG;
+  if (p->etype_size == 0)
+    return refuse(MPI_ERR_ARG, "MPI_File_set_view: etype has no bytes");
+  if (p->filetype_size % p->etype_size != 0)
+    return refuse(MPI_ERR_ARG, "MPI_File_set_view: filetype has %lld bytes, which is no multiple of etype's %lld",
+                  (long long)p->filetype_size, (long long)p->etype_size);
   return MPI_SUCCESS;
 }
 
 static int check_displacement(const struct file *file, MPI_Offset displacement)
 {
-  if (file->amode & MPI_MODE_SEQUENTIAL)
-    return displacement == MPI_DISPLACEMENT_CURRENT || displacement == 0 ? MPI_SUCCESS : MPI_ERR_ARG;
-  return displacement >= 0 ? MPI_SUCCESS : MPI_ERR_ARG;
+  bool sequential = (file->amode & MPI_MODE_SEQUENTIAL) != 0;
+  if (sequential ? displacement == MPI_DISPLACEMENT_CURRENT || displacement == 0 : displacement >= 0)
+    return MPI_SUCCESS;
+  return refuse(MPI_ERR_ARG, "MPI_File_set_view: disp is %lld; %s", (long long)displacement,
+                sequential ? "a file with MPI_MODE_SEQUENTIAL takes MPI_DISPLACEMENT_CURRENT or 0"
+                           : "it must be 0 or more, MPI_DISPLACEMENT_CURRENT is for MPI_MODE_SEQUENTIAL");
 }
 
 static int propose(const struct file *file, struct proposal *p, MPI_Offset displacement, MPI_Datatype etype,
@@ -90,8 +101,7 @@ static int propose(const struct file *file, struct proposal *p, MPI_Offset displ
     error = check_displacement(file, displacement);
   p->displacement = displacement;
   if (error == MPI_SUCCESS)
-    error = class_of(tio_view_check(file->flags, displacement > 0 ? (uint64_t)displacement : 0,
-                                    (uint64_t)p->etype_size, p->shape));
+    error = class_of(tio_view_check(displacement > 0 ? (uint64_t)displacement : 0, (uint64_t)p->etype_size, p->shape));
   return error;
 }
 
@@ -111,8 +121,11 @@ static int decide(struct file *file, const struct proposal *p, int error, int64_
     return MPI_ERR_OTHER;
   if (all[ERROR] != MPI_SUCCESS)
     return (int)all[ERROR];
-  if (all[REP] != -all[REP_NEGATED] || all[ETYPE] != -all[ETYPE_NEGATED])
-    return MPI_ERR_NOT_SAME;
+  if (all[REP] != -all[REP_NEGATED])
+    return refuse(MPI_ERR_NOT_SAME, "MPI_File_set_view: datarep is not the same on all ranks");
+  if (all[ETYPE] != -all[ETYPE_NEGATED])
+    return refuse(MPI_ERR_NOT_SAME, "MPI_File_set_view: etype has %lld bytes on one rank and %lld on another",
+                  (long long)all[ETYPE], -(long long)all[ETYPE_NEGATED]);
   return MPI_SUCCESS;
 }
 

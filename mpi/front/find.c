@@ -87,8 +87,7 @@ static const char *family(void *handle)
   return NULL;
 }
 
-/* Loads the backend from beside the front. */
-static void *load(const char *which)
+void *tatami_front_load(const char *name)
 {
   Dl_info self;
   char path[PATH_MAX];
@@ -96,16 +95,23 @@ static void *load(const char *which)
     return NULL;
   const char *slash = strrchr(self.dli_fname, '/');
   int directory = slash != NULL ? (int)(slash - self.dli_fname + 1) : 0;
-  int length = snprintf(path, sizeof path, "%.*slibtatami_mpi_%s.so", directory, self.dli_fname, which);
+  int length = snprintf(path, sizeof path, "%.*s%s", directory, self.dli_fname, name);
   if (length < 0 || (size_t)length >= sizeof path)
     return NULL;
-  void *backend = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
+static void *load_backend(const char *which)
+{
+  char name[64];
+  snprintf(name, sizeof name, "libtatami_mpi_%s.so", which);
+  void *backend = tatami_front_load(name);
   if (backend == NULL)
     fprintf(stderr, "tatami: MPI-IO goes to the MPI library, because the backend was not loaded: %s\n", dlerror());
   return backend;
 }
 
-static int disabled(void)
+int tatami_front_disabled(void)
 {
   const char *value = getenv("TATAMI_MPI");
   return value != NULL && (strcmp(value, "0") == 0 || strcmp(value, "off") == 0);
@@ -121,7 +127,7 @@ static void report(const char *what)
 static void find_backend(void *library)
 {
   const char *which = family(library);
-  if (disabled()) {
+  if (tatami_front_disabled()) {
     report("off: TATAMI_MPI says so");
     return;
   }
@@ -129,7 +135,7 @@ static void find_backend(void *library)
     report("off: neither Open MPI nor MPICH");
     return;
   }
-  void *backend = load(which);
+  void *backend = load_backend(which);
   if (backend == NULL) {
     report("off: backend not loaded");
     return;

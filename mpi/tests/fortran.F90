@@ -1,5 +1,6 @@
 ! One program for the three Fortran bindings: compiled with -DUSE_MPIF, -DUSE_MPI or -DUSE_F08.
-! Each rank writes every RANKS-th block of the file through a view, reads its neighbour's, and checks all of it.
+! Each rank writes every RANKS-th block of the file through a view, reads its neighbour's, and checks all of it. Then
+! each writes its part of one copy of a type whose bounds are not those of its data.
 #if defined(USE_F08)
 #define FILE_TYPE type(MPI_File)
 #define DATATYPE_TYPE type(MPI_Datatype)
@@ -24,12 +25,12 @@ program fortran_test
 #endif
   integer, parameter :: block = 5, blocks = 40
   FILE_TYPE :: file
-  DATATYPE_TYPE :: filetype, spread
+  DATATYPE_TYPE :: filetype, spread, parts(2)
   REQUEST_TYPE :: request
   STATUS_TYPE :: status
-  integer :: rank, ranks, ierr, i, j, got, neighbour, wrong
+  integer :: rank, ranks, ierr, i, j, got, neighbour, wrong, lengths(2)
   integer(kind=MPI_OFFSET_KIND) :: size, zero, offset
-  integer(kind=MPI_ADDRESS_KIND) :: lb, extent
+  integer(kind=MPI_ADDRESS_KIND) :: lb, extent, places(2)
   integer :: values(block * blocks), back(block * blocks)
   character(len=1024) :: path
 
@@ -91,6 +92,43 @@ program fortran_test
   end do
   call MPI_File_close(file, ierr)
   call MPI_Type_free(spread, ierr)
+
+  ! A header, and a variable with bounds of its own after it: with Open MPI the lower bound lies above the header.
+  lb = 0
+  extent = 4 * block
+  call MPI_Type_create_resized(filetype, lb, extent, parts(2), ierr)
+  parts(1) = MPI_INTEGER
+  lengths = [2 * block, 1]
+  places = [0, 4 * 3 * block]
+  call MPI_Type_create_struct(2, lengths, places, parts, spread, ierr)
+  call MPI_Type_commit(spread, ierr)
+  call MPI_File_open(MPI_COMM_WORLD, trim(path), MPI_MODE_RDWR, MPI_INFO_NULL, file, ierr)
+  offset = 4 * 4 * block * rank
+  call MPI_File_set_view(file, offset, MPI_INTEGER, spread, 'native', MPI_INFO_NULL, ierr)
+  call check(ierr == MPI_SUCCESS, 12)
+  do i = 1, 3 * block
+    values(i) = -1000 * (rank + 1) - i
+  end do
+  call MPI_File_write_at_all(file, zero, values, 3 * block, MPI_INTEGER, status, ierr)
+  call check(ierr == MPI_SUCCESS, 13)
+  call MPI_File_read_at_all(file, zero, back, 3 * block, MPI_INTEGER, status, ierr)
+  do i = 1, 3 * block
+    call check(back(i) == values(i), 14)
+  end do
+  call MPI_File_sync(file, ierr)
+  call MPI_Barrier(MPI_COMM_WORLD, ierr)
+  call MPI_File_sync(file, ierr)
+  call MPI_File_set_view(file, zero, MPI_INTEGER, MPI_INTEGER, 'native', MPI_INFO_NULL, ierr)
+  do i = 0, ranks - 1
+    offset = 4 * block * i
+    call MPI_File_read_at(file, offset, back, 4 * block, MPI_INTEGER, status, ierr)
+    call check(back(1) == -1000 * (i + 1) - 1 .and. back(2 * block) == -1000 * (i + 1) - 2 * block, 15)
+    call check(back(2 * block + 1) > 0 .and. back(3 * block) > 0, 16)
+    call check(back(3 * block + 1) == -1000 * (i + 1) - 2 * block - 1 .and. back(4 * block) == -1000 * (i + 1) - 3 * block, 17)
+  end do
+  call MPI_File_close(file, ierr)
+  call MPI_Type_free(spread, ierr)
+  call MPI_Type_free(parts(2), ierr)
   call MPI_Type_free(filetype, ierr)
   if (wrong == 0 .and. rank == 0) print *, 'all values right'
   call MPI_Finalize(ierr)

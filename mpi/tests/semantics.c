@@ -496,6 +496,32 @@ static void errors(void)
   CHECK(MPI_File_c2f(MPI_FILE_NULL) == MPI_File_c2f(MPI_File_f2c(MPI_File_c2f(MPI_FILE_NULL))), "handles");
 }
 
+/* Opens that fail call the handler of MPI_FILE_NULL, of which the program has given its own reference back. */
+static void handler_of_no_file(void)
+{
+  MPI_Errhandler mine;
+  MPI_File file;
+  if (rank == 0)
+    MPI_File_delete((char *)path, MPI_INFO_NULL);
+  MPI_Barrier(MPI_COMM_WORLD);
+  OK(MPI_File_create_errhandler(handler, &mine));
+  OK(MPI_File_set_errhandler(MPI_FILE_NULL, mine));
+  OK(MPI_Errhandler_free(&mine));
+  called = 0;
+  for (int i = 1; i <= 3; i++) {
+    FAILS(MPI_File_open(MPI_COMM_WORLD, (char *)path, MPI_MODE_RDONLY, MPI_INFO_NULL, &file), MPI_ERR_NO_SUCH_FILE);
+    CHECK(called == i, "%d, not %d", called, i);
+  }
+  /* MPICH itself loses a reference with each close. */
+  for (int i = 0; !native && i < 3; i++) {
+    OK(MPI_File_open(MPI_COMM_WORLD, (char *)path, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
+    FAILS(MPI_File_seek(file, -1, MPI_SEEK_SET), MPI_ERR_ARG);
+    CHECK(called == i + 4, "%d, not %d", called, i + 4);
+    OK(MPI_File_close(&file));
+  }
+  OK(MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN));
+}
+
 static void hints(void)
 {
   MPI_Info info, back;
@@ -582,7 +608,7 @@ int main(int argc, char **argv)
                {"pointers", pointers},       {"shared", shared},         {"nonblocking", nonblocking},
                {"split", split},             {"sizes", sizes},           {"representations", representations},
                {"atomicity", atomicity},     {"errors", errors},         {"hints", hints},
-               {"handles", handles},
+               {"handles", handles},         {"handler_of_no_file", handler_of_no_file},
 #if MPI_VERSION >= 4
                {"large_counts", large_counts},
 #endif

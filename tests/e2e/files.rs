@@ -341,6 +341,129 @@ fn times_have_nanoseconds_and_move_as_they_should() {
     });
 }
 
+/// What a program, or a backup, goes by: times of a file that nobody has set go forward only, and its last change is
+/// not before its last modification, for its mount and for another one.
+fn times_go_forward(cluster: &Cluster) {
+    type Act = fn(&File, &Path);
+    let acts: [(&str, Act); 8] = [
+        ("nothing", |_, _| ()),
+        ("write", |file, _| file.write_all_at(b"12345", 0).expect("pwrite")),
+        ("write in place", |file, _| file.write_all_at(b"54321", 0).expect("pwrite")),
+        ("chmod", |_, path| {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+            fs::set_permissions(path, mode).expect("chmod");
+        }),
+        ("append", |file, _| file.write_all_at(b"6", 5).expect("pwrite")),
+        ("cut", |file, _| file.set_len(3).expect("ftruncate")),
+        ("touch", |_, path| {
+            let now = rustix::fs::Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_NOW };
+            let times = rustix::fs::Timestamps { last_access: now, last_modification: now };
+            let none = rustix::fs::AtFlags::empty();
+            rustix::fs::utimensat(rustix::fs::CWD, path, &times, none).expect("utimensat");
+        }),
+        ("fsync", |file, _| file.sync_all().expect("fsync")),
+    ];
+    let times = |of: &fs::Metadata| ((of.mtime(), of.mtime_nsec()), (of.ctime(), of.ctime_nsec()));
+    for (creator, reader) in [(0, 1), (1, 1)] {
+        for round in 0..40 {
+            let name = format!("f-{creator}-{round}");
+            let paths = [cluster.mount(0).join(&name), cluster.mount(reader).join(&name)];
+            let own = create(cluster.mount(creator).join(&name));
+            let file = if creator == 0 { own } else { open(&paths[0]) };
+            let mut before = ((0, 0), (0, 0));
+            let mut look = |what: &str, places: &[&Path]| {
+                for place in places {
+                    let now = times(&stat(place));
+                    let (mtime, ctime) = now;
+                    assert!(ctime >= mtime, "{name}, {what}, {}: {now:?}", place.display());
+                    assert!(
+                        mtime >= before.0 && ctime >= before.1,
+                        "{name}, {what}, {}: from {before:?} to {now:?}",
+                        place.display()
+                    );
+                    before = now;
+                }
+            };
+            for (step, (what, act)) in acts.iter().enumerate() {
+                act(&file, &paths[0]);
+                // Of a file elsewhere, what is written is on its way for a while; then the mount that writes
+                // knows more than others.
+                match (creator, (round + step) % 3) {
+                    (_, 0) => look(what, &[&paths[0]]),
+                    (0, 1) => look(what, &[&paths[1], &paths[0]]),
+                    _ => (),
+                }
+            }
+            look("all", &[&paths[0], &paths[1]]);
+            drop(file);
+            look("close", &[&paths[0], &paths[1]]);
+        }
+    }
+}
+
+#[test]
+fn times_go_forward_and_the_last_change_is_not_before_the_last_modification() {
+    for setup in [Setup::nodes(2), Setup::nodes(2).without_passthrough()] {
+        let cluster = setup.start();
+        times_go_forward(&cluster);
+        cluster.finish();
+    }
+}
+
+/// Lets a process have no more than `most` descriptors.
+fn limit_descriptors(pid: i32, most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: prlimit reads one rlimit and writes none.
+    let set = unsafe { libc::prlimit(pid, libc::RLIMIT_NOFILE, &limit, std::ptr::null_mut()) };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn descriptors(pid: i32) -> u64 {
+    fs::read_dir(format!("/proc/{pid}/fd")).expect("of our own user").count() as u64
+}
+
+/// A mount that has no descriptor left says so by the error number that is for it, and goes on when others have been
+/// closed. Files that are only read take none, where the kernel reads them itself.
+#[test]
+fn a_mount_without_descriptors_says_so_and_readers_take_none() {
+    const MORE: u64 = 60;
+    for setup in [Setup::nodes(1), Setup::nodes(1).without_passthrough()] {
+        let passes = setup.config.is_empty();
+        let cluster = setup.start();
+        let (mount, pid) = (cluster.mount(0), cluster.mount_pid(0));
+        let path = |n: u64| mount.join(format!("f{n}"));
+        (0..3 * MORE).for_each(|n| put(path(n), format!("bytes of {n}")));
+        limit_descriptors(pid, descriptors(pid) + MORE);
+        if passes {
+            let readers: Vec<File> =
+                (0..3 * MORE).map(|n| File::open(path(n)).expect("open to read")).collect();
+            for (n, reader) in (0..).zip(&readers) {
+                assert_eq!(bytes_of(reader), format!("bytes of {n}").as_bytes());
+            }
+        }
+        let mut writers = Vec::new();
+        let refused = loop {
+            let opened = OpenOptions::new().write(true).open(path(writers.len() as u64));
+            match opened.and_then(|file| file.write_all_at(b"B", 0).map(|()| file)) {
+                Ok(file) => writers.push(file),
+                Err(error) => break error,
+            }
+            assert!(writers.len() < 3 * MORE as usize, "the limit does not hold");
+        };
+        assert_eq!(refused.raw_os_error(), Some(libc::ENFILE), "{refused}");
+        assert!(writers.len() as u64 > MORE / 2, "{} files", writers.len());
+        drop(writers);
+        let start = std::time::Instant::now();
+        while let Err(error) = fs::write(path(0), "again") {
+            assert_eq!(error.raw_os_error(), Some(libc::ENFILE), "{error}");
+            assert!(start.elapsed().as_secs() < 120, "the mount does not come to itself");
+            tick();
+        }
+        assert_eq!(get(path(0)), b"again");
+        cluster.finish();
+    }
+}
+
 #[test]
 fn times_before_1970_and_after_2038_are_kept() {
     let cluster = Cluster::start(1);

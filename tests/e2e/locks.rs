@@ -418,6 +418,12 @@ fn who_was_away_for_too_long_is_told() {
     assert_eq!(refused(theirs.write_all_at(b"late", 0)), libc::EIO);
     assert_eq!(refused(theirs.read_at(&mut [0; 4], 0)), libc::EIO);
     assert_eq!(write_lock(&theirs, 500, 1), Err(libc::EIO));
+    let told = lines_of_eio(&cluster);
+    for operation in ["WRITE", "READ", "SETLK"] {
+        let line = told.iter().find(|line| line.contains(&format!("operation=\"{operation}\"")));
+        let line = line.unwrap_or_else(|| panic!("{operation} is not in {told:#?}"));
+        assert!(line.contains("lost the locks") && line.contains("ino="), "{line}");
+    }
     drop(theirs);
     let again = open(b.join("f"));
     assert_eq!(write_lock(&again, 0, 1), Err(libc::EAGAIN));
@@ -426,6 +432,16 @@ fn who_was_away_for_too_long_is_told() {
     wait_for_lock(&again, 0, 0).expect("freed");
     drop((ours, again));
     cluster.finish();
+}
+
+/// What the logs of the mounts say of each `EIO`.
+fn lines_of_eio(cluster: &Cluster) -> Vec<String> {
+    let logs = std::fs::read_dir(cluster.dir().join("mount-logs")).expect("readdir");
+    let text = |log: std::io::Result<std::fs::DirEntry>| {
+        std::fs::read_to_string(log.expect("an entry").path()).expect("a log")
+    };
+    let text: String = logs.map(text).collect();
+    text.lines().filter(|line| line.contains("answered EIO")).map(str::to_owned).collect()
 }
 
 /// Adds one to a number in the file, and a line at its end, under a lock: nobody else's are lost.

@@ -41,7 +41,9 @@ struct Records {
 impl Records {
     fn open(cluster: &Cluster) -> Records {
         let path = |node| cluster.dir().join(format!("node{node}/meta/0000"));
-        let open = |node| FjallStore::open(&path(node)).expect("the store opens");
+        let open = |node| {
+            FjallStore::open(&path(node), tatami_meta::Opening::default()).expect("the store opens")
+        };
         Records { stores: (0..cluster.nodes()).map(open).collect() }
     }
 

@@ -61,6 +61,79 @@ fn calls_do_what_the_standard_says() {
     }
 }
 
+/// What set_view does not like is told by its argument's name to those who ask for it.
+#[test]
+fn set_view_says_which_argument_is_wrong() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        let mut command = layered(mpi, 2, dir.path());
+        command.env("TATAMI_MPI_VERBOSE", "1").env("ONLY", "arguments");
+        let said = run(command.arg(compiled("semantics", mpi)).arg(dir.path().join(mpi)));
+        for why in [
+            "disp is -1",
+            "datarep \"nonsense\" is none of",
+            "filetype has 2 bytes, which is no multiple of etype's 4",
+            "the displacements of the filetype decrease",
+            "etype has 4 bytes on one rank and 2 on another",
+        ] {
+            assert!(said.err.contains(why), "{mpi}: no \"{why}\" in {}", said.err);
+        }
+    }
+}
+
+/// A container is a file to a program: unlink(2), remove(3) and unlinkat(2) remove it, and leave directories alone.
+#[test]
+fn containers_are_unlinked() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    for mpi in MPIS {
+        let said = run(layered(mpi, 1, dir.path()).arg(compiled("unlinked", mpi)).arg(dir.path()));
+        assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+        assert_eq!(tatami_tests::files::names(dir.path()), Vec::<String>::new());
+    }
+}
+
+/// File types whose bounds are not those of their data, and whose copies overlap: one copy is written as by the MPI
+/// library; of bytes that are written twice the later one counts. The overlay shows what was written.
+#[test]
+fn file_types_may_overlap_their_copies() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    for name in ["containers", "shown"] {
+        fs::create_dir(at(name)).expect("a directory");
+    }
+    for mpi in MPIS {
+        let program = compiled("filetypes", mpi);
+        let right = |command: &mut Command| {
+            let said = run(command);
+            assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+        };
+        right(native(mpi, 2).arg(&program).arg(at("native")).arg("native"));
+        let mut plain = layered(mpi, 2, Path::new("/nowhere"));
+        plain.env("TATAMI_PLAIN", at("shown"));
+        right(plain.arg(&program).arg(at("shown").join(format!("plain.{mpi}"))));
+        let container = at("containers").join(mpi);
+        right(layered(mpi, 2, &at("containers")).arg(&program).arg(&container));
+        assert!(container.is_dir(), "the layer was not used");
+        // Both MPI libraries' types once more, now that only one copy is written: the same file.
+        let copies = at("containers").join(format!("{mpi}.one"));
+        right(layered(mpi, 2, &at("containers")).arg(&program).arg(&copies).arg("native"));
+    }
+    let expected: Vec<Vec<u8>> =
+        MPIS.iter().map(|mpi| get(at("shown").join(format!("plain.{mpi}")))).collect();
+    let shown = at("overlay");
+    fs::create_dir(&shown).expect("a directory");
+    let mut overlay = Command::new(tatami_bin());
+    run(overlay.args(["mount", "--overlay"]).arg(at("containers")).arg(&shown));
+    let found: Vec<Vec<u8>> = MPIS.iter().map(|mpi| get(shown.join(mpi))).collect();
+    let one: Vec<Vec<u8>> = MPIS.iter().map(|mpi| get(shown.join(format!("{mpi}.one")))).collect();
+    run(program("umount -l").arg(&shown));
+    assert!(found == expected, "the overlay shows other bytes than an ordinary file has");
+    assert!(one.last() == Some(&get(at("native"))), "other bytes than the MPI library's");
+}
+
 /// Random types, views and calls: what each call tells and every byte of the
 /// file are as a reference says that uses the MPI library's simplest calls only.
 #[test]

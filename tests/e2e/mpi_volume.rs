@@ -97,6 +97,32 @@ fn calls_do_what_the_standard_says() {
     }
 }
 
+/// File types whose bounds are not those of their data, and whose copies overlap; with ranks on several nodes and on one.
+#[test]
+fn file_types_may_overlap_their_copies() {
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(2);
+    let dir = tempfile::tempdir().expect("a directory");
+    for mpi in MPIS {
+        let plain = dir.path().join(mpi);
+        let mut reference = layered(&cluster, mpi, 3, "filetypes");
+        reference.env("TATAMI_PLAIN", dir.path());
+        run(reference.arg(&plain));
+        for nodes in [1, 2] {
+            let name = format!("filetypes.{mpi}.{nodes}");
+            let mut command = layered(&cluster, mpi, 3, "filetypes");
+            command.env("NODES", nodes.to_string());
+            let said = run(command.arg(format!("@/{name}")));
+            assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+            for node in 0..2 {
+                let same = get(cluster.mount(node).join(&name)) == get(&plain);
+                assert!(same, "{mpi}: other bytes on the mount of node {node}");
+            }
+        }
+    }
+    cluster.finish();
+}
+
 /// Random types, views and calls: what each call tells and every byte of the file are as in a container.
 #[test]
 fn random_calls_do_what_they_do_in_a_container() {
@@ -540,36 +566,49 @@ fn separate_opens_see_each_other_after_sync() {
     cluster.finish();
 }
 
-/// Ranks in atomic mode that are killed with the lock in their hands leave no attribute behind.
-#[test]
-fn what_killed_ranks_held_is_forgotten() {
-    let _turn = ONE_AT_A_TIME.lock();
-    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
-    let dir = tempfile::tempdir().expect("a directory");
-    let log = dir.path().join("log");
-    let file = cluster.mount(1).join("f");
-    let attributes = || {
-        let said = run(program("getfattr --absolute-names -m -").arg(&file));
-        let names = said.out.lines().filter(|line| line.starts_with("user."));
-        names.map(str::to_owned).collect::<Vec<_>>()
+/// Requests about names to all nodes so far.
+fn requests(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
+}
+
+/// What one more of what the program `counted` does costs, in requests: two runs are compared. Housekeeping and
+/// what mounts happen to know are no part of it, so the least of several is what counts.
+fn cost(least: usize, mut run: impl FnMut(u64) -> u64) -> f64 {
+    const COUNTS: [u64; 2] = [4, 104];
+    let once = |_| {
+        let [few, many] = COUNTS.map(&mut run);
+        (many as f64 - few as f64) / (COUNTS[1] - COUNTS[0]) as f64
     };
+    (0..least).map(once).fold(f64::MAX, f64::min)
+}
+
+/// The shared file pointer and the lock of atomic mode with ranks on several nodes: the shard gives them, for one
+/// request each.
+#[test]
+fn shared_pointers_and_atomic_mode_cost_a_request_each() {
+    const RANKS: u64 = 4;
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
     for mpi in MPIS {
-        let mut child = endless(&cluster, mpi, 4, &log, ["f", "20000", "atomic", "0"]);
-        run(program("setfattr -n user.mine -v 1").arg(&file));
-        // As if a rank were killed at the one moment.
-        run(program("setfattr -n user.tatami.w.0123.atomic -v 1").arg(&file));
-        for (process, _) in (0..4).filter_map(|rank| told(&log, rank)) {
-            kill_hard(process);
+        let what = Pair::compile(mpi, &sources().join("e2e/mpi_programs/counted.c"), "");
+        // In atomic mode each rank locks and unlocks for a write and for a read, and both may look at what the file
+        // has become: its version and its size.
+        for (how, most) in [("shared", 1.0), ("atomic", 2.0 * (2.0 + 2.0))] {
+            let mut round = 0;
+            let cost = cost(3, |count| {
+                round += 1;
+                let (before, file) = (requests(&cluster), format!("@/{mpi}.{how}.{round}"));
+                let mut command = launch(&cluster, mpi, RANKS, &what);
+                let said = run(command.arg(file).args([&count.to_string(), how]));
+                assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+                requests(&cluster) - before
+            });
+            let each = cost / RANKS as f64;
+            println!("{mpi}, {how}: {each} requests an operation");
+            assert!(each <= most + 0.5, "{mpi}, {how}: {each} requests an operation");
         }
-        let _ = child.wait();
-        assert!(attributes().len() >= 2, "{:?}", attributes());
-        let start = Instant::now();
-        while attributes() != ["user.mine"] {
-            assert!(start.elapsed() < Duration::from_secs(60), "{mpi}: {:?}", attributes());
-            pause(100);
-        }
-        assert_eq!(missing(&file, &log, 4), Ok(()));
-        fs::remove_file(&file).expect("unlink");
     }
     cluster.finish();
 }

@@ -11,6 +11,9 @@ use tatami_tests::files::{create, get, names, open, put};
 use tatami_tests::model::pattern;
 use tatami_tests::{Cluster, Setup};
 
+/// Without another node for new files.
+const REFUSE: &str = "[client]\nwhen_full = \"refuse\"\n";
+
 /// Gives a node a disk of its own, in memory.
 fn disk_on(node: u16, size: &'static str) -> impl Fn(&Path) + 'static {
     move |dir| {
@@ -94,7 +97,7 @@ fn wait() {
 /// through another; everything else goes on.
 #[test]
 fn a_full_disk_refuses_and_recovers() {
-    let cluster = Setup::nodes(2).prepare(disk_on(1, "24m")).start();
+    let cluster = Setup::nodes(2).config(REFUSE).prepare(disk_on(1, "24m")).start();
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     put(b.join("before"), pattern(1, 0, 1 << 20));
     drop(create(b.join("elsewhere")));
@@ -123,11 +126,72 @@ fn a_full_disk_refuses_and_recovers() {
     cluster.finish();
 }
 
+/// A node whose disk users have filled to the last byte keeps names as ever: for it and for others, in every
+/// directory, until its reserve is used up. Then names can still be removed.
+#[test]
+fn names_go_on_where_bytes_have_filled_the_disk() {
+    for (size, names_at_least) in [("24m", 500), ("200m", 5000)] {
+        let cluster = Setup::nodes(2).config(REFUSE).prepare(disk_on(1, size)).start();
+        let (a, b) = (cluster.mount(0), cluster.mount(1));
+        for number in 0..8 {
+            fs::create_dir(a.join(format!("dir-{number}"))).expect("mkdir");
+        }
+        let (whole, error) = fill(&b);
+        assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
+        for number in 0..names_at_least {
+            let path = a.join(format!("dir-{}/name-{number}", number % 8));
+            match number % 4 {
+                0 => fs::create_dir(&path).map(drop),
+                3 => fs::hard_link(a.join("dir-1/name-1"), &path),
+                _ => fs::File::create(&path).map(drop),
+            }
+            .unwrap_or_else(|e| panic!("{size}, {}: {e}", path.display()));
+        }
+        put(a.join("dir-3/with-bytes"), pattern(7, 0, 1 << 20));
+        assert!(get(b.join("dir-3/with-bytes")) == pattern(7, 0, 1 << 20));
+        cluster.kill_node(1);
+        cluster.start_node(1);
+        for number in 0..8 {
+            fs::create_dir(b.join(format!("dir-{number}/after"))).expect("mkdir after a restart");
+        }
+        check_and_empty(&b, whole);
+        cluster.finish();
+    }
+}
+
+/// New files of a node whose disk is full go to the next one, and `tatami where` tells; what lies on the full one
+/// stays there.
+#[test]
+fn new_files_go_to_the_next_node_when_the_disk_is_full() {
+    let cluster = Setup::nodes(2).prepare(disk_on(1, "24m")).start();
+    let b = cluster.mount(1);
+    let node_of = |name: &str| {
+        let said = cluster.tatami("where", &["--json", b.join(name).to_str().expect("UTF-8")]);
+        let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+        told["files"][0]["extents"][0]["node"].as_u64()
+    };
+    let first = create(b.join("first"));
+    for number in 0..600 {
+        put(b.join(format!("f-{number}")), pattern(number as u8, 0, 64 * 1024));
+    }
+    for number in 0..600 {
+        let path = b.join(format!("f-{number}"));
+        assert!(get(&path) == pattern(number as u8, 0, 64 * 1024), "{}", path.display());
+    }
+    assert_eq!((node_of("f-0"), node_of("f-599")), (Some(1), Some(0)));
+    let written = |n: u64| first.write_all_at(&pattern(1, 0, 64 * 1024), n << 16);
+    let refused =
+        (0..1000).find_map(|n| written(n).err()).expect("its bytes stay on the full disk");
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    drop(first);
+    cluster.finish();
+}
+
 /// The disk that keeps the names is full of bytes: names can still be removed,
 /// and nothing that was acknowledged is lost, also over a restart.
 #[test]
 fn a_full_disk_below_the_names_damages_nothing() {
-    let cluster = Setup::nodes(2).prepare(disk_on(0, "200m")).start();
+    let cluster = Setup::nodes(2).config(REFUSE).prepare(disk_on(0, "200m")).start();
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     put(b.join("on-1"), pattern(5, 0, 100_000));
     let (whole, error) = fill(&a);

@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Raised when a function changes its meaning. tio_version() tells that of the loaded library. */
-#define TIO_VERSION 1
+#define TIO_VERSION 2
 uint32_t tio_version(void);
 
 typedef struct tio_file tio_file;   /* one rank's handle of one open */
@@ -124,10 +124,10 @@ int tio_open(const char *path, int flags, const char *const *hints, uint32_t ran
  */
 uint64_t tio_stamp(tio_file *file); /* 0 only where file is NULL */
 int tio_epoch(tio_file *file, uint64_t stamp);
-/* Is this a legal view for these flags? 0, -EINVAL (negative or decreasing displacements, sizes that do not fit each
- * other, etype size 0), or for a file that is open for writing -EINVAL where the filetype overlaps itself. Needs no
- * handle, so that all ranks can agree on errors before any of them changes. */
-int tio_view_check(int flags, uint64_t disp, uint64_t etype_size, const tio_shape *filetype);
+/* Is this a legal view? 0, or -EINVAL: bytes before the file, decreasing displacements, sizes that do not fit each other,
+ * etype size 0. How later copies of the filetype lie is no error: of bytes that one call writes twice the later one in
+ * the stream counts. Needs no handle, so that all ranks can agree on errors before any of them changes. */
+int tio_view_check(uint64_t disp, uint64_t etype_size, const tio_shape *filetype);
 /* This rank's view from now on. The byte view is any whose filetype is contiguous with displacement 0. */
 int tio_view(tio_file *file, uint64_t disp, uint64_t etype_size, const tio_shape *filetype);
 

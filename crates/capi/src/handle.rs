@@ -13,7 +13,7 @@ use tatami_layout::Shape;
 use tatami_tiled::place::{self, Claim};
 use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, machine, stat};
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// `tio_file`: a rank's handle, and what it sealed last.
 pub struct tio_file {
@@ -190,7 +190,6 @@ unsafe fn filetype(shape: *const tio_shape) -> Result<Shape, Failure> {
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_view_check(
-    flags: c_int,
     disp: u64,
     etype_size: u64,
     shape: *const tio_shape,
@@ -198,9 +197,7 @@ pub unsafe extern "C" fn tio_view_check(
     status(|| {
         // SAFETY: the caller's.
         let filetype = unsafe { filetype(shape) }?;
-        let path = Path::new("a file");
-        let flags = Flags(flags as u32);
-        tatami_tiled::file::view(path, flags, disp, etype_size, filetype)?;
+        tatami_tiled::file::view(Path::new("a file"), disp, etype_size, filetype)?;
         Ok(0)
     })
 }
@@ -216,8 +213,7 @@ pub unsafe extern "C" fn tio_view(
     status(|| {
         // SAFETY: the caller's.
         let (file, filetype) = unsafe { (&handle(file)?.file, filetype(shape)?) };
-        let flags = file.flags();
-        let view = tatami_tiled::file::view(file.path(), flags, disp, etype_size, filetype)?;
+        let view = tatami_tiled::file::view(file.path(), disp, etype_size, filetype)?;
         file.set_view(view);
         Ok(0)
     })

@@ -188,6 +188,8 @@ file that is being written, it is what its writer has told at close or fsync."
 Examples:
   tatami fsck
   tatami fsck --repair
+  tatami fsck --lost                  files of which bytes are lost
+  tatami fsck --offline               while the daemons are stopped
   tatami fsck --json | jq '.findings[]'
 
 The volume stays in use meanwhile. All nodes must be up. --repair removes objects

@@ -8,14 +8,15 @@ use crate::place::write_whole;
 use crate::process::Record;
 use crate::term::{self, BAD, HEAD, Out};
 use parking_lot::Mutex;
+use rustix::fs::Mode;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use tatami_cluster::mounted::places;
+use tatami_cluster::trusted::TrustedDir;
 
 /// How often progress is noted.
 const STEP: Duration = Duration::from_millis(200);
@@ -133,14 +134,14 @@ fn new_path() -> Outcome<PathBuf> {
     let mut last = None;
     for place in places() {
         let place = below(&place);
-        match std::fs::DirBuilder::new().recursive(true).mode(0o755).create(&place) {
-            Ok(()) if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() => {
+        match TrustedDir::open_or_create(&place, Mode::from_raw_mode(0o755)) {
+            Ok(_) if rustix::fs::access(&place, rustix::fs::Access::WRITE_OK).is_ok() => {
                 forget_old(&place);
                 let id = std::process::id();
                 let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_millis();
                 return Ok(place.join(format!("{since}.{id}.toml")));
             }
-            Ok(()) => {}
+            Ok(_) => {}
             Err(error) => last = Some(error),
         }
     }

@@ -1,20 +1,23 @@
 //! Daemons of nodes: running one in this process, starting and stopping them
 //! in the background.
 
+use crate::absence::Absence;
 use crate::error::{Context, Failure, Outcome};
 use crate::keys::name;
-use crate::place::{At, Place};
+use crate::place::{AskError, At, Place};
 use crate::process::{self, Record};
 use crate::ready::{self, Ready, Starting};
+use crate::term;
+use rustix::fs::Mode;
 use rustix::process::Signal;
 use std::ffi::OsString;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tatami_cluster::trusted::TrustedDir;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_node::{Node, NodeOptions};
 use tatami_wire::NodeId;
-use tatami_wire::admin::AdminCall;
+use tatami_wire::admin::{AdminCall, AdminReply};
 
 /// Longest wait for a daemon to end: it syncs what it has.
 const END_WAIT: Duration = Duration::from_secs(120);
@@ -22,6 +25,9 @@ const END_WAIT: Duration = Duration::from_secs(120);
 const DYING_WAIT: Duration = Duration::from_secs(10);
 /// The same for one that was killed.
 const KILLED_WAIT: Duration = Duration::from_secs(15);
+
+/// Longest wait for a node that reads what is left of its damaged stores, and writes it anew.
+const ACCEPT_WAIT: Duration = Duration::from_secs(300);
 
 /// How one daemon is started: `tatami node run`.
 #[derive(Debug, clap::Args)]
@@ -67,6 +73,7 @@ pub fn log_file(node_dir: &Path) -> PathBuf {
 /// It does not start, or does not end well.
 pub fn run(args: &RunArgs) -> Outcome {
     let mut ready = Ready::take(args.ready_fd)?;
+    tatami_node::note_deaths();
     let (node, pid_file) = launch(args).map_err(|e| ready.failed(e))?;
     ready.ready();
     let result = node.run();
@@ -90,6 +97,7 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
         }
     };
     let base = volume_file.parent().unwrap_or(Path::new("/")).to_owned();
+    TrustedDir::open(&base)?;
     let at = At {
         dir: Some(base.clone()),
         config: args.config.clone(),
@@ -104,9 +112,20 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
     let dir = args.dir.as_deref().map(absolute).transpose()?.unwrap_or_else(|| entry.dir.clone());
     let mut options = NodeOptions::new(dir.clone(), volume.map(), NodeId(entry.id), key);
     options.lease = place.config.duration(name::NODE_LEASE);
+    options.reserve = place.config.number(name::NODE_RESERVE) << 20;
     options.durability = volume.durability;
+    options.allow_other = place.config.flag(name::MOUNT_ALLOW_OTHER);
     options.version = env!("CARGO_PKG_VERSION").to_owned();
+    let register = made_file(&base, entry);
+    options.had_directory =
+        has_directory(&register, &volume) || place.remembered(&made_key(entry)).is_some();
     let node = Node::start(options).map_err(|e| Failure::new(e.to_string()))?;
+    if let Err(error) = note_directory(&register, &volume) {
+        tracing::warn!(
+            "{}: status could not report it if the data directory were lost",
+            error.report()
+        );
+    }
     let pid_file = pid_file(&dir);
     Record::of_self().save(&pid_file)?;
     Ok((node, pid_file))
@@ -145,12 +164,14 @@ pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome
     if !error.is_timeout() && process.wait(DYING_WAIT) {
         return Ok(false);
     }
-    Err(Failure::degraded(format!(
-        "{} runs (process {}) and does not answer",
-        entry.name, process.pid
-    ))
-    .because(error)
-    .try_this(format!(
+    let what = format!("{} runs (process {}) and does not answer", entry.name, process.pid);
+    if let AskError::Connect(error) = &error
+        && !error.is_timeout()
+    {
+        let Absence { why, remedy } = Absence::of(place, entry, error);
+        return Err(Failure::degraded(what).because(why).try_this(remedy));
+    }
+    Err(Failure::degraded(what).because(error).try_this(format!(
         "see its log, {}; to end it: tatami node stop --force{} {}",
         log_file(&entry.dir).display(),
         place.dir_flag(),
@@ -163,34 +184,69 @@ pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome
 /// # Errors
 /// Those of the system.
 pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
-    let what = || format!("cannot make {}", entry.dir.display());
     if place.remembered(&made_key(entry)).is_some() && !entry.dir.join("FORMAT").exists() {
         // An empty directory would do for a new node, and the old one's files would be gone.
         return Err(Failure::new(format!("the data of {} is not there", entry.name))
             .because(format!("{} held a node and holds none now", entry.dir.display()))
             .try_this(format!(
-                "mount the disk that it lies on; or, if it is lost for good and {} is to begin \
-                 empty, remove the line \"{}\" from {}",
+                "mount the disk that it lies on; or, if it is lost for good, let {0} begin empty: \
+                 tatami node start --empty{1} {0}",
                 entry.name,
-                made_key(entry),
-                place.dir.join("last-up.toml").display()
+                place.dir_flag()
             )));
     }
     // Others may pass through to the socket, where the daemon knows them by
     // their user id; what lies beside it is closed to them.
-    if !entry.dir.exists() {
-        std::fs::DirBuilder::new().recursive(true).mode(0o711).create(&entry.dir).context(what)?;
-    }
+    TrustedDir::open_or_create(&entry.dir, Mode::from_raw_mode(0o711))?;
     let mut arguments: Vec<OsString> = ["node", "run", "--dir"].map(Into::into).into();
     arguments.push(entry.dir.clone().into());
     arguments.extend(["--node".into(), OsString::from(&entry.name)]);
     arguments.extend(["--volume-file".into(), place.volume_file().into()]);
     arguments.extend(["--key-file".into(), place.key_file().into()]);
     arguments.extend(place.at.arguments());
-    ready::start(&entry.name, &arguments, &log_file(&entry.dir))
+    ready::start(&entry.name, &arguments, Some(&log_file(&entry.dir)))
 }
 
-fn made_key(entry: &NodeEntry) -> String {
+/// The node is to begin empty, if its data directory is not there.
+///
+/// # Errors
+/// Those of the file system.
+pub fn let_begin_empty(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome {
+    if place.remembered(&made_key(entry)).is_some() {
+        note_directory(&made_file(&place.dir, entry), volume)?;
+    }
+    place.forget(&made_key(entry))
+}
+
+/// The file that tells that a node has had a data directory: it lies beside the volume file, and not in that directory.
+fn made_file(base: &Path, entry: &NodeEntry) -> PathBuf {
+    base.join("made").join(entry.id.to_string())
+}
+
+/// Records that the node has a data directory now, so that `status` can report the loss of that directory later.
+fn note_directory(register: &Path, volume: &VolumeFile) -> Outcome {
+    if has_directory(register, volume) {
+        return Ok(());
+    }
+    let (Some(parent), Some(name)) = (register.parent(), register.file_name()) else {
+        return Ok(());
+    };
+    let text = format!("{}\n", volume.volume);
+    TrustedDir::open_or_create(parent, Mode::from_raw_mode(0o755))
+        .and_then(|dir| {
+            let mode = Mode::from_raw_mode(0o644);
+            dir.replace_file(&name.to_string_lossy(), text.as_bytes(), mode, true)
+        })
+        .map_err(|e| Failure::new(format!("cannot write {}", register.display())).because(e))
+}
+
+/// Whether the register says that a node of this volume has a data directory, or had one.
+fn has_directory(register: &Path, volume: &VolumeFile) -> bool {
+    std::fs::read_to_string(register).is_ok_and(|text| text.trim_end() == volume.volume.to_string())
+}
+
+/// Under which name it is noted that the node's data directory is in use.
+pub fn made_key(entry: &NodeEntry) -> String {
     format!("made-{}", entry.id)
 }
 
@@ -201,6 +257,55 @@ fn made_key(entry: &NodeEntry) -> String {
 /// Those of the file system.
 pub fn note_made(place: &Place, entry: &NodeEntry) -> Outcome {
     place.remember(&[(made_key(entry).as_str(), entry.dir.display().to_string())])
+}
+
+/// Returns a failure that names the executors of these nodes that refuse to start because their stores are damaged;
+/// `None` if there are none. With `accept_loss` each node first starts them with the records that it can read, and
+/// this function prints what the node did.
+///
+/// # Errors
+/// A node does not answer the order, or refuses it.
+pub fn settle_damage<'a>(
+    place: &Place,
+    volume: &VolumeFile,
+    entries: impl IntoIterator<Item = &'a NodeEntry>,
+    accept_loss: bool,
+) -> Outcome<Option<Failure>> {
+    let refused = |entry: &NodeEntry| match place.ask(volume, entry, &AdminCall::Status) {
+        Ok(AdminReply::Status(status)) => status.refused,
+        // Whether it is well otherwise, `status` tells.
+        Ok(_) | Err(_) => Vec::new(),
+    };
+    let mut all = Vec::new();
+    for entry in entries {
+        let mut here = refused(entry);
+        if accept_loss && !here.is_empty() {
+            let order = AdminCall::AcceptLoss;
+            match place.ask_within(ACCEPT_WAIT, volume, entry, &order) {
+                Ok(AdminReply::Told(done)) => {
+                    done.iter().for_each(|done| term::note(&format!("{}: {done}", entry.name)));
+                }
+                Ok(_) => return Err(Failure::new(format!("{}: not understood", entry.name))),
+                Err(e) => {
+                    return Err(Failure::new(format!("{} does not obey", entry.name)).because(e));
+                }
+            }
+            here = refused(entry);
+        }
+        all.extend(here.into_iter().map(|why| format!("{}: {why}", entry.name)));
+    }
+    Ok((!all.is_empty()).then(|| {
+        let what = "a part of the namespace is damaged and not served; all else runs";
+        let failure = Failure::degraded(what).because(all.join("\n"));
+        match accept_loss {
+            true => failure,
+            false => failure.try_this(format!(
+                "put an intact copy of what is damaged in its place, or go on with what can be read: tatami up{0} \
+                 --accept-loss, then tatami fsck{0} --repair",
+                place.dir_flag()
+            )),
+        }
+    }))
 }
 
 /// Stops the daemon of a node. False if it does not run.
@@ -249,6 +354,7 @@ mod tests {
         let default = |name| find(name).expect("a key").default_value(Path::new("/"));
         let lease = NodeOptions::LEASE.as_secs();
         assert_eq!(default(name::NODE_LEASE), Value::Int(lease));
+        assert_eq!(default(name::NODE_RESERVE), Value::Int(NodeOptions::RESERVE >> 20));
         let durability = tatami_wire::admin::Durability::default().name();
         assert_eq!(default(name::VOLUME_DURABILITY), Value::Text(durability.into()));
         let patience =

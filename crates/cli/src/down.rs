@@ -66,7 +66,7 @@ fn refuse_busy(records: &[MountRecord], how: &str) -> Outcome {
     let mut said = Vec::new();
     for record in records {
         if mountinfo::at(&record.path).is_some() {
-            let users = users::of(&record.path);
+            let users = users::in_earnest(&record.path);
             if !users.is_empty() {
                 said.push(format!("{}: {}", record.path.display(), users::describe(&users)));
             }

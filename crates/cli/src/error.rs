@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::fmt;
 use std::io;
+use tatami_cluster::trusted::TrustError;
 
 /// How a command ends, for scripts. The man page lists these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,27 @@ impl From<io::Error> for Failure {
             return Failure { exit: Exit::Quiet, ..Failure::new("") };
         }
         Failure::new("cannot write the output").because(e)
+    }
+}
+
+/// A directory in which others can have put what they like is never used.
+impl From<TrustError> for Failure {
+    fn from(e: TrustError) -> Failure {
+        let remedy = match &e {
+            TrustError::Io { .. } => None,
+            TrustError::Owner { owner, .. } => Some(format!(
+                "name a directory of your own: --dir DIR; or run this as the user that it belongs to: \
+                 sudo -u '#{owner}' tatami ..."
+            )),
+            _ => Some("name another directory: --dir DIR".to_owned()),
+        };
+        let failure = match e {
+            TrustError::Io { path, what, source } => {
+                Failure::new(format!("cannot {what} {}", path.display())).because(source)
+            }
+            other => Failure::new(other.to_string()),
+        };
+        Failure { remedy, ..failure }
     }
 }
 

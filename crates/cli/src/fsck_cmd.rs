@@ -1,9 +1,13 @@
 //! `tatami fsck`: the check of [`tatami_client::fsck`], for people and scripts.
 
+use crate::daemon;
 use crate::error::{Context, Exit, Failure, Outcome};
+use crate::offline::Offline;
 use crate::place::{At, Place};
 use crate::term::{self, BAD, GOOD, Out};
 use std::io::Write;
+use std::sync::Arc;
+use tatami_client::Client;
 use tatami_client::fsck::{self, Report, Wrong};
 use tatami_cluster::VolumeFile;
 
@@ -22,6 +26,12 @@ pub struct FsckArgs {
     /// Mend what is found
     #[arg(long, short = 'y')]
     repair: bool,
+    /// Tell only of files of which bytes are lost
+    #[arg(long, conflicts_with = "repair")]
+    lost: bool,
+    /// Check it while its daemons are stopped. The data of all nodes must be on this machine
+    #[arg(long)]
+    offline: bool,
     /// As one JSON object
     #[arg(long)]
     json: bool,
@@ -38,7 +48,10 @@ pub fn run(args: &FsckArgs) -> Outcome {
     };
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
-    let (volume, report) = check(&place, args.repair).map_err(not_done)?;
+    let (volume, mut report) = check(&place, args).map_err(not_done)?;
+    if args.lost {
+        report.findings.retain(|finding| finding.lost.is_some());
+    }
     let left = report.findings.iter().filter(|f| !f.repaired).count() as u64 + report.more;
     let mut out = Out::new();
     if args.json {
@@ -56,11 +69,18 @@ pub fn run(args: &FsckArgs) -> Outcome {
     }
 }
 
-fn check(place: &Place, repair: bool) -> Outcome<(VolumeFile, Report)> {
+fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
     let volume = place.volume()?;
-    let client = place.client(None)?;
+    // In this order: the client goes first.
+    let (_nodes, client) = match args.offline {
+        true => {
+            let (nodes, client) = Offline::start(place, &volume)?;
+            (Some(nodes), client)
+        }
+        false => (None, reach(place, &volume)?),
+    };
     let spinner = term::spinner("checking names");
-    let report = fsck::check(&client, repair, &mut |inodes, objects| {
+    let report = fsck::check(&client, args.repair, &mut |inodes, objects| {
         spinner.set_message(format!("{inodes} inodes, {objects} objects"));
     });
     spinner.finish_and_clear();
@@ -79,6 +99,18 @@ fn check(place: &Place, repair: bool) -> Outcome<(VolumeFile, Report)> {
         }
     })?;
     Ok((volume, report))
+}
+
+/// A session with daemons that run.
+fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
+    let all_down = || volume.nodes.iter().all(|entry| daemon::running(entry).is_none());
+    place.client(None).map_err(|e| match all_down() {
+        true => e.try_this(format!(
+            "start them: tatami up{0}; or check the volume while they are stopped: tatami fsck --offline{0}",
+            place.dir_flag()
+        )),
+        false => e,
+    })
 }
 
 fn kind(wrong: Wrong) -> &'static str {
@@ -102,8 +134,9 @@ fn json(out: &mut Out, volume: &VolumeFile, report: &Report) -> Outcome {
         .iter()
         .map(|f| {
             serde_json::json!({
-                "kind": kind(f.wrong), "ino": f.ino.0, "node": node_name(volume, f),
-                "what": f.what, "repaired": f.repaired,
+                "kind": kind(f.wrong), "ino": f.ino.0, "path": f.path, "node": node_name(volume, f),
+                "what": f.what, "repaired": f.repaired, "object": f.lost.map(|lost| lost.piece.0),
+                "bytes": f.lost.map(|lost| lost.least), "left": f.lost.map(|lost| lost.has),
             })
         })
         .collect();
@@ -126,7 +159,8 @@ fn print(
         let node = node_name(volume, finding).map(|n| format!(" on {n}")).unwrap_or_default();
         let (word, style) = if finding.repaired { ("mended", GOOD) } else { ("wrong", BAD) };
         let word = out.paint(style, word);
-        writeln!(out, "{word}: inode {}{node}: {}", finding.ino, finding.what)?;
+        let path = finding.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
+        writeln!(out, "{word}: inode {}{path}{node}: {}", finding.ino, finding.what)?;
     }
     if report.more > 0 {
         writeln!(out, "and {} more", report.more)?;
@@ -142,7 +176,16 @@ fn print(
         (_, 0) => writeln!(out, "{head}{mended} mended")?,
         _ => writeln!(out, "{head}{mended} mended, {left} left")?,
     }
-    if left > 0 && !repair {
+    let lost = report.findings.iter().filter(|f| f.lost.is_some()).count();
+    if lost > 0 {
+        writeln!(
+            out,
+            "bytes that are lost ({lost} objects) can't be mended, and reading them fails: write those files anew, remove \
+             them, or cut them to what is left; tatami fsck --lost{} names them",
+            place.dir_flag()
+        )?;
+    }
+    if left > lost && !repair {
         writeln!(out, "to mend: tatami fsck --repair{}", place.dir_flag())?;
     }
     Ok(())

@@ -4,6 +4,7 @@
 //! The daemons move them, a block at a time; here it is only said which, and `volume.toml` is rewritten when
 //! it is done. What counts is what the daemons say: whatever breaks off, the same command goes on where that was.
 
+use crate::absence::Absence;
 use crate::daemon;
 use crate::error::{Failure, Outcome};
 use crate::keys::name;
@@ -333,12 +334,13 @@ fn learn(place: &Place, volume: &VolumeFile, entry: &NodeEntry, map: &ClusterMap
 }
 
 fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
+    let absence = match error {
+        AskError::Connect(e) if !e.is_timeout() => Absence::of(place, entry, e),
+        _ => Absence::of_silent(place, entry),
+    };
     Failure::degraded(format!("{} does not answer", entry.name))
-        .because(error.to_string())
-        .try_this(format!(
-            "start what is down: tatami up{}; then the same command goes on",
-            place.dir_flag()
-        ))
+        .because(absence.why)
+        .try_this(format!("{}; then the same command goes on", absence.remedy))
 }
 
 /// Shards from one number on, that one executor gives to another.

@@ -83,7 +83,9 @@ pub mod name {
     pub const VOLUME_DURABILITY: &str = "volume.durability";
     pub const NODE_LISTEN: &str = "node.listen";
     pub const NODE_LEASE: &str = "node.lease_sec";
+    pub const NODE_RESERVE: &str = "node.reserve_mib";
     pub const CLIENT_PATIENCE: &str = "client.patience_sec";
+    pub const CLIENT_WHEN_FULL: &str = "client.when_full";
     pub const MOUNT_ENABLED: &str = "mount.enabled";
     pub const MOUNT_PATH: &str = "mount.path";
     pub const MOUNT_PASSTHROUGH: &str = "mount.passthrough";
@@ -96,7 +98,7 @@ pub mod name {
 }
 
 /// Every key. Those of one section follow each other.
-pub static KEYS: [Key; 17] = [
+pub static KEYS: [Key; 19] = [
     Key {
         name: name::LOG,
         flag: "log",
@@ -172,6 +174,16 @@ pub static KEYS: [Key; 17] = [
               holds: files that it keeps open after their unlink, sizes it has not told yet.",
     },
     Key {
+        name: name::NODE_RESERVE,
+        flag: "node-reserve-mib",
+        env: "TATAMI_NODE_RESERVE_MIB",
+        range: Range::Int(0, 1 << 20),
+        unit: "MiB",
+        default: ["256", "256"],
+        doc: "Room that a node keeps on its disk for names, which the bytes of files cannot take: names are \
+              made and removed also where those have filled the disk. A sixteenth of the disk at most.",
+    },
+    Key {
         name: name::CLIENT_PATIENCE,
         flag: "client-patience-sec",
         env: "TATAMI_CLIENT_PATIENCE_SEC",
@@ -180,6 +192,17 @@ pub static KEYS: [Key; 17] = [
         default: ["60", "60"],
         doc: "How long an operation, also one on a mount, waits for a daemon that is down before \
               it fails with EHOSTDOWN.",
+    },
+    Key {
+        name: name::CLIENT_WHEN_FULL,
+        flag: "client-when-full",
+        env: "TATAMI_CLIENT_WHEN_FULL",
+        range: Range::OneOf(&["next", "refuse"]),
+        unit: "",
+        default: ["next", "next"],
+        doc: "Where new files go when the disk of their own node is full. next: to the next node with room. \
+              refuse: to none, writing to them fails with ENOSPC. A disk is full with less than 64 MiB \
+              available, or a sixteenth of it where that is less.",
     },
     Key {
         name: name::MOUNT_ENABLED,
@@ -218,8 +241,9 @@ pub static KEYS: [Key; 17] = [
         range: Range::Bool,
         unit: "",
         default: ["false", "true"],
-        doc: "Whether users other than the one who mounted may use a mount; permissions apply. \
-              Ordinary users need `user_allow_other` in /etc/fuse.conf for it.",
+        doc: "Whether users other than the one to whom the volume belongs may use it: its mounts, and its daemons, \
+              over their sockets, when they start with it. Permissions apply; the superuser may always. \
+              Ordinary users need `user_allow_other` in /etc/fuse.conf for mounts.",
     },
     Key {
         name: name::MOUNT_THREADS,
@@ -371,6 +395,7 @@ mod tests {
             let unit = match key.name.rsplit('_').next() {
                 Some("sec") => "seconds",
                 Some("ms") => "milliseconds",
+                Some("mib") => "MiB",
                 _ => "",
             };
             assert_eq!(key.unit, unit, "{}", key.name);

@@ -3,8 +3,10 @@
 use crate::config::{Config, Origin};
 use crate::error::{Failure, Outcome};
 use crate::keys::name;
-use std::io::IsTerminal;
+use parking_lot::Mutex;
+use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 /// Starts logging as the configuration says. Commands log only if somebody
 /// asked for it; daemons always.
@@ -24,11 +26,124 @@ pub fn start(config: &Config, daemon: bool) -> Outcome {
     let terminal = std::io::stderr().is_terminal();
     let started = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(Tolerant::new(std::io::stderr()))
+        // It would tell of them on standard error, and panic where that fails, too: on a full disk, each thread that logs.
+        .log_internal_errors(false)
         .with_ansi(terminal && std::env::var_os("NO_COLOR").is_none())
         .try_init();
     if started.is_err() {
         tracing::debug!("logging had been started already");
     }
     Ok(())
+}
+
+/// Writes lines to a log that may not take them, as on a full disk: a line that cannot be written is dropped, and the
+/// next one that can be says how many were.
+struct Tolerant<W>(Mutex<State<W>>);
+
+struct State<W> {
+    to: W,
+    /// Lines dropped since one could be written.
+    dropped: u64,
+    /// The log ends within a line.
+    torn: bool,
+}
+
+impl<W: Write> Tolerant<W> {
+    fn new(to: W) -> Tolerant<W> {
+        Tolerant(Mutex::new(State { to, dropped: 0, torn: false }))
+    }
+}
+
+impl<W: Write> State<W> {
+    fn put(&mut self, line: &[u8]) {
+        let mut notice = Vec::new();
+        if self.torn {
+            notice.push(b'\n');
+        }
+        if self.dropped > 0 {
+            let n = self.dropped;
+            notice
+                .extend(format!("{n} lines of this log could not be written here\n").into_bytes());
+        }
+        let mut rest = &[&notice, line].concat()[..];
+        while !rest.is_empty() {
+            match self.to.write(rest) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Ok(0) | Err(_) => {
+                    self.dropped += 1;
+                    return;
+                }
+                Ok(n) => {
+                    self.torn = rest[n - 1] != b'\n';
+                    rest = &rest[n..];
+                }
+            }
+        }
+        self.dropped = 0;
+    }
+}
+
+/// Takes one line.
+struct Line<'a, W>(&'a Mutex<State<W>>);
+
+impl<W: Write> Write for Line<'_, W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().put(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a, W: Write + 'a> MakeWriter<'a> for Tolerant<W> {
+    type Writer = Line<'a, W>;
+
+    fn make_writer(&'a self) -> Line<'a, W> {
+        Line(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk with so much room.
+    struct Disk {
+        room: usize,
+        bytes: Vec<u8>,
+    }
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let n = bytes.len().min(self.room);
+            if n == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            self.room -= n;
+            self.bytes.extend_from_slice(&bytes[..n]);
+            Ok(n)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn lines_that_a_full_disk_does_not_take_are_counted_and_the_next_begins_a_line() {
+        let log = Tolerant::new(Disk { room: 9, bytes: Vec::new() });
+        let say = |line: &str| log.make_writer().write_all(line.as_bytes()).expect("never fails");
+        say("first\n");
+        say("second\n");
+        say("third\n");
+        log.0.lock().to.room = 1000;
+        say("fourth\n");
+        say("fifth\n");
+        let told = String::from_utf8(log.0.lock().to.bytes.clone()).expect("text");
+        let expected = "first\nsec\n2 lines of this log could not be written here\nfourth\nfifth\n";
+        assert_eq!(told, expected);
+    }
 }

@@ -1,6 +1,7 @@
 //! The `tatami` command: what a person at a terminal, or a script, says to a
 //! volume. It parses, calls the libraries, and prints; rules live below.
 
+mod absence;
 mod args;
 mod background;
 mod bench_cmd;
@@ -25,6 +26,7 @@ mod mount_cmd;
 mod mounts;
 mod mpi_cmd;
 mod node_cmd;
+mod offline;
 mod place;
 mod ports;
 mod process;

@@ -10,10 +10,15 @@ use crate::ready::{self, Ready, Starting};
 use crate::term;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use tatami_cluster::mounted::places;
+use tatami_cluster::trusted::{self, TrustedDir};
 use tatami_cluster::{NodeEntry, VolumeFile};
 use tatami_mount::overlay::Overlay;
 use tatami_mount::{Mount, MountOptions, Passthrough};
 use tatami_wire::NodeId;
+
+/// Name of the directory of logs.
+const LOGS: &str = "mount-logs";
 
 /// `tatami mount`
 #[derive(Debug, clap::Args)]
@@ -25,7 +30,8 @@ pub struct MountArgs {
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
     /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough,
-    /// kernel_cache, nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N
+    /// kernel_cache, nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid, nodev, noexec
+    /// and their opposites (of a volume that is not your own, nosuid and nodev are the default)
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
     /// Show this directory of any file system, with its containers as ordinary files,
@@ -86,7 +92,7 @@ fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
         arguments.extend([dir.into_os_string(), path.clone().into()]);
         let name = format!("mount {}", path.display());
         // It belongs to no volume, in which a log could be kept.
-        return ready::start(&name, &arguments, Path::new("/dev/null"))?.wait();
+        return ready::start(&name, &arguments, None)?.wait();
     }
     let mut ready = Ready::take(args.ready_fd)?;
     let overlay = Overlay::start(&dir, &path);
@@ -134,10 +140,25 @@ pub fn start(
         arguments.extend(["-o".into(), option.into()]);
     }
     arguments.push(path.into());
-    let logs = place.dir.join("mount-logs");
-    std::fs::create_dir_all(&logs).context(|| format!("cannot make {}", logs.display()))?;
-    let log = logs.join(format!("{}.log", mountinfo::as_file_name(path)));
-    ready::start(&format!("mount {}", path.display()), &arguments, &log)
+    let log = make_log_dir(place)?.join(format!("{}.log", mountinfo::as_file_name(path)));
+    ready::start(&format!("mount {}", path.display()), &arguments, Some(&log))
+}
+
+/// Where logs of mounts lie: with the volume; of one that belongs to another user, where this user's notes about
+/// mounts are.
+fn make_log_dir(place: &Place) -> Outcome<PathBuf> {
+    let make = |dir: PathBuf| {
+        TrustedDir::open_or_create(&dir, rustix::fs::Mode::from_raw_mode(0o755)).map(|_| dir)
+    };
+    if place.is_own() {
+        return Ok(make(place.dir.join(LOGS))?);
+    }
+    let mut tried = places().into_iter().map(|place| place.join(LOGS)).map(make);
+    let nowhere = || Failure::new("there is no place for the log of a mount");
+    match tried.find(|made| made.as_ref().is_ok_and(|dir| trusted::is_own(dir))) {
+        Some(made) => Ok(made?),
+        None => Err(nowhere().try_this("stay in the foreground: tatami mount --foreground")),
+    }
 }
 
 /// Mounts and serves in this process.
@@ -175,6 +196,9 @@ fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
     if !config.flag(name::MOUNT_PASSTHROUGH) {
         options.passthrough = Passthrough::Off;
     }
+    // Whoever owns the volume can put there what it likes.
+    let is_own = place.is_own();
+    (options.restrictions.nosuid, options.restrictions.nodev) = (!is_own, !is_own);
     for option in &args.options {
         set_option(&mut options, option)?;
     }
@@ -194,6 +218,11 @@ fn explain(path: &Path, error: tatami_mount::MountError) -> Failure {
         NoMountpoint { .. } => format!("mkdir -p {shown}"),
         AlreadyMounted { .. } | Dead { .. } => format!("tatami umount {shown}"),
         Occupied { .. } | NotADirectory { .. } => "choose another directory".to_owned(),
+        Mount(tatami_mount::FuseMountError::AllowOther { .. }) => {
+            "mount for yourself alone: -o noallow_other, or mount.allow_other = false (--mount-allow-other \
+             false); or have the administrator put the line user_allow_other into /etc/fuse.conf"
+                .to_owned()
+        }
         Mount(_) => {
             "is fuse3 installed, and may this user open /dev/fuse? Everything but the mount \
                      works without it: tatami up --no-mount, then tatami ls :/"
@@ -233,6 +262,12 @@ fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
         ("nopassthrough", None) => options.passthrough = Passthrough::Off,
         ("kernel_cache", None) => options.kernel_cache = true,
         ("nokernel_cache", None) => options.kernel_cache = false,
+        ("nosuid", None) => options.restrictions.nosuid = true,
+        ("suid", None) => options.restrictions.nosuid = false,
+        ("nodev", None) => options.restrictions.nodev = true,
+        ("dev", None) => options.restrictions.nodev = false,
+        ("noexec", None) => options.restrictions.noexec = true,
+        ("exec", None) => options.restrictions.noexec = false,
         ("attr_timeout_ms", Some(_)) => {
             options.attr_timeout = milliseconds(timeout(name::MOUNT_ATTR_TIMEOUT)?);
         }
@@ -240,7 +275,7 @@ fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
             options.entry_timeout = milliseconds(timeout(name::MOUNT_ENTRY_TIMEOUT)?);
         }
         // What mount(8) and fstab pass along and what changes nothing here.
-        ("defaults" | "auto" | "noauto" | "_netdev" | "dev" | "suid" | "exec", None) => {}
+        ("defaults" | "auto" | "noauto" | "_netdev", None) => {}
         _ => return Err(wrong()),
     }
     Ok(())
@@ -322,6 +357,7 @@ pub fn planned(place: &Place, volume: &VolumeFile) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::keys::{Value, find};
+    use tatami_mount::Restrictions;
 
     #[test]
     fn defaults_are_those_of_the_library() {
@@ -351,6 +387,11 @@ mod tests {
         assert!(options.read_only && !options.allow_other && !options.kernel_cache);
         assert_eq!(options.passthrough, Passthrough::Off);
         assert_eq!(options.attr_timeout.as_millis(), 5);
+        for option in ["nosuid", "nodev", "noexec", "nodev", "exec"] {
+            set_option(&mut options, option).unwrap_or_else(|e| panic!("{e}"));
+        }
+        let restricted = Restrictions { nosuid: true, nodev: true, noexec: false };
+        assert_eq!(options.restrictions, restricted, "the last word counts");
         for wrong in ["rx", "ro=1", "attr_timeout_ms", "attr_timeout_ms=-1", ""] {
             assert!(check_options(&[wrong.to_owned()]).is_err(), "{wrong}");
         }

@@ -9,13 +9,15 @@ use crate::error::{Context, Failure, Outcome};
 use crate::mountinfo::{self, FS_TYPE, Mounted};
 use crate::place::write_whole;
 use crate::process::{Record, Running};
+use crate::term;
 use crate::users;
+use rustix::fs::Mode;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tatami_cluster::mounted::places;
+use tatami_cluster::trusted::TrustedDir;
 use tatami_mount::UnmountError;
 
 /// Longest wait for a mount process to end once nothing is mounted: it hands
@@ -54,8 +56,7 @@ impl MountRecord {
     pub fn save(&self) -> Outcome {
         let text = toml::to_string(self).context(|| "record of a mount".to_owned())?;
         let write = |place: &Path| {
-            let what = || format!("cannot make {}", place.display());
-            std::fs::DirBuilder::new().recursive(true).mode(0o755).create(place).context(what)?;
+            TrustedDir::open_or_create(place, Mode::from_raw_mode(0o755))?;
             forget_gone(place);
             write_whole(&Self::file(place, &self.path), &text)
         };
@@ -155,7 +156,7 @@ pub fn look(dir: &Path, path: &Path) -> There {
 
 /// A failure that names those who keep a mount busy.
 pub fn busy(path: &Path, how: &str) -> Failure {
-    let users = users::of(path);
+    let users = users::in_earnest(path);
     let cause = if users.is_empty() {
         "something uses it that this user cannot see, for example another mount below it".to_owned()
     } else {
@@ -167,13 +168,16 @@ pub fn busy(path: &Path, how: &str) -> Failure {
 }
 
 /// Ends a mount, of the volume in `dir` as far as is known, and waits until its process has handed in everything. With
-/// `force` it is detached even while in use.
+/// `force` it is detached even while in use. Copies of it in other mount namespaces, of which nobody uses
+/// anything, end with it.
 ///
 /// # Errors
 /// It is busy, or no mount of ours, or the process does not end.
 pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
     let record = MountRecord::find(dir, path);
     let running = record.as_ref().and_then(MountRecord::running);
+    let mut copies = users::of(path);
+    copies.retain(|user| user.has_copy_only);
     match mountinfo::at(path) {
         Some(m) if m.fs_type == FS_TYPE => match tatami_mount::unmount(path, force) {
             Ok(()) | Err(UnmountError::NotMounted { .. }) => {}
@@ -194,6 +198,15 @@ pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
         None => {}
     }
     if let Some(process) = running {
+        if !copies.is_empty() {
+            term::note(&format!(
+                "{} was copied into mount namespaces of others, where it was not used and answers no more: {}",
+                path.display(),
+                users::describe(&copies)
+            ));
+            // It does not end by itself as long as there is a copy.
+            process.signal(Signal::TERM);
+        }
         let mut ended = if force {
             process.signal(Signal::TERM);
             process.wait(FORCED_WAIT)

@@ -9,6 +9,7 @@ use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
+use tatami_wire::admin::AdminCall;
 
 /// `tatami node`
 #[derive(Debug, clap::Subcommand)]
@@ -27,8 +28,13 @@ It ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
     #[command(after_help = "Examples:\n  tatami node list\n  tatami node list --json")]
     List(ListArgs),
     /// Start the daemons of some nodes
-    #[command(after_help = "Examples:\n  tatami node start 1\n  tatami node start node1 node2")]
-    Start(NodesArgs),
+    #[command(after_help = "\
+Examples:
+  tatami node start 1
+  tatami node start node1 node2
+  tatami node start --empty node1          its data directory is lost for good
+  tatami node start --accept-loss node1    its metadata are damaged, and there is no copy")]
+    Start(StartArgs),
     /// Stop the daemons of some nodes; mounts wait for them
     #[command(after_help = "Examples:\n  tatami node stop 1\n  tatami node stop --force node1")]
     Stop(StopArgs),
@@ -60,6 +66,14 @@ Examples:
   tatami node rebalance --executors 4    each node serves it with four threads
   tatami node rebalance --executors 1    and with one again")]
     Rebalance(RebalanceArgs),
+    /// Settle that a node lost its data directory and began empty
+    #[command(after_help = "\
+Examples:
+  tatami fsck --lost                which files have lost bytes
+  tatami node forget --lost node1   and that is settled: the status is healthy again
+
+Files that have lost bytes stay as they are: reading what is lost fails.")]
+    Forget(ForgetArgs),
 }
 
 /// `tatami node list`
@@ -72,7 +86,7 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// `tatami node start`
+/// Which nodes are meant.
 #[derive(Debug, clap::Args)]
 pub struct NodesArgs {
     #[command(flatten)]
@@ -80,6 +94,30 @@ pub struct NodesArgs {
     /// Nodes by number or name
     #[arg(required = true, value_name = "NODE")]
     nodes: Vec<String>,
+}
+
+/// `tatami node start`
+#[derive(Debug, clap::Args)]
+pub struct StartArgs {
+    #[command(flatten)]
+    which: NodesArgs,
+    /// Begin with an empty data directory where it is lost for good
+    #[arg(long)]
+    empty: bool,
+    /// Where metadata are damaged, go on with what can be read: acknowledged changes are lost. The damaged files are
+    /// kept beside, as NAME.cut
+    #[arg(long)]
+    accept_loss: bool,
+}
+
+/// `tatami node forget`
+#[derive(Debug, clap::Args)]
+pub struct ForgetArgs {
+    #[command(flatten)]
+    which: NodesArgs,
+    /// That it lost what it had
+    #[arg(long, required = true)]
+    lost: bool,
 }
 
 /// `tatami node stop`
@@ -105,6 +143,7 @@ pub fn run(command: &NodeCommand) -> Outcome {
         NodeCommand::Add(args) => grow::add(args),
         NodeCommand::Drain(args) => grow::drain(args),
         NodeCommand::Rebalance(args) => grow::rebalance(args),
+        NodeCommand::Forget(args) => forget_loss(args),
     }
 }
 
@@ -190,17 +229,40 @@ fn list(args: &ListArgs) -> Outcome {
     Ok(())
 }
 
-fn start(args: &NodesArgs) -> Outcome {
-    let place = args.at.open()?;
+fn forget_loss(args: &ForgetArgs) -> Outcome {
+    let place = args.which.at.open()?;
+    crate::log::start(&place.config, false)?;
+    let volume = place.volume()?;
+    let mut out = Out::new();
+    for which in &args.which.nodes {
+        let entry = place.find_node(&volume, which)?;
+        place.ask(&volume, entry, &AdminCall::ForgetLost).map_err(|e| {
+            Failure::degraded(format!("{} was not told", entry.name))
+                .because(e)
+                .try_this(format!("its daemon must run: tatami status{}", place.dir_flag()))
+        })?;
+        writeln!(out, "{}: what it lost is settled", entry.name)?;
+    }
+    out.flush()?;
+    Ok(())
+}
+
+fn start(args: &StartArgs) -> Outcome {
+    let place = args.which.at.open()?;
     crate::log::start(&place.config, false)?;
     let volume = place.volume()?;
     let _lock = place.lock()?;
     let mut out = Out::new();
-    for which in &args.nodes {
+    let mut entries = Vec::new();
+    for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
+        entries.push(entry);
         if daemon::answers(&place, &volume, entry)? {
             writeln!(out, "{} runs already", entry.name)?;
             continue;
+        }
+        if args.empty {
+            daemon::let_begin_empty(&place, &volume, entry)?;
         }
         let starting = daemon::start(&place, entry)?;
         let pid = starting.pid();
@@ -209,7 +271,8 @@ fn start(args: &NodesArgs) -> Outcome {
         writeln!(out, "{} runs (process {pid})", entry.name)?;
     }
     out.flush()?;
-    Ok(())
+    let damage = daemon::settle_damage(&place, &volume, entries, args.accept_loss)?;
+    damage.map_or(Ok(()), Err)
 }
 
 fn stop(args: &StopArgs) -> Outcome {

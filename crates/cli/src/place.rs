@@ -1,20 +1,22 @@
 //! Where a volume lives on this machine: its directory and the files in it.
 
+use crate::absence::Absence;
 use crate::config::{self, Config, Layers, Overrides};
+use crate::daemon;
 use crate::error::{Context, Exit, Failure, Outcome};
 use crate::keys::name;
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use std::collections::BTreeMap;
-use std::os::fd::OwnedFd;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tatami_client::connection::{Caller, ConnectError, Connection, Endpoint};
-use tatami_client::{Client, Options};
+use tatami_client::{Client, Options, WhenFull};
+use tatami_cluster::trusted;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::Class;
-use tatami_wire::handshake::Role;
 use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
 
 /// Longest wait for the answer to a question about a node's condition.
@@ -133,10 +135,23 @@ impl Place {
     /// # Errors
     /// When it cannot be written.
     pub fn remember(&self, said: &[(&str, String)]) -> Outcome {
+        let said = said.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
+        self.rewrite_remembered(|all| all.extend(said))
+    }
+
+    /// Forgets what was noted under `name`.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn forget(&self, name: &str) -> Outcome {
+        self.rewrite_remembered(|all| _ = all.remove(name))
+    }
+
+    fn rewrite_remembered(&self, change: impl FnOnce(&mut Remembered)) -> Outcome {
         let path = self.dir.join(REMEMBERED);
         let mut all = read_remembered(&path);
         let before = all.clone();
-        all.extend(said.iter().map(|(name, value)| ((*name).to_owned(), value.clone())));
+        change(&mut all);
         if all == before {
             return Ok(());
         }
@@ -180,16 +195,21 @@ impl Place {
     /// # Errors
     /// A key file that is damaged or open to others.
     pub fn key(&self) -> Outcome<Option<VolumeKey>> {
-        use tatami_cluster::KeyError;
         match KeyFile::load(&self.key_file()) {
             Ok(key) => Ok(Some(key)),
-            Err(KeyError::Io { source, .. })
-                if source.kind() == std::io::ErrorKind::PermissionDenied =>
-            {
-                Ok(None)
-            }
+            Err(e) if e.is_others() => Ok(None),
             Err(e) => Err(Failure::new(e.to_string())),
         }
+    }
+
+    /// Whether a node's home is this machine: its directory is here, or was.
+    pub fn is_here(&self, entry: &NodeEntry) -> bool {
+        entry.dir.exists() || self.remembered(&daemon::made_key(entry)).is_some()
+    }
+
+    /// Whether the directory is this user's own, and nobody else can change it.
+    pub fn is_own(&self) -> bool {
+        trusted::is_own(&self.dir)
     }
 
     /// ` --dir DIR` for advice, or nothing where that is the default.
@@ -208,21 +228,30 @@ impl Place {
     pub fn client(&self, node: Option<NodeId>) -> Outcome<Arc<Client>> {
         let volume = self.volume()?;
         let mut said: Vec<String> = Vec::new();
+        let mut remedies: Vec<String> = Vec::new();
         for entry in &volume.nodes {
             if node.is_some_and(|n| n.0 != entry.id) {
                 continue;
             }
             match Client::connect(self.options(&volume, entry)?) {
                 Ok(client) => return Ok(Arc::new(client)),
+                Err(tatami_client::Error::Connect(e)) => {
+                    let Absence { why, remedy } = Absence::of(self, entry, &e);
+                    said.push(format!("{}: {why}", entry.name));
+                    if !remedies.contains(&remedy) {
+                        remedies.push(remedy);
+                    }
+                }
                 Err(e) => said.push(format!("{}: {e}", entry.name)),
             }
         }
+        remedies.push(format!("see also: tatami status{}", self.dir_flag()));
         Err(Failure::degraded(match node {
             Some(_) => "the node cannot be reached".to_owned(),
             None => format!("no node of volume {} can be reached", volume.name),
         })
         .because(said.join("\n"))
-        .try_this(format!("start it: tatami up{}; see also: tatami status", self.dir_flag())))
+        .try_this(remedies.join("\n")))
     }
 
     /// How a client reaches the volume through this node.
@@ -236,6 +265,10 @@ impl Place {
             key,
             volume: Some(volume.volume),
             patience: self.config.duration(name::CLIENT_PATIENCE),
+            when_full: match self.config.text(name::CLIENT_WHEN_FULL).as_str() {
+                "refuse" => WhenFull::Refuse,
+                _ => WhenFull::Next,
+            },
         })
     }
 
@@ -249,13 +282,27 @@ impl Place {
         entry: &NodeEntry,
         call: &AdminCall,
     ) -> Result<AdminReply, AskError> {
+        self.ask_within(ASK_TIMEOUT, volume, entry, call)
+    }
+
+    /// As [`Place::ask`], of what may take longer.
+    ///
+    /// # Errors
+    /// As [`Place::ask`].
+    pub fn ask_within(
+        &self,
+        timeout: Duration,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        call: &AdminCall,
+    ) -> Result<AdminReply, AskError> {
         // An id belongs to one user for as long as a daemon remembers it.
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let key = self.key().ok().flatten();
         let endpoint = endpoint(entry, key.is_some());
         let caller = Caller { client: ClientId(id), volume: Some(volume.volume), key };
-        let mut connection = Connection::open(&endpoint, &caller, Role::Admin, 0, ASK_TIMEOUT)?;
+        let mut connection = Connection::open_admin(&endpoint, &caller, timeout)?;
         let reply: AdminResult = connection.call(Class::Admin, 0, call)?;
         Ok(reply?)
     }
@@ -278,7 +325,7 @@ impl Place {
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn lock(&self) -> Outcome<OwnedFd> {
+    pub fn lock(&self) -> Outcome<File> {
         self.lock_file(".lock", "waiting for another tatami up or down on this volume")
     }
 
@@ -286,24 +333,22 @@ impl Place {
     ///
     /// # Errors
     /// Those of the file system.
-    pub fn lock_shards(&self) -> Outcome<OwnedFd> {
+    pub fn lock_shards(&self) -> Outcome<File> {
         self.lock_file(
             ".lock-shards",
             "waiting for another command that moves shards of this volume",
         )
     }
 
-    fn lock_file(&self, file: &str, waiting: &str) -> Outcome<OwnedFd> {
+    fn lock_file(&self, file: &str, waiting: &str) -> Outcome<File> {
         let path = self.dir.join(file);
         let what = || format!("cannot lock {}", path.display());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let fd = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).map_err(|e| {
-            let failure = Failure::new(what()).because(std::io::Error::from(e));
-            match e {
-                rustix::io::Errno::ACCESS | rustix::io::Errno::PERM => failure
-                    .try_this("only the user to whom the volume belongs may start and stop it"),
-                _ => failure,
-            }
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let opened = trusted::open_file(&path, flags, Mode::RUSR | Mode::WUSR);
+        let fd = opened.map_err(|e| match e.kind() {
+            Some(std::io::ErrorKind::PermissionDenied) => Failure::from(e)
+                .try_this("only the user to whom the volume belongs may start and stop it"),
+            _ => Failure::from(e),
         })?;
         if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {
             crate::term::note(waiting);
@@ -343,17 +388,13 @@ pub enum AskError {
 impl AskError {
     /// Whether the daemon said nothing for as long as we wait.
     pub fn is_timeout(&self) -> bool {
+        use std::io::ErrorKind::{TimedOut, WouldBlock};
         use tatami_wire::frame::FrameError;
-        use tatami_wire::handshake::HandshakeError;
-        let io = match self {
-            AskError::Connect(ConnectError::Unreachable { source, .. }) => source,
-            AskError::Connect(ConnectError::Handshake {
-                source: HandshakeError::Io(e), ..
-            }) => e,
-            AskError::Frame(FrameError::Io(e)) => e,
-            _ => return false,
-        };
-        matches!(io.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
+        match self {
+            AskError::Connect(e) => e.is_timeout(),
+            AskError::Frame(FrameError::Io(e)) => matches!(e.kind(), WouldBlock | TimedOut),
+            AskError::Frame(_) | AskError::Errno(_) => false,
+        }
     }
 }
 
@@ -362,9 +403,5 @@ impl AskError {
 /// # Errors
 /// Those of the file system.
 pub fn write_whole(path: &Path, text: &str) -> Outcome {
-    let what = || format!("cannot write {}", path.display());
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}.tmp", std::process::id()));
-    std::fs::write(&temporary, text).context(what)?;
-    std::fs::rename(&temporary, path).context(what)
+    Ok(trusted::replace_file(path, text.as_bytes(), Mode::from_raw_mode(0o644), false)?)
 }

@@ -3,17 +3,18 @@
 
 use crate::error::{Context, Exit, Failure, Outcome};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::{FdFlags, fcntl_getfd, fcntl_setfd};
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+use tatami_cluster::trusted;
 
 /// Longest wait for a process to be ready. A store that recovers from its log
 /// takes seconds.
@@ -123,19 +124,29 @@ pub struct Starting {
     name: String,
     child: Option<Child>,
     pipe: File,
-    log: PathBuf,
-    log_from: u64,
+    /// Its log, and where in it this process began.
+    log: Option<(PathBuf, u64)>,
 }
 
 /// Starts this program again in the background. `name` is for messages; `log`
-/// receives its standard error.
+/// receives its standard error, if there is a place for one.
 ///
 /// # Errors
 /// Those of the system.
-pub fn start(name: &str, arguments: &[OsString], log: &Path) -> Outcome<Starting> {
+pub fn start(name: &str, arguments: &[OsString], log: Option<&Path>) -> Outcome<Starting> {
     let what = || format!("cannot start {name}");
-    let (mut log_file, log_from) = open_log(log).context(|| format!("log {}", log.display()))?;
-    writeln!(log_file).context(what)?;
+    let log = match log {
+        Some(path) => {
+            let (mut file, from) = open_log(path)?;
+            writeln!(file).context(what)?;
+            Some((file, path.to_owned(), from))
+        }
+        None => None,
+    };
+    let (stderr, log) = match log {
+        Some((file, path, from)) => (Stdio::from(file), Some((path, from))),
+        None => (Stdio::null(), None),
+    };
     let (reader, writer) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(what)?;
     // Inherited by this child alone: our end closes before the next starts.
@@ -148,12 +159,11 @@ pub fn start(name: &str, arguments: &[OsString], log: &Path) -> Outcome<Starting
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(log_file)
+        .stderr(stderr)
         .spawn()
         .context(what)?;
     drop(writer);
-    let (name, log) = (name.to_owned(), log.to_owned());
-    Ok(Starting { name, child: Some(child), pipe: File::from(reader), log, log_from })
+    Ok(Starting { name: name.to_owned(), child: Some(child), pipe: File::from(reader), log })
 }
 
 impl Starting {
@@ -196,12 +206,12 @@ impl Starting {
     }
 
     fn silent(&self, why: &str) -> Failure {
-        let last = last_lines(&self.log, self.log_from);
+        let failure = Failure::new(format!("{} does not start", self.name));
+        let Some((log, from)) = &self.log else { return failure.because(why) };
+        let last = last_lines(log, *from);
         let cause =
             if last.is_empty() { why.to_owned() } else { format!("{why}; its log ends:\n{last}") };
-        Failure::new(format!("{} does not start", self.name))
-            .because(cause)
-            .try_this(format!("read {}", self.log.display()))
+        failure.because(cause).try_this(format!("read {}", log.display()))
     }
 }
 
@@ -231,14 +241,20 @@ fn read_answer(pipe: &mut File) -> Result<String, String> {
     Ok(text)
 }
 
-fn open_log(path: &Path) -> std::io::Result<(File, u64)> {
-    if path.metadata().is_ok_and(|m| m.len() > LOG_MAX) {
-        let mut old = path.as_os_str().to_owned();
-        old.push(".old");
-        std::fs::rename(path, old)?;
+/// Opens a log, and tells how long it is.
+fn open_log(path: &Path) -> Outcome<(File, u64)> {
+    let what = || format!("log {}", path.display());
+    let (dir, name) = trusted::open_parent(path)?;
+    let open = || {
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE;
+        dir.open_file(name, flags, Mode::from_raw_mode(0o640))
+    };
+    let mut file = open()?;
+    if file.metadata().context(what)?.len() > LOG_MAX {
+        dir.rename_file(name, &format!("{name}.old"))?;
+        file = open()?;
     }
-    let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
-    let length = file.metadata()?.len();
+    let length = file.metadata().context(what)?.len();
     Ok((file, length))
 }
 

@@ -1,16 +1,18 @@
 //! `tatami status`: is everything well, and if not, what is wrong.
 
+use crate::absence::Absence;
 use crate::daemon;
 use crate::error::{Exit, Failure, Outcome};
 use crate::mounts::MountRecord;
-use crate::place::{ASK_TIMEOUT, At, Place};
+use crate::place::{AskError, At, Place};
 use crate::term::{self, BAD, DIM, GOOD, HEAD, Out, Table, WARN};
 use anstyle::Style;
 use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::path::Path;
 use tatami_cluster::{NodeEntry, VolumeFile};
-use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus};
+use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, TurnedAway};
 
 /// Where the number of executors stands, if it is told: behind that of shards.
 const EXECUTORS_COLUMN: usize = 6;
@@ -64,6 +66,8 @@ struct NodeReport {
     up: bool,
     /// Why it is down.
     error: Option<String>,
+    /// What to do about that.
+    remedy: Option<String>,
     version: Option<String>,
     protocol: Option<u32>,
     pid: Option<u32>,
@@ -75,12 +79,16 @@ struct NodeReport {
     inodes: Option<u64>,
     connections: Option<u32>,
     clients: Option<usize>,
+    /// Connections that it has not let in, by reason.
+    turned_away: Option<TurnedAway>,
     meta_requests: Option<u64>,
     peer_messages: Option<u64>,
     object_requests: Option<u64>,
     bytes_read: Option<u64>,
     bytes_written: Option<u64>,
     trouble: Vec<String>,
+    /// Its data directory was lost: since when it is there without, in seconds since 1970.
+    lost_since: Option<u64>,
 }
 
 #[derive(Serialize)]
@@ -108,7 +116,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
     if args.json {
         out.json(&report)?;
     } else {
-        print(&mut out, &report, &place)?;
+        print(&mut out, &report)?;
     }
     out.flush()?;
     drop(out);
@@ -186,37 +194,28 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
 }
 
 /// Asks all nodes at once: one that hangs costs its timeout once.
-fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, String>> {
+fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Absence>> {
+    let odd =
+        |why: String| Absence { why, remedy: "use the same version of tatami on all nodes".into() };
     let ask = |entry| match place.ask(volume, entry, &AdminCall::Status) {
         Ok(AdminReply::Status(status)) => Ok(status),
-        Ok(_) => Err("it answered something else".to_owned()),
-        Err(e) if e.is_timeout() => Err(format!("silent for {} s", ASK_TIMEOUT.as_secs())),
-        Err(e) => Err(e.to_string()),
+        Ok(_) => Err(odd("it answered something else".to_owned())),
+        Err(e) if e.is_timeout() => Err(Absence::of_silent(place, entry)),
+        Err(AskError::Connect(e)) => Err(Absence::of(place, entry, &e)),
+        Err(e) => Err(odd(e.to_string())),
     };
     std::thread::scope(|scope| {
         let asked: Vec<_> =
             volume.nodes.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
-        let lost = |_| Err("asking it failed".to_owned());
+        let lost = |_| Err(odd("asking it failed".to_owned()));
         asked.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     })
 }
 
-fn node_report(entry: &NodeEntry, status: Result<NodeStatus, String>) -> NodeReport {
-    let (status, error) = match status {
-        Ok(status) => (Some(status), None),
-        Err(e) => (
-            None,
-            Some(match daemon::running(entry) {
-                None => format!("down ({e})"),
-                Some(process) => format!(
-                    "its daemon (process {}) runs and does not answer ({e}); its log: {}; to end it: \
-                 tatami node stop --force {}",
-                    process.pid,
-                    daemon::log_file(&entry.dir).display(),
-                    entry.name
-                ),
-            }),
-        ),
+fn node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeReport {
+    let (status, error, remedy) = match status {
+        Ok(status) => (Some(status), None, None),
+        Err(Absence { why, remedy }) => (None, Some(why), Some(remedy)),
     };
     let s = status.as_ref();
     NodeReport {
@@ -227,6 +226,7 @@ fn node_report(entry: &NodeEntry, status: Result<NodeStatus, String>) -> NodeRep
         dir: entry.dir.display().to_string(),
         up: s.is_some(),
         error,
+        remedy,
         version: s.map(|s| s.version.clone()),
         protocol: s.map(|s| s.protocol),
         pid: s.map(|s| s.pid),
@@ -241,16 +241,18 @@ fn node_report(entry: &NodeEntry, status: Result<NodeStatus, String>) -> NodeRep
         inodes: s.map(|s| s.inodes),
         connections: s.map(|s| s.connections),
         clients: s.map(|s| s.clients.len()),
+        turned_away: s.map(|s| s.turned_away),
         meta_requests: s.map(|s| s.meta_requests),
         peer_messages: s.map(|s| s.peer_messages),
         object_requests: s.map(|s| s.object_requests),
         bytes_read: s.map(|s| s.bytes_read),
         bytes_written: s.map(|s| s.bytes_written),
         trouble: s.map(|s| s.trouble.clone()).unwrap_or_default(),
+        lost_since: s.and_then(|s| s.lost_since),
     }
 }
 
-fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
+fn print(out: &mut Out, report: &Report) -> Outcome {
     let up = report.nodes.iter().filter(|n| n.up).count();
     let (word, style) = match (report.healthy, up) {
         (true, _) => ("healthy", GOOD),
@@ -332,13 +334,28 @@ fn print(out: &mut Out, report: &Report, place: &Place) -> Outcome {
         }
         out.table(&table)?;
     }
+    for node in &report.nodes {
+        // No trouble of the volume's: anybody can try.
+        if let Some(TurnedAway { wrong_key: n @ 1.., .. }) = node.turned_away {
+            let (tries, log) =
+                (if n == 1 { "try" } else { "tries" }, daemon::log_file(Path::new(&node.dir)));
+            writeln!(
+                out,
+                "\n{}: {n} {tries} to connect with a wrong key; see its log, {}",
+                node.name,
+                log.display()
+            )?;
+        }
+    }
     if !report.trouble.is_empty() {
         writeln!(out)?;
         for line in &report.trouble {
             writeln!(out, "{} {line}", out.paint(BAD, "!"))?;
         }
-        if report.nodes.iter().any(|n| n.error.as_ref().is_some_and(|e| e.starts_with("down"))) {
-            writeln!(out, "  to start what is down: tatami up{}", place.dir_flag())?;
+        let mut remedies: Vec<_> = report.nodes.iter().filter_map(|n| n.remedy.as_ref()).collect();
+        remedies.dedup();
+        for remedy in remedies {
+            writeln!(out, "  {remedy}")?;
         }
     }
     Ok(())

@@ -15,8 +15,8 @@ use indicatif::ProgressBar;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use tatami_cluster::trusted::{TrustError, TrustedDir};
 use tatami_cluster::{KeyFile, NodeEntry, SOCKET_PATH_MAX, VolumeFile};
 use tatami_wire::{
     Cred, EXECUTORS_MAX, ExecutorId, Ino, NodeId, SHARDS_MAX, SetAttr, ShardId, ShardMap, VolumeId,
@@ -44,6 +44,10 @@ pub struct UpArgs {
     /// Start the daemons only
     #[arg(long)]
     no_mount: bool,
+    /// Where metadata are damaged, go on with what can be read: acknowledged changes are lost. The damaged files are
+    /// kept beside, as NAME.cut
+    #[arg(long)]
+    accept_loss: bool,
     /// Name of the volume, when it is made [default: tatami]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
@@ -65,7 +69,9 @@ pub fn run(args: &UpArgs) -> Outcome {
     let spinner = term::spinner("starting daemons");
     let mut started = Started { place: &place, volume: &volume, nodes: vec![], mounts: vec![] };
     let paths = mount_cmd::planned(&place, &volume);
+    let mut damage = None;
     let outcome = started.nodes(&spinner).and_then(|()| {
+        damage = daemon::settle_damage(&place, &volume, &volume.nodes, args.accept_loss)?;
         give_root(&place)?;
         match place.config.flag(name::MOUNT_ENABLED) {
             true => started.mounts(&paths, &spinner),
@@ -73,8 +79,17 @@ pub fn run(args: &UpArgs) -> Outcome {
         }
     });
     spinner.finish_and_clear();
-    outcome.map_err(|e| started.undo(e))?;
-    tell(&place, &volume, fresh, &started)
+    match (outcome, damage) {
+        (Ok(()), None) => tell(&place, &volume, fresh, &started),
+        (Err(e), None) => Err(started.undo(e)),
+        // What is not damaged is served. What failed besides failed most likely because of the damage.
+        (outcome, Some(damage)) => {
+            if let Err(e) = outcome {
+                term::note(&e.report());
+            }
+            Err(damage)
+        }
+    }
 }
 
 /// The place with what these flags mean put on top of the configuration.
@@ -114,11 +129,16 @@ fn open(args: &UpArgs) -> Outcome<Place> {
 }
 
 fn make_dir(dir: &Path) -> Outcome {
-    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|e| {
-        Failure::new(format!("cannot make the volume's directory {}", dir.display()))
-            .because(e)
-            .try_this("name another one: --dir DIR")
-    })
+    let mode = rustix::fs::Mode::from_raw_mode(0o755);
+    match TrustedDir::open_or_create(dir, mode) {
+        Ok(_) => Ok(()),
+        Err(TrustError::Io { source, .. }) => {
+            Err(Failure::new(format!("cannot make the volume's directory {}", dir.display()))
+                .because(source)
+                .try_this("name another one: --dir DIR"))
+        }
+        Err(untrusted) => Err(untrusted.into()),
+    }
 }
 
 /// Makes the files of a new volume. `volume.toml` comes last: without it

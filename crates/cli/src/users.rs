@@ -21,9 +21,16 @@ pub struct User {
     pub name: String,
     /// How it uses the mount.
     pub what: String,
+    /// It uses nothing there: its mount namespace was copied from ours, and our mount with it.
+    pub has_copy_only: bool,
 }
 
-/// Everybody who uses something at or below `path`, by process number.
+/// Those of [`of`] who would lose something if the mount went away.
+pub fn in_earnest(path: &Path) -> Vec<User> {
+    of(path).into_iter().filter(|user| !user.has_copy_only).collect()
+}
+
+/// Everybody who uses something at or below `path`, or whose mount namespace has it, by process number.
 pub fn of(path: &Path) -> Vec<User> {
     let mut found = BTreeMap::new();
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -43,26 +50,38 @@ pub fn of(path: &Path) -> Vec<User> {
         let elsewhere = theirs.is_some() && theirs != namespace;
         let what = match (&device, elsewhere) {
             (Some(device), true) => holds(&process.path(), path, device),
-            _ => uses(&process.path(), path),
+            _ => uses(&process.path(), path).map(|what| (what, false)),
         };
-        if let Some(what) = what {
+        if let Some((what, has_copy_only)) = what {
             let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
             let name = term::safe(name.trim().as_bytes());
-            found.insert(pid, User { pid, name, what });
+            found.insert(pid, User { pid, name, what, has_copy_only });
         }
     }
     found.into_values().collect()
 }
 
 /// A process with another mount namespace keeps the file system as long as it
-/// is mounted there, unless our unmounting reaches it.
-fn holds(process: &Path, path: &Path, device: &str) -> Option<String> {
+/// is mounted there, unless our unmounting reaches it. Whether that is a mere copy of our mount, of which
+/// the process uses nothing: what somebody has put at another place, somebody wants to use.
+fn holds(process: &Path, path: &Path, device: &str) -> Option<(String, bool)> {
     let table = std::fs::read(process.join("mountinfo")).ok()?;
-    let held = mountinfo::parse(&table)
+    let mut held: Vec<_> = mountinfo::parse(&table)
         .into_iter()
-        .find(|m| m.device == device && !(m.path == path && m.propagates))?;
-    let shown = term::safe(held.path.as_os_str().as_bytes());
-    Some(format!("sees it at {shown} in a mount namespace of its own"))
+        .filter(|m| m.device == device && !(m.path == path && m.propagates))
+        .collect();
+    // What was put somewhere on purpose first: it is told.
+    held.sort_by_key(|m| m.path == path && m.root == Path::new("/"));
+    let first = held.first()?;
+    let shown = term::safe(first.path.as_os_str().as_bytes());
+    let sees = format!("sees it at {shown} in a mount namespace of its own");
+    if first.path != path || first.root != Path::new("/") {
+        return Some((sees, false));
+    }
+    Some(match uses(process, path) {
+        Some(what) => (format!("{what} in a mount namespace of its own"), false),
+        None => (sees, true),
+    })
 }
 
 fn uses(process: &Path, path: &Path) -> Option<String> {

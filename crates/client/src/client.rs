@@ -1,21 +1,25 @@
 //! Who we are, which nodes and executors there are, and which of them answers what.
 
+use crate::cause::note_cause;
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::delegations::Delegations;
 use crate::executor::Executor;
 use crate::locks::Locks;
+use crate::lost::Losses;
 use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
+use crate::room::{Rooms, WhenFull};
 use crate::tiles::TiledFiles;
+use crate::ways::Ways;
 use crate::written::Away;
 use parking_lot::{Condvar, Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{Class, FrameError};
-use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{
     Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, VolumeId, VolumeKey,
@@ -40,12 +44,15 @@ pub struct Options {
     /// How long an operation waits for a daemon that is away before it fails
     /// with `EHOSTDOWN`.
     pub patience: Duration,
+    /// What becomes of new files when our home's disk is full.
+    pub when_full: WhenFull,
 }
 
 impl Options {
     /// Only where; everything else by default.
     pub fn new(endpoint: Endpoint) -> Options {
-        Options { endpoint, key: None, volume: None, patience: DEFAULT_PATIENCE }
+        let when_full = WhenFull::default();
+        Options { endpoint, key: None, volume: None, patience: DEFAULT_PATIENCE, when_full }
     }
 }
 
@@ -95,6 +102,9 @@ pub struct Client {
     pub(crate) tiled: TiledFiles,
     pub(crate) locks: Box<Locks>,
     pub(crate) away: Away,
+    pub(crate) rooms: Rooms,
+    pub(crate) ways: Ways,
+    pub(crate) losses: Box<Losses>,
 }
 
 impl Client {
@@ -102,13 +112,13 @@ impl Client {
     ///
     /// # Errors
     /// [`Error`]. A daemon that is not there is an error at once: patience is
-    /// for volumes that were there before.
+    /// for volumes that were there before. One that is there and has no time is asked again.
     pub fn connect(options: Options) -> Result<Client, Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(Error::Random)?;
         let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
         let endpoint = options.endpoint;
-        let mut first = Connection::open(&endpoint, &caller, Role::Admin, 0, options.patience)?;
+        let mut first = Connection::open_admin(&endpoint, &caller, options.patience)?;
         caller.volume = Some(first.welcome.volume);
         let map: AdminResult = first
             .call(Class::Admin, 0, &AdminCall::Map)
@@ -139,6 +149,9 @@ impl Client {
             tiled: TiledFiles::default(),
             locks: Box::default(),
             away: Away::default(),
+            rooms: Rooms::new(options.when_full),
+            ways: Ways::default(),
+            losses: Box::default(),
         })
     }
 
@@ -204,17 +217,18 @@ impl Client {
         self.ask(executor, &self.call_of_all(executor, cred, op))
     }
 
-    /// One request to each executor that serves shards, all at the same time.
+    /// One request to each of these executors, all at the same time, in the order of the executors.
     ///
     /// # Errors
     /// As [`Client::meta`], of any of them.
-    pub(crate) fn meta_everywhere(
+    pub(crate) fn meta_of(
         &self,
+        executors: BTreeSet<ExecutorId>,
         op: &MetaOp,
     ) -> Result<Vec<(ExecutorId, MetaReply)>, Errno> {
         debug_assert!(!op.is_mutation(), "what was learnt of it would be lost");
         let mut begun = Vec::new();
-        for (_, id) in self.map().leads() {
+        for id in executors {
             let call = self.call_of_all(id, &Cred::ROOT, op.clone());
             let executor = self.executor(id)?;
             begun.push((executor, executor.begin(&call), call));
@@ -272,6 +286,9 @@ impl Client {
             };
             if result == Err(Errno::EHOSTDOWN) {
                 away.push(id.node);
+            }
+            if let Err(errno) = &result {
+                note_cause(*errno, || format!("executor {id}: {errno}"));
             }
             let told = result.as_ref().map_err(|e| *e);
             executor.delegations.learn(&call.op, asked, told, granted.as_ref());

@@ -1,5 +1,6 @@
 //! One blocking connection to one daemon.
 
+use crate::peer::Retry;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
 };
@@ -16,7 +17,7 @@ use std::time::Duration;
 use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport, Welcome};
 use tatami_wire::object::ObjectResult;
-use tatami_wire::{ClientId, NodeId, VolumeId, VolumeKey};
+use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
 
 /// Where a daemon listens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -73,6 +74,20 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// Whether this process has no descriptor left for a connection.
+    pub fn lacks_descriptors(&self) -> bool {
+        let ConnectError::Unreachable { source, .. } = self else { return false };
+        matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
+
+    /// What a request fails with that does not get through because of this, for good.
+    pub fn errno(&self) -> Errno {
+        match self {
+            ConnectError::Handshake { source: HandshakeError::Damaged(_), .. } => Errno::EIO,
+            _ => Errno::EPROTO,
+        }
+    }
+
     /// Whether waiting may help: the daemon may be starting again. A wrong
     /// key or version stays wrong.
     pub fn may_pass(&self) -> bool {
@@ -82,6 +97,27 @@ impl ConnectError {
                 matches!(source, HandshakeError::Io(_) | HandshakeError::Away(_))
             }
         }
+    }
+}
+
+impl ConnectError {
+    /// Whether the daemon said nothing for as long as we wait.
+    pub fn is_timeout(&self) -> bool {
+        let io = match self {
+            ConnectError::Unreachable { source, .. } => source,
+            ConnectError::Handshake { source: HandshakeError::Io(e), .. } => e,
+            ConnectError::Handshake { .. } => return false,
+        };
+        matches!(io.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+    }
+
+    /// Whether a daemon was there and broke off before it had said anything about us: too many came at once.
+    fn was_dropped(&self) -> bool {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        let ConnectError::Handshake { source: HandshakeError::Io(e), .. } = self else {
+            return false;
+        };
+        matches!(e.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
     }
 }
 
@@ -224,6 +260,25 @@ impl Connection {
         timeout: Duration,
     ) -> Result<Connection, ConnectError> {
         Connection::open_to(endpoint, 0, caller, role, slot, timeout)
+    }
+
+    /// A connection for questions and orders. A daemon that is there and has no time for us, because too many
+    /// come at once, is called again for `timeout`; no single wait is longer either.
+    ///
+    /// # Errors
+    /// [`ConnectError`].
+    pub fn open_admin(
+        endpoint: &Endpoint,
+        caller: &Caller,
+        timeout: Duration,
+    ) -> Result<Connection, ConnectError> {
+        let mut retry = Retry::new(timeout);
+        loop {
+            match Connection::open(endpoint, caller, Role::Admin, 0, timeout) {
+                Err(e) if e.was_dropped() && retry.pause() => {}
+                opened => return opened,
+            }
+        }
     }
 
     /// As [`Connection::open`], with the executor of that number of the node.

@@ -6,13 +6,17 @@
 //! has objects on many nodes (see `tiled`).
 
 use crate::Client;
+use crate::cause::note_cause;
 use crate::connection::{Connection, Sink};
+use crate::descriptors::is_among_last;
+use crate::lost::Short;
 use crate::peer::Peer;
 use crate::remote::{Told, WriteStream};
 use crate::tiled::TiledFile;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use tatami_wire::frame::{Class, FrameError, PAYLOAD_MAX};
 use tatami_wire::object::{
@@ -31,6 +35,8 @@ pub struct DataFile {
     place: Place,
     /// Of a whole file: how it was laid out when it was opened, and its size then, in bytes.
     opened: Option<(Layout, u64)>,
+    /// The object had all bytes that it was to have when it was looked at, before the first change.
+    is_whole: AtomicBool,
     /// The same file, laid out anew since.
     moved: OnceLock<Arc<DataFile>>,
 }
@@ -54,10 +60,12 @@ impl Client {
             let place = Place::Tiled(Box::new(TiledFile::new(self, attr, cap)?));
             let (client, ino, piece) = (self.clone(), attr.ino, attr.layout.base());
             let (cap, moved) = (Mutex::new(cap), OnceLock::new());
-            return Ok(DataFile { client, ino, piece, cap, place, opened: None, moved });
+            let is_whole = AtomicBool::new(true);
+            return Ok(DataFile { client, ino, piece, cap, place, opened: None, is_whole, moved });
         }
         let file = self.object(attr.ino, attr.layout.node(), attr.layout.base(), cap)?;
-        Ok(DataFile { opened: Some((attr.layout, attr.size)), ..file })
+        let (opened, is_whole) = (Some((attr.layout, attr.size)), AtomicBool::new(attr.size == 0));
+        Ok(DataFile { opened, is_whole, ..file })
     }
 
     /// Access to the bytes of one object of a file. Talks to nobody.
@@ -80,7 +88,8 @@ impl Client {
             Place::There { peer, stream, told }
         };
         let (client, cap, moved) = (self.clone(), Mutex::new(cap), OnceLock::new());
-        Ok(DataFile { client, ino, piece, cap, place, opened: None, moved })
+        let is_whole = AtomicBool::new(true);
+        Ok(DataFile { client, ino, piece, cap, place, opened: None, is_whole, moved })
     }
 }
 
@@ -107,6 +116,9 @@ impl DataFile {
     /// The same file as it is laid out now, if that is not how it was when it was opened, and
     /// what it had at `offset` then can be missing for that reason: its old objects
     /// are gone, and what is gone reads as empty.
+    ///
+    /// # Errors
+    /// `EIO` where what it had at `offset` is missing for no such reason: it is lost.
     fn moved(&self, offset: u64) -> Result<Option<&Arc<DataFile>>, Errno> {
         let Some((layout, size)) = self.opened else { return Ok(None) };
         if offset >= size || self.moved.get().is_some() {
@@ -114,10 +126,58 @@ impl DataFile {
         }
         let attr = self.client.getattr(&Cred::ROOT, self.ino)?;
         if is_same_base(attr.layout, layout) {
-            return Ok(None);
+            return if self.is_lost(offset)? { Err(Errno::EIO) } else { Ok(None) };
         }
         let new = Arc::new(self.client.data(&attr, *self.cap.lock())?);
         Ok(Some(self.moved.get_or_init(|| new)))
+    }
+
+    /// Whether the byte at `offset` of a whole file, which the shard knows of, is lost; see [`crate::lost`].
+    ///
+    /// # Errors
+    /// Those of the shard and of the object's node.
+    pub fn is_lost(&self, offset: u64) -> Result<bool, Errno> {
+        let Some((layout, _)) = self.opened else { return Ok(false) };
+        self.client.is_lost(self.ino, |attr| {
+            if attr.size <= offset || !is_same_base(attr.layout, layout) {
+                return Ok(None);
+            }
+            let now = self.stat()?;
+            let has = now.exists.then_some(now.size);
+            let (node, piece, least) = (self.peer().node, self.piece, attr.size);
+            Ok((now.size <= offset).then_some(Short { node, piece, least, has }))
+        })
+    }
+
+    /// Refuses to change a file of whose first `len` bytes some are lost: the change would make a file
+    /// that looks whole. Asks once for each handle.
+    ///
+    /// # Errors
+    /// `EIO`; those of the shard and of the object's node.
+    fn refuse_lost(&self, len: u64) -> Result<(), Errno> {
+        let Some((_, size)) = self.opened else { return Ok(()) };
+        let least = size.min(len);
+        if least == 0 || self.is_whole.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let now = self.stat()?;
+        if now.size < least && self.is_lost(now.size)? {
+            return Err(Errno::EIO);
+        }
+        self.is_whole.fetch_or(least == size, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Fails where a change of the file is refused because bytes of it are lost. It must be cut to what is left of it, or
+    /// written anew. Costs a look at the object before the first change.
+    ///
+    /// # Errors
+    /// `EIO`; those of the shard and of the object's node.
+    pub fn check_changeable(&self) -> Result<(), Errno> {
+        match &self.place {
+            Place::Tiled(file) => file.refuse_lost(),
+            Place::Here { .. } | Place::There { .. } => self.refuse_lost(u64::MAX),
+        }
     }
 
     /// Whether the file is tiled, or was when it was opened.
@@ -156,7 +216,9 @@ impl DataFile {
         let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
         connection.send(Class::Object, 0, &call, &[])?;
         let (result, fd): (ObjectResult, _) = connection.receive_with_fd(Class::Object, 0)?;
-        Ok(result.and_then(|_| fd.ok_or(Errno::EPROTO)))
+        // The kernel takes it away on the way where this process has no room for it.
+        let fd = result.and_then(|_| fd.ok_or(Errno::ENFILE));
+        Ok(fd.and_then(|fd| if is_among_last(&fd) { Err(Errno::ENFILE) } else { Ok(fd) }))
     }
 
     /// Reads up to `buf.len()` bytes from `offset`; fewer only at the end.
@@ -265,6 +327,7 @@ impl DataFile {
         if data.is_empty() {
             return Ok(0);
         }
+        self.refuse_lost(u64::MAX)?;
         match &self.place {
             Place::Here { .. } => write_fully(&*self.created()?, data, offset),
             Place::There { stream, told, .. } => {
@@ -288,6 +351,7 @@ impl DataFile {
     /// whether the bytes were written, and the answer is `EIO`.
     pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         let data = &data[..data.len().min(PAYLOAD_MAX)];
+        self.refuse_lost(u64::MAX)?;
         match &self.place {
             Place::Here { .. } => return append_locally(&*self.created()?, data),
             Place::There { .. } => self.flush()?,
@@ -343,8 +407,24 @@ impl DataFile {
         self.state(&ObjectOp::Sync { data_only })
     }
 
-    /// Cuts or extends the file.
+    /// Cuts or extends the file. The caller then tells the shard ([`Client::setattr`] with a size).
     pub fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
+        // Before it counts as cut: then its length tells nothing.
+        match &self.place {
+            Place::Tiled(file) if size > 0 => file.refuse_lost()?,
+            Place::Tiled(_) => {}
+            Place::Here { .. } | Place::There { .. } => self.refuse_lost(size)?,
+        }
+        self.client.losses.begin_cut(self.ino);
+        self.cut(size).inspect_err(|_| self.client.losses.end_cut(self.ino))
+    }
+
+    /// Cuts or extends an object of which the shard does not know, or only as of one to be removed.
+    pub(crate) fn truncate_unknown(&self, size: u64) -> Result<ObjectState, Errno> {
+        self.cut(size)
+    }
+
+    fn cut(&self, size: u64) -> Result<ObjectState, Errno> {
         if size > tatami_wire::FILE_SIZE_MAX {
             return Err(Errno::EFBIG);
         }
@@ -352,7 +432,10 @@ impl DataFile {
             return file.truncate(size);
         }
         self.flush()?;
-        self.state(&ObjectOp::Truncate { size })
+        let cut = self.state(&ObjectOp::Truncate { size })?;
+        // It has what it is to have from now on.
+        self.is_whole.store(true, Ordering::Relaxed);
+        Ok(cut)
     }
 
     /// Reserves, frees or zeroes a range.
@@ -361,6 +444,7 @@ impl DataFile {
             return file.allocate(mode, offset, len);
         }
         self.flush()?;
+        self.refuse_lost(u64::MAX)?;
         if let Place::Here { .. } = &self.place {
             let file = self.created()?;
             return match rustix::fs::fallocate(&file, allocate_flags(mode), offset, len) {
@@ -437,6 +521,7 @@ impl DataFile {
             return Err(Errno::EXDEV);
         }
         self.flush()?;
+        self.refuse_lost(u64::MAX)?;
         source.flush()?;
         let op = ObjectOp::CopyFrom {
             source: *source.cap.lock(),
@@ -468,8 +553,20 @@ impl DataFile {
         }
     }
 
+    /// Closes the backing file, until it is needed.
+    pub fn close_file(&self) {
+        if let Place::Here { file, .. } = &self.place {
+            *file.lock() = None;
+        }
+    }
+
     fn created(&self) -> Result<Arc<OwnedFd>, Errno> {
-        self.local_file(true)?.ok_or(Errno::EIO)
+        self.local_file(true)?.ok_or_else(|| {
+            note_cause(Errno::EIO, || {
+                format!("node {}: the place of its objects is gone", self.peer().node.0)
+            });
+            Errno::EIO
+        })
     }
 
     pub(crate) fn peer(&self) -> &Arc<Peer> {
@@ -526,6 +623,10 @@ impl DataFile {
             }
             result => result,
         }
+        .inspect_err(|errno| {
+            let (node, piece) = (self.peer().node, self.piece.0);
+            note_cause(*errno, || format!("node {}, object {piece}: {errno}", node.0));
+        })
     }
 }
 
@@ -544,7 +645,9 @@ fn roundtrip(
 }
 
 fn system(e: rustix::io::Errno) -> Errno {
-    Errno(e.raw_os_error())
+    let errno = Errno(e.raw_os_error());
+    note_cause(errno, || format!("the disk of this node: {errno}"));
+    errno
 }
 
 fn read_fully(file: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {

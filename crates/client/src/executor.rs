@@ -145,6 +145,7 @@ impl Executor {
                         self.log_broken(&e);
                     }
                 },
+                Err(e) if e.lacks_descriptors() => break Err(Errno::ENFILE),
                 Err(e) if !e.may_pass() => break Err(self.refused(&e)),
                 Err(e) => tracing::debug!(executor = %self.id, error = %e, "daemon away"),
             }
@@ -178,7 +179,7 @@ impl Executor {
 
     fn refused(&self, e: &ConnectError) -> Errno {
         tracing::error!(executor = %self.id, error = %e, "connection refused for good");
-        Errno::EPROTO
+        e.errno()
     }
 
     fn log_broken(&self, e: &FrameError) {

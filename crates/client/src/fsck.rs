@@ -16,6 +16,7 @@ mod mend;
 mod names;
 mod objects;
 mod parts;
+mod paths;
 mod walk;
 
 use crate::{Client, Tiles};
@@ -47,7 +48,7 @@ pub enum Wrong {
     Misplaced,
     /// A file that has bytes, without the object that should hold them, or all of it.
     NoObject,
-    /// A file whose object has another size than the inode says.
+    /// A file whose object is longer than the inode says.
     Size,
 }
 
@@ -58,12 +59,28 @@ pub struct Finding {
     pub wrong: Wrong,
     /// The inode concerned.
     pub ino: Ino,
+    /// A path of it from the root, where one leads to it. Only of what was not mended.
+    pub path: Option<String>,
     /// The node whose disk is concerned; `None` for names.
     pub node: Option<NodeId>,
+    /// What is lost of an object.
+    pub lost: Option<Lost>,
     /// What is wrong, in a sentence.
     pub what: String,
     /// It was mended.
     pub repaired: bool,
+}
+
+/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them fails, until the file is written
+/// anew, or cut to what is left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lost {
+    /// Which object of the file.
+    pub piece: Piece,
+    /// Bytes that it should have at least.
+    pub least: u64,
+    /// Bytes that it has.
+    pub has: u64,
 }
 
 /// What a check found.
@@ -139,6 +156,7 @@ pub fn check(
             report.more += mended.len().saturating_sub(FINDINGS_MAX) as u64;
             mended.truncate(FINDINGS_MAX);
             report.findings = mended;
+            paths::add(client, &mut report.findings);
             return Ok(report);
         }
         // That is done, and not found again.
@@ -187,6 +205,11 @@ impl Fsck<'_> {
         self.client.admin(node, call).map_err(|errno| FsckError::Node { node, what, errno })
     }
 
+    fn found_at(&mut self, wrong: Wrong, ino: Ino, node: NodeId, what: String, repaired: bool) {
+        let node = Some(node);
+        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
+    }
+
     fn found(&mut self, finding: Finding) {
         if self.report.findings.len() < FINDINGS_MAX {
             self.report.findings.push(finding);
@@ -209,7 +232,15 @@ impl Fsck<'_> {
             self.report.inodes += examined;
             for f in findings {
                 let (wrong, ino, what, repaired) = (Wrong::Names, f.ino, f.what, f.repaired);
-                self.found(Finding { wrong, ino, node: None, what, repaired });
+                self.found(Finding {
+                    wrong,
+                    ino,
+                    path: None,
+                    node: None,
+                    lost: None,
+                    what,
+                    repaired,
+                });
             }
             (self.progress)(self.report.inodes, self.report.objects);
             // A shard that did not go forward would be asked for ever.
@@ -354,7 +385,7 @@ impl Fsck<'_> {
             let size: u64 = states.iter().filter(|(at, _)| at.0 == node).map(|(_, s)| s.size).sum();
             let repaired = self.repair && self.remove(node, ino)?;
             let what = format!("{size} bytes of an inode that does not exist");
-            self.found(Finding { wrong: Wrong::NoInode, ino, node: Some(node), what, repaired });
+            self.found_at(Wrong::NoInode, ino, node, what, repaired);
         }
         Ok(())
     }
@@ -385,37 +416,41 @@ impl Fsck<'_> {
         for &(node, piece) in states.keys().filter(|at| !right.contains_key(at)) {
             let repaired = self.repair && self.remove_one(node, ino, piece)?;
             let what = "an object where its file has none".to_owned();
-            self.found(Finding { wrong: Wrong::Misplaced, ino, node: Some(node), what, repaired });
+            self.found_at(Wrong::Misplaced, ino, node, what, repaired);
         }
         if attr.kind != Kind::File {
             return Ok(());
         }
-        for ((node, piece), len, least) in short(&right, sizes) {
-            let number = piece.number();
-            let what = format!("{} of {least} bytes of piece {number} are not there", least - len);
-            let (node, wrong) = (Some(node), Wrong::NoObject);
-            self.found(Finding { wrong, ino, node, what, repaired: false });
+        let lost: Vec<_> = short(&right, sizes).collect();
+        for &((node, piece), has, least) in &lost {
+            let what = match (states.contains_key(&(node, piece)), piece == attr.layout.base()) {
+                (true, true) => format!("of {least} bytes only {has} are there"),
+                (false, true) => format!("the {least} bytes of the file are not there"),
+                (_, false) => {
+                    format!(
+                        "{} of {least} bytes of piece {} are not there",
+                        least - has,
+                        piece.number()
+                    )
+                }
+            };
+            let (node, lost) = (Some(node), Some(Lost { piece, least, has }));
+            let wrong = Wrong::NoObject;
+            self.found(Finding { wrong, ino, path: None, node, lost, what, repaired: false });
         }
         let size = size(attr, tiles, sizes);
-        if size == attr.size {
+        if size <= attr.size {
             return Ok(());
         }
-        let exists = right.keys().any(|at| states.get(at).is_some_and(|state| state.exists));
-        let (wrong, what) = if exists {
-            let what = format!("the inode says {} bytes, the objects hold {size}", attr.size);
-            (Wrong::Size, what)
-        } else {
-            (Wrong::NoObject, format!("the {} bytes of the file are not there", attr.size))
-        };
+        let what = format!("the inode says {} bytes, the objects hold {size}", attr.size);
         let node = right.first_key_value().map(|(at, _)| at.0);
         let repaired = self.repair && self.adopt(attr, size)?;
-        self.found(Finding { wrong, ino, node, what, repaired });
+        let wrong = Wrong::Size;
+        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
         Ok(())
     }
 
-    /// Makes the inode agree with its objects: the bytes are what they are.
-    /// Sizes agree again on all nodes, and the finding tells which file has
-    /// lost something. Done as any client cuts a file, so that whoever opens
+    /// Makes an inode that says too little agree with its objects: the bytes are what they are. Done as any client cuts a file, so that whoever opens
     /// it in this moment meets nothing unusual.
     fn adopt(&self, attr: &Attr, size: u64) -> Result<bool, FsckError> {
         let cut = || {

@@ -71,7 +71,10 @@ impl Loan {
     pub fn spare(&self, data: &DataFile, slot: usize) -> Result<Spare, Errno> {
         let op = ObjectOp::Spare { table: self.id, slot: slot as u16 };
         let fd = data.renewing(|cap| {
-            let mut connection = data.peer().take_data().map_err(|_| Errno::EHOSTDOWN)?;
+            let connection = data.peer().take_data();
+            let mut connection = connection.map_err(|e| {
+                if e.lacks_descriptors() { Errno::ENFILE } else { Errno::EHOSTDOWN }
+            })?;
             let answer = data.descriptor(&mut connection, cap, &op);
             let fd = answer.map_err(|_| Errno::EHOSTDOWN)?;
             data.peer().return_data(connection);

@@ -1,13 +1,15 @@
 //! Operations on names and inodes, one method each, as requests to the shard.
 
 use crate::Client;
+use crate::delegations::uptime;
 use crate::peer::Retry;
-use std::collections::HashSet;
+use crate::ways::Owed;
+use std::collections::{BTreeSet, HashSet};
 use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, MetaCall, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
 };
-use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, SetAttr};
+use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, SetAttr};
 
 /// How often a name is looked at again because what it led to was removed meanwhile.
 const ATTEMPTS: usize = 16;
@@ -108,7 +110,12 @@ impl Client {
     /// Changes attributes. A new size must have been given to the objects
     /// before, by [`crate::DataFile::truncate`].
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
-        expect!(self.meta(cred, MetaOp::SetAttr { ino, set }), MetaReply::Attr(attr) => attr)
+        let cuts = set.size.is_some();
+        let answer = self.meta(cred, MetaOp::SetAttr { ino, set });
+        if cuts && answer.is_ok() {
+            self.losses.end_cut(ino);
+        }
+        expect!(answer, MetaReply::Attr(attr) => attr)
     }
 
     /// Makes an entry and its inode; see [`MetaOp::Create`]. A file that was to be opened is noted as by
@@ -187,7 +194,11 @@ impl Client {
         close: bool,
     ) -> Result<Attr, Errno> {
         let op = MetaOp::Commit { ino, state, close };
-        expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
+        let answer = self.meta(cred, op);
+        if state.is_some() && answer.is_ok() {
+            self.losses.forget_cuts(ino);
+        }
+        expect!(answer, MetaReply::Attr(attr) => attr)
     }
 
     /// Tells that no handle of ours can change these files any more, at most
@@ -221,19 +232,64 @@ impl Client {
         Ok(())
     }
 
-    /// Makes all that was acknowledged of names survive a power cut. The names on the way to a file, and what
-    /// was made of them in one operation, may lie on any executors.
+    /// Makes all that was acknowledged of names survive a power cut, on all executors.
     pub fn sync(&self) -> Result<(), Errno> {
+        self.sync_names(|| self.everywhere())
+    }
+
+    /// Makes an inode, with the names by which we know it and the directories on the way to it, survive a power cut. Only those
+    /// executors are asked that may have to write something out for that.
+    pub fn sync_inode(&self, ino: Ino) -> Result<(), Errno> {
+        let since = uptime();
+        let mut inos = Vec::new();
+        self.sync_names(|| {
+            let Some(mut owed) = self.ways.owed(ino) else { return self.everywhere() };
+            owed.executors.extend(self.owner(ino.shard()));
+            inos.clone_from(&owed.inos);
+            owed
+        })?;
+        self.ways.synced(&inos, since);
+        Ok(())
+    }
+
+    /// As [`Client::sync_inode`], of a directory and all names that were made, seen or removed in it through this client.
+    pub fn sync_directory(&self, dir: Ino) -> Result<(), Errno> {
+        let since = uptime();
+        let mut inos = Vec::new();
+        self.sync_names(|| {
+            let Some(mut owed) = self.ways.owed_in(dir) else { return self.everywhere() };
+            owed.executors.extend(self.owner(dir.shard()));
+            inos.clone_from(&owed.inos);
+            owed
+        })?;
+        self.ways.synced(&inos, since);
+        self.ways.contents_synced(dir, since);
+        Ok(())
+    }
+
+    /// All that serve shards, for no inode in particular.
+    fn everywhere(&self) -> Owed {
+        let executors = self.map().leads().into_iter().map(|(_, executor)| executor).collect();
+        Owed { inos: Vec::new(), executors }
+    }
+
+    /// Has executors sync, and those that these name; `owed` tells by the map that we have.
+    fn sync_names(&self, mut owed: impl FnMut() -> Owed) -> Result<(), Errno> {
         let mut retry = None;
         loop {
             let ours = self.map().epoch;
-            let mut newer = None;
-            for (executor, reply) in self.meta_everywhere(&MetaOp::Sync)? {
-                match reply {
-                    MetaReply::Synced { epoch } if epoch <= ours => {}
+            let Owed { inos, executors: mut left } = owed();
+            let (mut asked, mut newer) = (BTreeSet::<ExecutorId>::new(), None);
+            while !left.is_empty() {
+                asked.extend(&left);
+                let op = MetaOp::SyncNames { inos: inos.clone() };
+                for (executor, reply) in self.meta_of(std::mem::take(&mut left), &op)? {
+                    let MetaReply::NamesSynced { epoch, also } = reply else {
+                        return Err(Errno::EPROTO);
+                    };
                     // Shards have moved, maybe to an executor that was not asked.
-                    MetaReply::Synced { .. } => newer = Some(executor.node),
-                    _ => return Err(Errno::EPROTO),
+                    newer = (epoch > ours).then_some(executor.node).or(newer);
+                    left.extend(also.into_iter().filter(|other| !asked.contains(other)));
                 }
             }
             match newer {
@@ -291,7 +347,7 @@ impl Client {
     ) -> Result<Removed, Errno> {
         let (name, new_name) = (bytes(name), bytes(new_name));
         let op = MetaOp::Rename { parent, name, new_parent, new_name, mode, keep };
-        self.removal(cred, op)
+        expect!(self.meta(cred, op), MetaReply::Renamed { ino, last, .. } => Removed { ino, last })
     }
 
     /// Gives an inode one more name.
@@ -380,12 +436,6 @@ impl Client {
     /// We have no handle left on an inode that was kept for us.
     pub fn release(&self, ino: Ino) -> Result<(), Errno> {
         expect!(self.meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
-    }
-
-    /// Where the bytes of a new file go: whole, to the node we are on, or to
-    /// the first node when we are on none.
-    pub fn new_layout(&self) -> Layout {
-        Layout::Whole { node: self.home().unwrap_or(NodeId(0)) }
     }
 
     /// Space of the volume. Nodes that are down are left out.

@@ -17,7 +17,7 @@ use tatami_wire::act::Act;
 use tatami_wire::delegation::PartTold;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::partition::{Directories, Range, name_hash, name_seed};
-use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardMap, VolumeId};
+use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardId, ShardMap, VolumeId};
 
 /// Corrections until a request fails with `ESTALE`. There are as many as a partition has split times, and some more if
 /// it splits meanwhile.
@@ -125,6 +125,9 @@ impl Client {
                     self.partitions.forget(&whole.op);
                 }
                 answer => {
+                    if let Ok(reply) = &answer {
+                        self.learn_way(&whole.op, located.as_ref().unwrap_or(&whole).shard, reply);
+                    }
                     if let (MetaOp::GetAttr { .. }, Ok(MetaReply::Attr(attr))) =
                         (&whole.op, &answer)
                         && self.are_parts_wanted(attr)
@@ -137,6 +140,13 @@ impl Client {
             located = self.partitions.locate(&whole.op).map(call);
         }
         Err(Errno::ESTALE)
+    }
+
+    /// Notes what the executor that serves `shard` has told of names.
+    fn learn_way(&self, op: &MetaOp, shard: ShardId, reply: &MetaReply) {
+        if let Some(here) = self.owner(shard) {
+            self.ways.learn(op, reply, here, |ino| self.owner(ino.shard()), uptime());
+        }
     }
 
     /// All partitions of a directory, if they are known: the first one is the directory's own.

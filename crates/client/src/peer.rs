@@ -131,9 +131,11 @@ impl Peer {
                 return Ok(reply);
             }
         }
-        let mut connection = self
-            .connect(Role::Admin)
-            .map_err(|e| if e.may_pass() { Errno::EHOSTDOWN } else { self.refused(&e) })?;
+        let mut connection = self.connect(Role::Admin).map_err(|e| match e.may_pass() {
+            _ if e.lacks_descriptors() => Errno::ENFILE,
+            true => Errno::EHOSTDOWN,
+            false => self.refused(&e),
+        })?;
         match connection.call(Class::Admin, 0, request) {
             Ok(reply) => {
                 self.admin.lock().push(connection);
@@ -165,6 +167,7 @@ impl Peer {
                     }
                     Err(e) => self.log_broken("data request", &e),
                 },
+                Err(e) if e.lacks_descriptors() => return Err(Errno::ENFILE),
                 Err(e) if !e.may_pass() => return Err(self.refused(&e)),
                 Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
             }
@@ -206,7 +209,7 @@ impl Peer {
 
     fn refused(&self, e: &ConnectError) -> Errno {
         tracing::error!(node = self.node.0, error = %e, "connection refused for good");
-        Errno::EPROTO
+        e.errno()
     }
 
     fn log_broken(&self, what: &str, e: &FrameError) {

@@ -49,6 +49,7 @@ impl Client {
         files: Option<&dyn OpenFiles>,
     ) -> Result<(), Errno> {
         let executor = self.executor(executor)?;
+        self.ways.keep();
         if let Some(kernel) = kernel {
             executor.delegations.lend_to(kernel);
         }
@@ -179,13 +180,15 @@ impl Client {
                 return Ok(());
             }
             match connection.receive(Class::Recall, 0, &mut [])?.0 {
-                RecallNote::Term { millis, lease, epoch } => {
+                RecallNote::Term { millis, lease, epoch, lasting } => {
                     self.hear_of_map(executor.id.node, epoch);
                     let term = Duration::from_millis(millis.into());
                     if let Some(files) = files {
                         files.told(&std::mem::take(&mut told.inos));
                     }
                     if let Some(from) = asked.take() {
+                        let lasting = Duration::from_millis(lasting.into());
+                        self.ways.lasts(executor.id, from.saturating_sub(lasting), uptime());
                         executor.delegations.extend(from, term);
                         executor.locks.extend(from, Duration::from_millis(lease.into()));
                         next = from + term / SIGNS;

@@ -140,7 +140,7 @@ impl Relayout {
             let size = self.attr.size;
             let len = self.stripes.map_or(size, |stripes| stripes.len(i as u64, size));
             // So long it must be, also where it ends with zeros.
-            self.targets[i].data.truncate(len)?;
+            self.targets[i].data.truncate_unknown(len)?;
         }
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Drop for Relayout {
         for target in &self.targets {
             // What could not be written is of no interest any more.
             let _ = target.data.flush();
-            if let Err(error) = target.data.truncate(0) {
+            if let Err(error) = target.data.truncate_unknown(0) {
                 tracing::debug!(ino = %self.open.ino, %error, "a copy is removed later");
             }
         }

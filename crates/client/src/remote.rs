@@ -8,6 +8,7 @@
 //! Writing the same bytes twice does no harm. What the daemon could not write
 //! (a full disk) is told to every handle once, at its next write, flush or sync.
 
+use crate::cause::note_cause;
 use crate::connection::Connection;
 use crate::peer::{Peer, Retry};
 use parking_lot::{Mutex, MutexGuard};
@@ -229,6 +230,7 @@ fn report(failures: &Failures, told: &mut Told) -> Result<(), Errno> {
     match failures.last {
         Some(e) if failures.count > told.0 => {
             told.0 = failures.count;
+            note_cause(e, || format!("a write accepted before, which the log tells of: {e}"));
             Err(e)
         }
         _ => Ok(()),

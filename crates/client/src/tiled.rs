@@ -3,11 +3,13 @@
 
 use crate::Client;
 use crate::data::DataFile;
+use crate::lost::Short;
 use crate::peer::Peer;
 use crate::tiles::{SharedTiles, Tiles};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_layout::Found;
 use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
@@ -30,6 +32,8 @@ pub(crate) struct TiledFile {
     base: Mutex<OpenBase>,
     shared: Arc<SharedTiles>,
     pieces: Mutex<HashMap<Piece, OpenPiece>>,
+    /// The base had all bytes that it was to have when it was looked at, before the first change.
+    is_whole: AtomicBool,
 }
 
 /// The base, as far as the last request knew.
@@ -53,6 +57,15 @@ struct Group {
     parts: Vec<Found>,
 }
 
+/// What a read has met.
+#[derive(Default)]
+struct Seen {
+    /// The base had fewer bytes than were asked for, as it may.
+    short: bool,
+    /// A piece had fewer bytes than its tiles tell of.
+    lost: Option<Short>,
+}
+
 impl TiledFile {
     pub(crate) fn new(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<TiledFile, Errno> {
         let at = (attr.layout.node(), attr.layout.base());
@@ -65,6 +78,7 @@ impl TiledFile {
             base: Mutex::new(OpenBase { at, data }),
             shared: client.tiled.of(attr.ino),
             pieces: Mutex::default(),
+            is_whole: AtomicBool::new(false),
         })
     }
 
@@ -122,50 +136,77 @@ impl TiledFile {
     pub(crate) fn read_at(&self, buf: &mut [u8], offset: u64) -> Result<usize, Errno> {
         for _ in 0..ATTEMPTS {
             let tiles = self.tiles()?;
-            let (result, short) = self.read_through(&tiles, buf, offset);
-            // Objects that are gone read as empty. Not so if the file still has them.
-            if !short || self.tiles()?.version == tiles.version {
+            let mut seen = Seen::default();
+            let result = self.read_parts(&tiles, buf, offset, &mut seen);
+            if !seen.short && result.is_ok() {
                 return result;
+            }
+            // Objects that are gone read as empty. Not so if the file still has them.
+            if self.tiles()?.version == tiles.version {
+                if let Some(lost) = &seen.lost {
+                    self.client.report_lost(self.ino, lost);
+                    return Err(Errno::EIO);
+                }
+                let is_in_base = offset < tiles.base_size;
+                return if is_in_base && self.is_base_lost(offset, buf.len() as u64)? {
+                    Err(Errno::EIO)
+                } else {
+                    result
+                };
             }
         }
         Err(Errno::EBUSY)
     }
 
-    /// Reads where these tiles say. Also tells whether an object had fewer bytes than were
-    /// asked for, as it may.
-    fn read_through(
-        &self,
-        tiles: &Tiles,
-        buf: &mut [u8],
-        offset: u64,
-    ) -> (Result<usize, Errno>, bool) {
-        let mut short = false;
-        let result = self.read_parts(tiles, buf, offset, &mut short);
-        let failed = result.is_err();
-        (result, short || failed)
+    /// Whether the base lacks bytes of this range that it has as far as the shard knows; see [`crate::lost`].
+    fn is_base_lost(&self, offset: u64, len: u64) -> Result<bool, Errno> {
+        self.client.is_lost(self.ino, |_| {
+            let tiles = self.tiles()?;
+            let ((node, piece), least) = (tiles.base, tiles.base_size);
+            let (_, beneath) = split(&tiles, offset, len.min(least.saturating_sub(offset)));
+            let Some(end) = beneath.last().map(|(from, len)| from + len) else { return Ok(None) };
+            let now = self.base(&tiles)?.stat()?;
+            let has = now.exists.then_some(now.size);
+            Ok((now.size < end).then_some(Short { node, piece, least, has }))
+        })
     }
 
+    /// As [`DataFile::check_changeable`].
+    pub(crate) fn refuse_lost(&self) -> Result<(), Errno> {
+        if self.is_whole.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let least = self.tiles()?.base_size;
+        if least > 0 && self.is_base_lost(0, least)? {
+            return Err(Errno::EIO);
+        }
+        self.is_whole.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Reads where these tiles say.
     fn read_parts(
         &self,
         tiles: &Tiles,
         buf: &mut [u8],
         offset: u64,
-        short: &mut bool,
+        seen: &mut Seen,
     ) -> Result<usize, Errno> {
         let (mut found, beneath) = split(tiles, offset, buf.len() as u64);
         for (from, len) in beneath {
             let part = slice(buf, offset, from, len);
             let got = self.base(tiles)?.read_at(part, from)?;
-            *short |= got < part.len();
+            seen.short |= got < part.len();
             part[got..].fill(0);
             if got < part.len() && from + len > tiles.index.size() {
                 // The base ends here, and tiles end before.
                 let end = tiles.index.size().max(from + got as u64);
                 let len = end.saturating_sub(offset) as usize;
-                return self.read_tiles(tiles, &mut found, &mut buf[..len], offset).map(|()| len);
+                let found = self.read_tiles(tiles, &mut found, &mut buf[..len], offset, seen);
+                return found.map(|()| len);
             }
         }
-        self.read_tiles(tiles, &mut found, buf, offset)?;
+        self.read_tiles(tiles, &mut found, buf, offset, seen)?;
         Ok(buf.len())
     }
 
@@ -175,14 +216,21 @@ impl TiledFile {
         found: &mut [Found],
         buf: &mut [u8],
         offset: u64,
+        seen: &mut Seen,
     ) -> Result<(), Errno> {
         let mut room = Vec::new();
         for group in groups(found, false) {
             let data = self.piece(tiles, group.piece, false)?;
-            let read = |part: &mut [u8], at| match data.read_at(part, at)? {
-                // What a tile tells of was written: it is lost.
-                got if got < part.len() => Err(Errno::EIO),
-                _ => Ok(()),
+            let mut read = |part: &mut [u8], at| {
+                let got = data.read_at(part, at)?;
+                if got == part.len() {
+                    return Ok(());
+                }
+                // What a tile tells of was written: it is lost, unless the tile is an old one.
+                let (node, piece) = (data.peer().node, group.piece);
+                let (least, has) = (at + part.len() as u64, Some(at + got as u64));
+                seen.lost = Some(Short { node, piece, least, has });
+                Err(Errno::EIO)
             };
             if let [one] = &group.parts[..] {
                 read(slice(buf, offset, one.file_offset, one.len), one.at)?;
@@ -200,6 +248,7 @@ impl TiledFile {
     }
 
     pub(crate) fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
+        self.refuse_lost()?;
         let tiles = self.tiles()?;
         let (mut found, beneath) = split(&tiles, offset, data.len() as u64);
         for (from, len) in beneath {
@@ -226,6 +275,7 @@ impl TiledFile {
 
     /// Appends go to the base, which is first made as long as the file.
     pub(crate) fn append(&self, data: &[u8]) -> Result<usize, Errno> {
+        self.refuse_lost()?;
         let tiles = self.tiles()?;
         let (base, end) = (self.base(&tiles)?, tiles.index.size());
         if end > 0 && base.stat()?.size < end {
@@ -259,7 +309,8 @@ impl TiledFile {
     /// Cuts the base. That the tiles are cut is the matter of the shard, when it is told of the size.
     pub(crate) fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         self.flush()?;
-        self.base(&*self.tiles()?)?.truncate(size)?;
+        self.base(&*self.tiles()?)?.truncate_unknown(size)?;
+        self.is_whole.store(true, Ordering::Relaxed);
         Ok(ObjectState { size, ..self.stat()? })
     }
 
@@ -270,6 +321,7 @@ impl TiledFile {
         len: u64,
     ) -> Result<ObjectState, Errno> {
         self.flush()?;
+        self.refuse_lost()?;
         let tiles = self.tiles()?;
         self.base(&tiles)?.allocate(mode, offset, len)?;
         let in_place = match mode {

@@ -26,6 +26,8 @@ pub struct Tiles {
     pub pieces: BTreeMap<u32, PlacedPiece>,
     /// The node and number of the base.
     pub base: (NodeId, Piece),
+    /// Bytes that the base has at least; 0 where it does not go beyond the tiles, and nothing is known.
+    pub base_size: u64,
     /// Storage of all pieces, in units of 512 bytes.
     pub blocks: u64,
     /// Which object has which byte. The base is not in it: what no tile covers is there.
@@ -82,7 +84,10 @@ impl Tiles {
         let cuts = page.cuts.iter().map(|cut| Cut { stamp: cut.stamp, size: cut.size }).collect();
         // Cuts have been carried out on the base.
         let index = Index::with_base(decoded, cuts, 0, u64::MAX);
-        Ok(Tiles { version: page.version, pieces, base, blocks: page.blocks, index })
+        let Page { version, blocks, base_size, .. } = page;
+        // Who writes a tiled file tells how long all of it is: only what goes beyond the tiles is the base's for sure.
+        let base_size = if base_size > index.size() { base_size } else { 0 };
+        Ok(Tiles { version, pieces, base, base_size, blocks, index })
     }
 }
 

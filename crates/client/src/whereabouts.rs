@@ -177,7 +177,7 @@ mod tests {
         let placed = numbered().collect();
         let indexed = (1..).map(Piece::bytes_of).zip(pieces.iter().cloned()).collect();
         let index = Index::with_base(indexed, Vec::new(), 0, u64::MAX);
-        Tiles { version: 1, pieces: placed, base, blocks: 0, index }
+        Tiles { version: 1, pieces: placed, base, base_size: 0, blocks: 0, index }
     }
 
     fn striped(count: u64, unit: u64, size: u64) -> Tiles {

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tatami_wire::frame::Class;
+use tatami_wire::meta::DataState;
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
 
@@ -46,6 +47,17 @@ impl Client {
         }
     }
 
+    /// The last change of the object of a file that others write, as far as it has one and its node answers. Times
+    /// that a user sets count more than the writes until then.
+    pub fn object_changed(&self, attr: &Attr) -> Option<Timestamp> {
+        if !attr.written_elsewhere {
+            return None;
+        }
+        let (attr, cap) = self.open(&Cred::ROOT, attr.ino, Access::NONE).ok()?;
+        let now = self.object_state(&attr, cap).ok()?;
+        now.exists.then_some(now.changed)
+    }
+
     /// Asks once, and a second time where a connection turns out to be of a daemon that is gone.
     fn object_state(&self, attr: &Attr, cap: Cap) -> Result<ObjectState, Errno> {
         let node = attr.layout.node();
@@ -70,33 +82,12 @@ impl Client {
     }
 }
 
-/// Attributes of a file that others write, with what its object says: as the shard will say when it is told. Times that were set since the last write stay.
+/// Attributes of a file that others write, with what its object says: as the shard will say when it is told.
 pub fn as_written(mut attr: Attr, now: &ObjectState) -> Attr {
-    let is_later = nanos(now.mtime) > times_until(&attr);
-    if now.exists && (now.size != attr.size || is_later) {
-        (attr.size, attr.blocks) = (now.size, now.blocks);
-        if is_later {
-            attr.mtime = now.mtime;
-            attr.ctime = attr.ctime.moved_to(now.mtime);
-        }
+    if now.exists {
+        attr.take_bytes(&DataState::from(*now));
     }
     attr
-}
-
-/// Until when the shard knows the times: a change of the bytes after this is a later one.
-///
-/// What the bytes and what the inode bear as the time of a change is told by different clocks, of which one
-/// goes in ticks. They are compared only where the time of the bytes was set apart from that of the inode.
-fn times_until(attr: &Attr) -> i128 {
-    let (bytes, inode) = (nanos(attr.mtime), nanos(attr.ctime));
-    if (inode - bytes).abs() <= TICK { bytes } else { inode + TICK }
-}
-
-/// The longest tick of a clock, in ns.
-const TICK: i128 = 10_000_000;
-
-fn nanos(t: Timestamp) -> i128 {
-    i128::from(t.sec) * 1_000_000_000 + i128::from(t.nsec)
 }
 
 #[cfg(test)]
@@ -128,27 +119,30 @@ mod tests {
 
     #[test]
     fn what_was_written_since_is_told_and_times_that_were_set_stay() {
-        assert_eq!(told(attr(5, 10, 10), &state(9, 20)), (9, 20, 20));
-        assert_eq!(told(attr(5, 10, 10), &state(5, 20)), (5, 20, 20), "written in place");
-        assert_eq!(told(attr(5, 10, 10), &state(3, 20)), (3, 20, 20), "cut");
-        assert_eq!(told(attr(5, 1, 30), &state(5, 20)), (5, 1, 30), "set by hand, later");
-        assert_eq!(told(attr(5, 1, 30), &state(9, 20)), (9, 1, 30));
-        assert_eq!(
-            told(attr(5, 90, 30), &state(5, 40)),
-            (5, 40, 40),
-            "it was to lie in the future"
-        );
+        // The shard knows of a change of the object at 10.
+        let known = |mtime, ctime| Attr {
+            object_changed: Timestamp::from_sec(10),
+            ..attr(5, mtime, ctime)
+        };
+        assert_eq!(told(known(10, 10), &state(9, 20)), (9, 20, 20));
+        assert_eq!(told(known(10, 10), &state(5, 20)), (5, 20, 20), "written in place");
+        assert_eq!(told(known(10, 10), &state(3, 20)), (3, 20, 20), "cut");
+        assert_eq!(told(known(10, 10), &state(5, 10)), (5, 10, 10), "known");
+        assert_eq!(told(known(1, 30), &state(5, 10)), (5, 1, 30), "set by a user, later");
+        assert_eq!(told(known(1, 30), &state(9, 10)), (9, 1, 30));
+        assert_eq!(told(known(10, 30), &state(5, 20)), (5, 20, 30), "another mode, later");
+        assert_eq!(told(known(90, 30), &state(5, 40)), (5, 40, 40), "set to lie in the future");
         assert_eq!(told(attr(0, 10, 10), &state(0, 5)), (0, 10, 10), "a file that was lent");
-        // Set by hand, by a clock that has not ticked since the write.
-        let mut set = attr(5, 1, 30);
-        let tick = |nsec| Timestamp { nsec, ..Timestamp::from_sec(30) };
-        let write = |nsec| ObjectState { mtime: tick(nsec), ..state(9, 30) };
-        assert_eq!(as_written(set.clone(), &write(3_000_000)).mtime, set.mtime);
-        // Made and written within a tick.
-        set.mtime = tick(0);
-        assert_eq!(as_written(set, &write(3_000_000)).mtime, tick(3_000_000));
-        let none = ObjectState::default();
-        assert_eq!(told(attr(5, 10, 10), &none), (5, 10, 10));
+        assert_eq!(told(known(10, 10), &ObjectState::default()), (5, 10, 10));
+        let set_on_its_mount = ObjectState { mtime: Timestamp::from_sec(90), ..state(5, 20) };
+        assert_eq!(told(known(70, 30), &set_on_its_mount), (5, 70, 30), "and then on another");
+    }
+
+    #[test]
+    fn no_time_goes_back_where_the_clock_of_the_disk_is_behind() {
+        let now = as_written(attr(0, 100, 100), &state(5, 40));
+        assert!(now.mtime > Timestamp::from_sec(100) && now.ctime >= now.mtime, "{now:?}");
+        assert_eq!(as_written(now.clone(), &state(5, 40)), now, "one change, one time");
     }
 
     #[test]

@@ -93,7 +93,8 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
             Class::Recall => {
                 let call: RecallCall = frame::decode_body(&body)?;
                 assert_eq!(call, RecallCall::Alive);
-                let note = RecallNote::Term { millis: 600_000, lease: 600_000, epoch: 1 };
+                let note =
+                    RecallNote::Term { millis: 600_000, lease: 600_000, epoch: 1, lasting: 0 };
                 frame::encode(&mut out, Class::Recall, header.seq, &note, 0);
             }
             Class::Object | Class::Peer => panic!("this is about names, and we are no node"),
@@ -126,7 +127,11 @@ fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<
     assert_eq!(map().owner(call.shard), Some(id), "{call:?} came to {id}");
     *asked.lock().requests.entry(id).or_default() += 1;
     match call.op {
-        MetaOp::Sync => Ok(MetaReply::Synced { epoch: 1 }),
+        // Of the third one's inodes, the last has a part in the names.
+        MetaOp::SyncNames { ref inos } => {
+            let also = if inos.contains(&ino(2)) { vec![EXECUTORS[3]] } else { Vec::new() };
+            Ok(MetaReply::NamesSynced { epoch: 1, also })
+        }
         MetaOp::GetAttr { ino } => {
             *granted = Granted { delegated: vec![ino], ..Granted::default() }.encode();
             Ok(MetaReply::Attr(attr(ino)))
@@ -160,6 +165,35 @@ fn each_executor_is_asked_over_connections_of_its_own() {
     let mut opened = BTreeSet::from(meta.map(|(node, index)| (Role::Meta as u8, node, index)));
     opened.insert((Role::Admin as u8, None, 0));
     assert_eq!(daemon.asked.lock().opened, opened);
+}
+
+#[test]
+fn only_executors_that_have_something_of_a_file_are_asked_to_sync_it() {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    client.sync_inode(ino(1)).unwrap();
+    assert_eq!(daemon.requests(), [1; 4], "what they have told of names was not noted");
+    thread::scope(|scope| {
+        let (stop, held) = UnixStream::pair().unwrap();
+        let client = &client;
+        let run = move || client.hold_delegations(EXECUTORS[0], held.as_fd(), None, None);
+        let holder = scope.spawn(run);
+        let end = Instant::now() + Duration::from_secs(30);
+        let asked = |shard: u16| {
+            let before = daemon.requests();
+            client.sync_inode(ino(shard)).unwrap();
+            let after = daemon.requests();
+            [0, 1, 2, 3].map(|n| after[n] - before[n])
+        };
+        while asked(1) != [0, 1, 0, 0] {
+            assert!(Instant::now() < end, "all are asked");
+        }
+        assert_eq!(asked(1), [0, 1, 0, 0]);
+        assert_eq!(asked(2), [0, 0, 1, 1], "and those that have a part in it");
+        assert_eq!(asked(3), [0, 0, 0, 1]);
+        drop(stop);
+        holder.join().unwrap().unwrap();
+    });
 }
 
 #[test]

@@ -368,3 +368,28 @@ fn nobody_there_is_told_at_once() {
     let e = Client::connect(Options::new(socket)).err().unwrap();
     assert!(e.to_string().contains("/nowhere/tatami.sock"), "{e}");
 }
+
+#[test]
+fn a_daemon_that_has_no_time_for_strangers_is_called_again() {
+    let daemon = Daemon::start(Plan::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let busy = listener.local_addr().unwrap().to_string();
+    let (world, address, key) = (daemon.world.clone(), busy.clone(), daemon.key.clone());
+    let asked = thread::spawn(move || {
+        // It drops the first as they come, and others when they have said who they are.
+        for n in 0..6 {
+            let (mut stream, _) = listener.accept().unwrap();
+            if n % 2 == 1 {
+                stream.read_exact(&mut [0; 12]).unwrap();
+            }
+        }
+        serve(listener.accept().unwrap().0, &world, &address, key).ok();
+    });
+    let mut options = Options::new(Endpoint::Tcp(busy));
+    options.key = Some(daemon.key.clone());
+    drop(Client::connect(options.clone()).unwrap());
+    asked.join().unwrap();
+    // Where nobody is, nobody is waited for.
+    options.patience = Duration::from_secs(3600);
+    assert!(Client::connect(options).is_err());
+}

@@ -12,14 +12,14 @@
 //! The checksum covers the 32 bytes before it. Magic and version are at the
 //! same place in every version.
 
-use crate::atomic;
+use crate::trusted::{TrustError, TrustedDir};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::process::{Pid, PidfdFlags};
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 use tatami_wire::{NodeId, VolumeId};
 
 /// The version of data directories that this program makes and reads.
@@ -29,12 +29,20 @@ const MAGIC: [u8; 8] = *b"TATAMIDD";
 const LENGTH: usize = 36;
 const FORMAT_FILE: &str = "FORMAT";
 const LOCK_FILE: &str = "lock";
+/// More than any version's FORMAT file has, in bytes.
+const FORMAT_MAX: u64 = 4096;
+/// What lies in it where there is data.
+const DATA: [&str; 2] = ["objects", "meta"];
+/// All directories that lie in it.
+const DIRECTORIES: [&str; 3] = ["objects", "meta", "lent"];
+/// Tells that the directory began empty in the place of one that was lost.
+const LOST_FILE: &str = "LOST";
 /// Longest wait for a daemon that was killed to be gone, in seconds.
 const DYING_WAIT_SEC: i64 = 30;
 /// How often the lock is tried when its holder is dying.
 const LOCK_TRIES: u32 = 4;
 /// What may lie in a directory that is about to become a data directory.
-const HARMLESS: [&str; 6] = [LOCK_FILE, "FORMAT.tmp", "log", "socket", "pid", "lost+found"];
+const HARMLESS: [&str; 6] = [LOCK_FILE, LOST_FILE, "log", "socket", "pid", "lost+found"];
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +57,9 @@ pub enum DataDirError {
         /// Why it failed.
         source: io::Error,
     },
+    /// Others can change it, or have put something there.
+    #[error("data directory {0}")]
+    Untrusted(TrustError),
     /// Another daemon has it.
     #[error(
         "data directory {}: {} uses it already: stop that one first, or give this node a \
@@ -125,6 +136,10 @@ fn holder(pid: Option<u32>) -> String {
     pid.map_or("another process".to_owned(), |pid| format!("a daemon (process {pid})"))
 }
 
+const LOST_TEXT: &[u8] =
+    b"The directory that this node had before was lost, and this one began empty.\n\
+    To settle that: tatami node forget --lost NODE\n";
+
 /// A node's data directory, held by this process until it is dropped.
 #[derive(Debug)]
 pub struct DataDir {
@@ -146,33 +161,58 @@ impl DataDir {
         volume: VolumeId,
         node: NodeId,
     ) -> Result<DataDir, DataDirError> {
+        Self::open_or_replace(path, volume, node, false)
+    }
+
+    /// As [`DataDir::open_or_create`]. Where the node had a directory before (`had_one`), one that is made now
+    /// remembers that the other one was lost, until [`DataDir::forget_loss`].
+    ///
+    /// # Errors
+    /// As [`DataDir::open_or_create`].
+    pub fn open_or_replace(
+        path: &Path,
+        volume: VolumeId,
+        node: NodeId,
+        had_one: bool,
+    ) -> Result<DataDir, DataDirError> {
         let failed = |what| {
             let path = path.to_owned();
             move |source| DataDirError::Io { path, what, source }
         };
         // Others may pass through to the socket, which may lie in here; the
         // places of objects and names are closed to them.
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o711)
-            .create(path)
-            .map_err(failed("make it"))?;
-        let lock = lock(path)?;
-        let file = path.join(FORMAT_FILE);
-        let fresh = match std::fs::read(&file) {
-            Ok(bytes) => {
+        let dir = TrustedDir::open_or_create(path, Mode::from_raw_mode(0o711))
+            .map_err(DataDirError::Untrusted)?;
+        for below in DIRECTORIES {
+            dir.check_dir(below).map_err(DataDirError::Untrusted)?;
+        }
+        let lock = lock(path, &dir)?;
+        let fresh = match dir.open_file(FORMAT_FILE, OFlags::RDONLY, Mode::empty()) {
+            Ok(file) => {
+                let mut bytes = Vec::new();
+                file.take(FORMAT_MAX)
+                    .read_to_end(&mut bytes)
+                    .map_err(failed("read its FORMAT file"))?;
                 check(path, &bytes, volume, node)?;
                 false
             }
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            Err(e) if e.kind() == Some(io::ErrorKind::NotFound) => {
                 refuse_foreign(path)?;
+                if had_one {
+                    // First: with a FORMAT file it would pass for the one that was lost.
+                    dir.replace_file(LOST_FILE, LOST_TEXT, Mode::from_raw_mode(0o644), true)
+                        .map_err(DataDirError::Untrusted)?;
+                }
                 let content = encode(volume, node);
-                atomic::write(&file, &content, Mode::from_raw_mode(0o644))
-                    .map_err(failed("write its FORMAT file"))?;
-                atomic::sync_parent(path).map_err(failed("sync what it is in"))?;
+                let mode = Mode::from_raw_mode(0o644);
+                dir.replace_file(FORMAT_FILE, &content, mode, true)
+                    .map_err(DataDirError::Untrusted)?;
+                let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
+                let parent = File::open(parent.unwrap_or(Path::new(".")));
+                parent.and_then(|dir| dir.sync_all()).map_err(failed("sync what it is in"))?;
                 true
             }
-            Err(e) => return Err(failed("read its FORMAT file")(e)),
+            Err(e) => return Err(DataDirError::Untrusted(e)),
         };
         Ok(DataDir { path: path.to_owned(), fresh, _lock: lock })
     }
@@ -185,6 +225,23 @@ impl DataDir {
     /// Where the shards' stores lie.
     pub fn meta_dir(&self) -> PathBuf {
         self.path.join("meta")
+    }
+
+    /// Since when it is there in the place of one that was lost; `None` where nothing was, or nobody is to be told any more.
+    pub fn lost_since(&self) -> Option<SystemTime> {
+        std::fs::metadata(self.path.join(LOST_FILE)).and_then(|meta| meta.modified()).ok()
+    }
+
+    /// Forgets that one was lost before. Whether it was.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn forget_loss(&self) -> std::io::Result<bool> {
+        match std::fs::remove_file(self.path.join(LOST_FILE)) {
+            Ok(()) => File::open(&self.path)?.sync_all().map(|()| true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 
     /// Whether this opening made it.
@@ -253,12 +310,15 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
     let failed = |source| DataDirError::Io { path: path.to_owned(), what: "list it", source };
     for entry in std::fs::read_dir(path).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();
-        if name == "objects" || name == "meta" {
+        if DATA.iter().any(|own| name == *own) {
             let what = "it is missing, yet there is data";
             return Err(DataDirError::Damaged { path: path.to_owned(), what });
         }
-        if !HARMLESS.iter().any(|harmless| name == *harmless) {
-            let found = name.to_string_lossy().into_owned();
+        let found = name.to_string_lossy().into_owned();
+        // A crash before the rename left it.
+        let is_unfinished = [FORMAT_FILE, LOST_FILE].iter().any(|of| found.starts_with(of))
+            && found.ends_with(".tmp");
+        if !is_unfinished && !HARMLESS.iter().any(|harmless| name == *harmless) {
             return Err(DataDirError::Foreign { path: path.to_owned(), found });
         }
     }
@@ -266,13 +326,12 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
 }
 
 /// Takes the lock, which the kernel gives back however the process ends.
-fn lock(path: &Path) -> Result<File, DataDirError> {
+fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
     let failed =
-        |source| DataDirError::Io { path: path.to_owned(), what: "make its lock file", source };
-    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-    let fd = rustix::fs::open(path.join(LOCK_FILE), flags, Mode::from_raw_mode(0o644))
-        .map_err(|e| failed(e.into()))?;
-    let mut file = File::from(fd);
+        |source| DataDirError::Io { path: path.to_owned(), what: "lock its lock file", source };
+    let flags = OFlags::RDWR | OFlags::CREATE;
+    let file = dir.open_file(LOCK_FILE, flags, Mode::from_raw_mode(0o644));
+    let mut file = file.map_err(DataDirError::Untrusted)?;
     let mut tries = 0;
     loop {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -359,6 +418,19 @@ mod tests {
         assert!(!open(&path).expect("found").is_fresh());
         use std::os::unix::fs::PermissionsExt;
         assert_eq!(path.metadata().expect("there").permissions().mode() & 0o777, 0o711);
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_a_lost_one_says_so_until_that_is_settled() {
+        let dir = dir();
+        let open = || DataDir::open_or_replace(dir.path(), VOLUME, NODE, true).expect("opened");
+        assert!(open().lost_since().is_some());
+        let again = open();
+        assert!(!again.is_fresh() && again.lost_since().is_some(), "a start does not settle it");
+        assert!(again.forget_loss().expect("forgotten"));
+        assert!(!again.forget_loss().expect("nothing left"));
+        drop(again);
+        assert_eq!(open().lost_since(), None, "it is there");
     }
 
     #[test]

@@ -1,8 +1,7 @@
 //! The file that holds the volume's key.
 
-use crate::atomic;
+use crate::trusted::{self, TrustError};
 use rustix::fs::{Mode, OFlags};
-use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -33,9 +32,20 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else may read or change it.
+    /// Somebody else may have changed it.
     #[error(
-        "key file {}: other users can read or change it (mode {mode:04o}), and whoever has the \
+        "key file {}: other users can write to it (mode {mode:04o}), and whoever knows the key may \
+         act as any user: remove it, and copy it again from another node of the volume", path.display()
+    )]
+    Writable {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// Somebody else may read it.
+    #[error(
+        "key file {}: other users can read it (mode {mode:04o}), and whoever has the \
          key may act as any user: run `chmod 600 {}`", path.display(), path.display()
     )]
     Exposed {
@@ -46,7 +56,8 @@ pub enum KeyError {
     },
     /// It belongs to somebody else.
     #[error(
-        "key file {}: it belongs to user {owner}: run `chown {me} {}`", path.display(),
+        "key file {}: it belongs to user {owner}, who may have put it there. If the volume is that \
+         user's, run this as that user; if not, copy the key yourself from another node of the volume",
         path.display()
     )]
     Owner {
@@ -54,8 +65,14 @@ pub enum KeyError {
         path: PathBuf,
         /// Whose it is.
         owner: u32,
-        /// Who we are.
-        me: u32,
+    },
+    /// Others can put another one in its place.
+    #[error("key file {}: {source}", path.display())]
+    Untrusted {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: TrustError,
     },
     /// It holds something else than a key.
     #[error(
@@ -66,6 +83,31 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
+}
+
+impl KeyError {
+    fn of(path: &Path, what: &'static str, e: TrustError) -> KeyError {
+        let path = path.to_owned();
+        match e {
+            TrustError::Io { path: file, source, .. } if file == path => {
+                KeyError::Io { path, what, source }
+            }
+            source => KeyError::Untrusted { path, source },
+        }
+    }
+
+    /// Whether the key is somebody else's: this user has none then.
+    pub fn is_others(&self) -> bool {
+        match self {
+            KeyError::Owner { .. } => true,
+            KeyError::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            KeyError::Untrusted { source: TrustError::Owner { .. }, .. } => true,
+            KeyError::Untrusted { source, .. } => {
+                source.kind() == Some(io::ErrorKind::PermissionDenied)
+            }
+            _ => false,
+        }
+    }
 }
 
 /// Makes and reads key files: one line of 64 hexadecimal digits, mode 0600.
@@ -83,18 +125,18 @@ impl KeyFile {
         getrandom::fill(&mut bytes)
             .map_err(|e| io("draw random bytes for")(io::Error::other(e.to_string())))?;
         let key = VolumeKey::new(bytes);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let fd = match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
-            Ok(fd) => fd,
-            Err(rustix::io::Errno::EXIST) => {
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let untrusted = |e| KeyError::of(path, "make", e);
+        let (dir, name) = trusted::open_parent(path).map_err(untrusted)?;
+        let mut file = match dir.open_file(name, flags, Mode::RUSR | Mode::WUSR) {
+            Err(e) if e.kind() == Some(io::ErrorKind::AlreadyExists) => {
                 return Err(KeyError::Exists { path: path.to_owned() });
             }
-            Err(e) => return Err(io("make")(e.into())),
+            opened => opened.map_err(untrusted)?,
         };
-        let mut file = File::from(fd);
         file.write_all(format!("{}\n", key.to_hex()).as_bytes()).map_err(io("write"))?;
         file.sync_all().map_err(io("write"))?;
-        atomic::sync_parent(path).map_err(io("sync the directory of"))?;
+        dir.sync().map_err(untrusted)?;
         Ok(key)
     }
 
@@ -104,15 +146,18 @@ impl KeyFile {
     /// All but [`KeyError::Exists`].
     pub fn load(path: &Path) -> Result<VolumeKey, KeyError> {
         let io = |what| move |source| KeyError::Io { path: path.to_owned(), what, source };
-        let file = File::open(path).map_err(io("open"))?;
-        let metadata = file.metadata().map_err(io("examine"))?;
-        let mode = metadata.mode() & 0o7777;
+        let file = match trusted::open_file(path, OFlags::RDONLY, Mode::empty()) {
+            Err(TrustError::Owner { path: whose, owner }) if whose == path => {
+                return Err(KeyError::Owner { path: whose, owner });
+            }
+            opened => opened.map_err(|e| KeyError::of(path, "open", e))?,
+        };
+        let mode = file.metadata().map_err(io("examine"))?.mode() & 0o7777;
+        if mode & 0o022 != 0 {
+            return Err(KeyError::Writable { path: path.to_owned(), mode });
+        }
         if mode & 0o077 != 0 {
             return Err(KeyError::Exposed { path: path.to_owned(), mode });
-        }
-        let (owner, me) = (metadata.uid(), rustix::process::geteuid().as_raw());
-        if owner != me && owner != 0 {
-            return Err(KeyError::Owner { path: path.to_owned(), owner, me });
         }
         let mut text = Vec::new();
         file.take(LENGTH_MAX).read_to_end(&mut text).map_err(io("read"))?;
@@ -147,10 +192,33 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("key");
         KeyFile::create(&path).expect("made");
-        for mode in [0o640, 0o604, 0o660, 0o620] {
+        for mode in [0o640, 0o604] {
             std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set");
             let error = KeyFile::load(&path).expect_err("exposed").to_string();
             assert!(error.contains(&format!("chmod 600 {}", path.display())), "{error}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_advised_to_use_a_key_that_others_may_have_put_there() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("key");
+        KeyFile::create(&path).expect("made");
+        let refused = || {
+            let error = KeyFile::load(&path).expect_err("planted").to_string();
+            let advice = ["chmod", "chown"].iter().find(|word| error.contains(**word));
+            assert!(error.contains("copy") && advice.is_none(), "{error}");
+        };
+        for mode in [0o660, 0o620, 0o602, 0o666] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set");
+            refused();
+        }
+        if rustix::process::geteuid().is_root() {
+            for mode in [0o600, 0o644, 0o666] {
+                std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).expect("set");
+                std::os::unix::fs::chown(&path, Some(12345), None).expect("given away");
+                refused();
+            }
         }
     }
 
@@ -159,7 +227,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let path = dir.path().join("key");
         assert!(matches!(KeyFile::load(&path), Err(KeyError::Io { what: "open", .. })));
-        atomic::write(&path, b"12345\n", Mode::RUSR).expect("written");
+        crate::atomic::write(&path, b"12345\n", Mode::RUSR).expect("written");
         assert!(matches!(KeyFile::load(&path), Err(KeyError::Damaged { .. })));
     }
 

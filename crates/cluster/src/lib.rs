@@ -10,6 +10,7 @@ mod data_dir;
 mod key_file;
 pub mod mounted;
 pub mod mountinfo;
+pub mod trusted;
 mod volume;
 
 pub use data_dir::{DATA_FORMAT, DataDir, DataDirError};

@@ -26,6 +26,10 @@ const HEADER: &str = "\
 
 ";
 
+/// Begins the last line, which ends with the CRC-32C of all before it in hexadecimal digits. A file without it is one
+/// that somebody has written by hand.
+const CHECKSUM: &str = "# checksum of all above, to be removed by whoever changes something: ";
+
 /// What is wrong with a `volume.toml`.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -181,7 +185,8 @@ impl VolumeFile {
         let file = std::fs::File::open(path).map_err(failed("open"))?;
         let mut text = String::new();
         file.take(LENGTH_MAX).read_to_string(&mut text).map_err(failed("read"))?;
-        let mut file = parse(&text).map_err(|wrong| match wrong {
+        let parsed = verify(&text).map_err(Wrong::Invalid).and_then(|()| parse(&text));
+        let mut file = parsed.map_err(|wrong| match wrong {
             Wrong::Newer(found) => VolumeError::Newer { path: path.to_owned(), found },
             Wrong::Invalid(what) => VolumeError::Invalid { path: path.to_owned(), what },
         })?;
@@ -203,6 +208,7 @@ impl VolumeFile {
         self.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
         let text =
             self.to_text().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
+        let text = format!("{text}\n{CHECKSUM}{:08x}\n", crc32c::crc32c(text.as_bytes()));
         atomic::write(path, text.as_bytes(), Mode::from_raw_mode(0o644))
             .map_err(|source| VolumeError::Io { path: path.to_owned(), what: "write", source })
     }
@@ -324,6 +330,18 @@ impl VolumeFile {
     }
 }
 
+/// Checks the checksum, if there is one.
+fn verify(text: &str) -> Result<(), String> {
+    let Some((above, sum)) = text.rsplit_once(CHECKSUM) else { return Ok(()) };
+    let above = above.strip_suffix('\n').unwrap_or(above);
+    if sum.trim_end() == format!("{:08x}", crc32c::crc32c(above.as_bytes())) {
+        return Ok(());
+    }
+    Err("it does not match its checksum: the disk gives other bytes back than were written, or somebody changed it by \
+         hand. Compare it with another node's; when it is right, remove its last line"
+        .to_owned())
+}
+
 fn parse(text: &str) -> Result<VolumeFile, Wrong> {
     let invalid = |e: toml::de::Error| Wrong::Invalid(e.to_string().trim_end().to_owned());
     let Version { format } = toml::from_str(text).map_err(invalid)?;
@@ -396,10 +414,44 @@ mod tests {
         let path = dir.path().join("volume.toml");
         sample().save(&path).expect("saved");
         assert_eq!(VolumeFile::load(&path).expect("loaded"), sample());
-        assert!(!atomic::temporary(&path).exists());
+        let left = std::fs::read_dir(dir.path()).expect("listed").count();
+        assert_eq!(left, 1, "nothing is left over");
         let map = sample().map();
         assert_eq!(map.nodes[2].address, "127.0.0.1:7002");
         assert_eq!(map.shards, sample().shards);
+    }
+
+    #[test]
+    fn a_flipped_bit_is_told_or_changes_nothing() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("volume.toml");
+        sample().save(&path).expect("saved");
+        let whole = std::fs::read(&path).expect("read");
+        let mut told = 0;
+        for bit in 0..whole.len() * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).expect("written");
+            match VolumeFile::load(&path) {
+                Ok(file) => assert_eq!(file, sample(), "bit {bit}"),
+                Err(_) => told += 1,
+            }
+        }
+        assert!(told > whole.len() * 4, "{told} of {} bits", whole.len() * 8);
+    }
+
+    #[test]
+    fn what_somebody_changed_by_hand_counts_without_its_checksum() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("volume.toml");
+        sample().save(&path).expect("saved");
+        let text = std::fs::read_to_string(&path).expect("read").replace("scratch", "changed");
+        std::fs::write(&path, &text).expect("written");
+        let told = VolumeFile::load(&path).expect_err("refused").to_string();
+        assert!(told.contains("remove its last line"), "{told}");
+        let end = text.find(CHECKSUM).expect("a checksum");
+        std::fs::write(&path, &text[..end]).expect("written");
+        assert_eq!(VolumeFile::load(&path).expect("loads").name, "changed");
     }
 
     #[test]

@@ -26,14 +26,16 @@ pub mod request;
 pub mod session;
 
 mod fields;
+mod trouble;
 
 pub use backing::BackingId;
 pub use device::Device;
 pub use encode::{Attr, DirEntries, Opened, StatFs, Time, Validity};
 pub use init::{Negotiated, Wanted};
-pub use mounting::{Channel, MountError, MountSettings, UnmountError, remount, unmount};
+pub use mounting::{Channel, MountError, MountSettings, Restrictions, UnmountError, unmount};
 pub use notify::Notifier;
 pub use passage::Passage;
 pub use reply::Reply;
 pub use request::{Op, ParseError, Request};
 pub use session::{Handler, Session, Threads};
+pub use trouble::note_cause;

@@ -31,6 +31,29 @@ pub struct MountSettings {
     pub allow_other: bool,
     /// The kernel checks permission bits before it asks.
     pub default_permissions: bool,
+    /// What the kernel does not do with files of the mount.
+    pub restrictions: Restrictions,
+}
+
+/// What the kernel does not do with files of a mount, by the names of mount(8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restrictions {
+    /// It ignores set-user-id and set-group-id bits, and capabilities of files.
+    pub nosuid: bool,
+    /// It opens no devices.
+    pub nodev: bool,
+    /// It runs no programs.
+    pub noexec: bool,
+}
+
+impl Restrictions {
+    fn flags(self) -> MountFlags {
+        let mut flags = MountFlags::empty();
+        flags.set(MountFlags::NOSUID, self.nosuid);
+        flags.set(MountFlags::NODEV, self.nodev);
+        flags.set(MountFlags::NOEXEC, self.noexec);
+        flags
+    }
 }
 
 /// Why a file system could not be mounted.
@@ -47,6 +70,10 @@ pub enum MountError {
     Mount { path: PathBuf, errno: Errno },
     #[error("{HELPER} does not run ({0}): install fuse3, or mount as root")]
     Helper(std::io::Error),
+    #[error(
+        "{HELPER} lets only the superuser mount for other users: /etc/fuse.conf does not have user_allow_other"
+    )]
+    AllowOther { path: PathBuf },
     #[error("{HELPER} could not mount on {path}: {said}")]
     Refused { path: PathBuf, said: String },
 }
@@ -153,17 +180,6 @@ pub fn unmount(path: &Path, lazily: bool) -> Result<(), UnmountError> {
     }
 }
 
-/// Makes what is mounted on `path` read-only, or writable again.
-///
-/// # Errors
-/// Those of mount(2): `EBUSY` for read-only while files are open for writing,
-/// `EPERM` for anyone but root.
-pub fn remount(path: &Path, read_only: bool) -> Result<(), Errno> {
-    let mut flags = MountFlags::NOATIME;
-    flags.set(MountFlags::RDONLY, read_only);
-    rustix::mount::mount_remount(path, flags, "")
-}
-
 fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
     let device = Device::open().map_err(MountError::Device)?;
     let mut data = format!(
@@ -180,7 +196,7 @@ fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, Mount
             data.push_str(option);
         }
     }
-    let mut flags = MountFlags::NOATIME;
+    let mut flags = MountFlags::NOATIME | settings.restrictions.flags();
     flags.set(MountFlags::RDONLY, settings.read_only);
     let data = CString::new(data).expect("made of numbers and words");
     let kind = format!("fuse.{}", settings.subtype);
@@ -207,6 +223,9 @@ fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, Moun
         (settings.allow_other, ",allow_other"),
         (settings.default_permissions, ",default_permissions"),
         (settings.read_only, ",ro"),
+        (settings.restrictions.nosuid, ",nosuid"),
+        (settings.restrictions.nodev, ",nodev"),
+        (settings.restrictions.noexec, ",noexec"),
     ] {
         if wanted {
             options.push_str(option);
@@ -226,10 +245,13 @@ fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, Moun
     let output = child.wait_with_output().map_err(MountError::Helper)?;
     match received {
         Some(fd) => Ok(Device::from_bound(fd)),
-        None => Err(MountError::Refused {
-            path: path.to_owned(),
-            said: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        }),
+        None => {
+            let (path, said) = (path.to_owned(), String::from_utf8_lossy(&output.stderr));
+            Err(match said.contains("user_allow_other") {
+                true => MountError::AllowOther { path },
+                false => MountError::Refused { path, said: said.trim().to_owned() },
+            })
+        }
     }
 }
 
@@ -354,6 +376,7 @@ mod tests {
             read_only: false,
             allow_other: false,
             default_permissions: true,
+            restrictions: Restrictions::default(),
         };
         let error = Channel::mount(Path::new("/does/not/exist"), &settings).expect_err("no path");
         assert!(error.to_string().contains("/does/not/exist"), "{error}");

@@ -4,7 +4,8 @@ use crate::abi;
 use crate::device::Device;
 use crate::encode::{Attr, DirEntries, Fixed, Opened, StatFs, Validity};
 use crate::passage::{Passage, Room};
-use crate::request::FileLock;
+use crate::request::{FileLock, Header};
+use crate::trouble::Asked;
 use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -22,6 +23,7 @@ pub struct Reply<'a> {
     room: &'a mut Room,
     unique: u64,
     wanted: bool,
+    asked: Asked,
     idle: Option<&'a AtomicUsize>,
 }
 
@@ -34,7 +36,13 @@ impl<'a> Reply<'a> {
         unique: u64,
         wanted: bool,
     ) -> Reply<'a> {
-        Reply { device, room, unique, wanted, idle: None }
+        Reply { device, room, unique, wanted, asked: Asked::default(), idle: None }
+    }
+
+    /// Of the request with this header: an `EIO` says so in the log.
+    pub(crate) fn to(mut self, header: &Header) -> Reply<'a> {
+        self.asked = Asked::from(header);
+        self
     }
 
     /// Adds one to `idle` when the request is answered, before the kernel gets the answer.
@@ -45,7 +53,7 @@ impl<'a> Reply<'a> {
 
     fn send(mut self, error: i32, parts: [&[u8]; 2]) -> bool {
         self.count();
-        transmit(self.device, &mut self.wanted, self.unique, error, parts)
+        transmit(self.device, &mut self.wanted, self.unique, (self.asked, error), parts)
     }
 
     fn count(&mut self) {
@@ -76,7 +84,7 @@ impl<'a> Reply<'a> {
     pub fn later(mut self) -> Later {
         self.count();
         let wanted = std::mem::take(&mut self.wanted);
-        Later { device: self.device.clone(), unique: self.unique, wanted }
+        Later { device: self.device.clone(), unique: self.unique, wanted, asked: self.asked }
     }
 
     /// There is no reply to this request.
@@ -140,7 +148,7 @@ impl<'a> Reply<'a> {
             Ok(len) => {
                 self.count();
                 let data = &self.room.scratch[..len.min(size)];
-                transmit(self.device, &mut self.wanted, self.unique, 0, [data, &[]])
+                transmit(self.device, &mut self.wanted, self.unique, (self.asked, 0), [data, &[]])
             }
             Err(errno) => self.error(errno),
         }
@@ -180,7 +188,8 @@ impl<'a> Reply<'a> {
             Ok(()) => {
                 self.count();
                 let entries = self.room.scratch.as_slice();
-                transmit(self.device, &mut self.wanted, self.unique, 0, [entries, &[]])
+                let asked = (self.asked, 0);
+                transmit(self.device, &mut self.wanted, self.unique, asked, [entries, &[]])
             }
             Err(errno) => self.error(errno),
         }
@@ -224,19 +233,21 @@ pub struct Later {
     device: Arc<Device>,
     unique: u64,
     wanted: bool,
+    asked: Asked,
 }
 
 impl Later {
     /// Answers; errors are positive error numbers. Whether the kernel took the answer.
     pub fn answer(mut self, result: Result<(), i32>) -> bool {
         let error = result.err().map_or(0, |errno| -errno);
-        transmit(&self.device, &mut self.wanted, self.unique, error, [&[], &[]])
+        transmit(&self.device, &mut self.wanted, self.unique, (self.asked, error), [&[], &[]])
     }
 }
 
 impl Drop for Later {
     fn drop(&mut self) {
-        transmit(&self.device, &mut self.wanted, self.unique, -libc::EIO, [&[], &[]]);
+        let answer = (self.asked, -libc::EIO);
+        transmit(&self.device, &mut self.wanted, self.unique, answer, [&[], &[]]);
     }
 }
 
@@ -244,11 +255,14 @@ fn transmit(
     device: &Device,
     wanted: &mut bool,
     unique: u64,
-    error: i32,
+    (asked, error): (Asked, i32),
     parts: [&[u8]; 2],
 ) -> bool {
     if !std::mem::take(wanted) {
         return false;
+    }
+    if error == -libc::EIO {
+        asked.log_eio();
     }
     let len = abi::OUT_HEADER_LEN + parts[0].len() + parts[1].len();
     let head = Fixed::<16>::new().u32(len as u32).u32(error as u32).u64(unique);
@@ -274,7 +288,8 @@ impl Drop for Reply<'_> {
     fn drop(&mut self) {
         self.count();
         if self.wanted {
-            transmit(self.device, &mut self.wanted, self.unique, -libc::EIO, [&[], &[]]);
+            let answer = (self.asked, -libc::EIO);
+            transmit(self.device, &mut self.wanted, self.unique, answer, [&[], &[]]);
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::notify::Notifier;
 use crate::passage::Room;
 use crate::reply::Reply;
 use crate::request::{Header, Op, Request};
+use crate::trouble::forget_cause;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -233,7 +234,7 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Arc<Device>, bytes: &[u8], 
             match Header::parse(bytes) {
                 Ok(header) if header.forgets() => {}
                 Ok(header) => {
-                    let reply = Reply::new(device, room, header.unique, true);
+                    let reply = Reply::new(device, room, header.unique, true).to(&header);
                     reply.counted(&shared.idle).error(libc::EIO);
                 }
                 Err(_) => drop(shared.idle.fetch_add(1, SeqCst)),
@@ -242,7 +243,8 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Arc<Device>, bytes: &[u8], 
         }
     };
     let wanted = !matches!(request.op, Op::Forget { .. } | Op::BatchForget | Op::Destroy);
-    let reply = Reply::new(device, room, request.header.unique, wanted);
+    let reply = Reply::new(device, room, request.header.unique, wanted).to(&request.header);
+    forget_cause();
     let reply = if request.header.forgets() { reply } else { reply.counted(&shared.idle) };
     match request.op {
         Op::Unknown => {

@@ -53,7 +53,7 @@ fn folded(view: &View, group: &[Tile], views: usize) -> Option<(View, Tile)> {
     let extent = view.offset_of(last.end() - 1) + 1 - disp;
     let body = Body::list(parts(group).ok()?).ok()?;
     let shape = Shape::from_body(0, i64::try_from(extent).ok()?, body).ok()?;
-    let new = View::new(disp, 1, shape).ok().filter(|v| !v.overlaps())?;
+    let new = View::new(disp, 1, shape).ok()?;
     let len = group.iter().map(|t| t.len).sum();
     let tile = Tile::contiguous(first.stamp, u32::try_from(views).ok()?, 0, len, first.at);
     let (mut before, mut after) = (Vec::new(), Vec::new());

@@ -241,11 +241,7 @@ impl Index {
         }
         let mut near = None;
         for (offset, len) in view.extents(stream + done, len - done) {
-            let end = (offset + len).min(self.size);
-            self.resolve_near(offset, end, &mut near, &mut out);
-            if end < offset + len {
-                break;
-            }
+            self.resolve_near(offset, offset + len, &mut near, &mut out);
         }
         out
     }
@@ -254,7 +250,7 @@ impl Index {
     /// same view. `None` where that is not known at once.
     pub fn lookup_whole(&self, view: &View, stream: u64) -> Option<Found> {
         let len = self.readable(view, stream, u64::MAX);
-        if view.overlaps() { None } else { self.same_view(view, stream, len) }
+        self.same_view(view, stream, len)
     }
 
     /// Where the bytes `from .. to` of the file are, if they are a single run of one piece, or of a hole: as
@@ -293,14 +289,10 @@ impl Index {
         }
     }
 
-    /// How many of so many stream bytes lie before the end of the file, as long as the view
-    /// does not overlap itself.
+    /// How many of so many stream bytes lie before the end of the file.
     pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
         let len = len.min(u64::MAX - stream);
-        match view.overlaps() {
-            true => len,
-            false => len.min(view.stream_before(self.size).0.saturating_sub(stream)),
-        }
+        len.min(view.stream_before(self.size).0.saturating_sub(stream))
     }
 
     pub(crate) fn item(&self, number: u32) -> &Item {

@@ -5,7 +5,7 @@
 //! rule here can be tested against a byte-by-byte model.
 //!
 //! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without
-//! its basic types, a [`View`] an MPI file view, a [`Tile`] a stretch of a view that
+//! its basic types, a [`ProgramView`] an MPI file view as a program sets it, a [`View`] one that is in file order, a [`Tile`] a stretch of a view that
 //! lies in one run of a piece; [`PieceTiles`] are what one writer hands over, and an [`Index`] tells
 //! of all of them together which piece has which byte.
 
@@ -16,6 +16,7 @@ mod index;
 pub mod journal;
 mod own;
 mod piece;
+mod program;
 mod reach;
 mod runs;
 mod scatter;
@@ -32,6 +33,7 @@ pub use code::DecodeError;
 pub use index::{BASE, Cut, Found, Index, PieceId};
 pub use own::Own;
 pub use piece::{Appended, MAX_VIEWS, PieceTiles};
+pub use program::{InFileOrder, ProgramView};
 pub use runs::{Blocks, Run, Runs};
 pub use scatter::FoundRun;
 pub use shape::{MAX_DEPTH, MAX_WEIGHT, Shape, ShapeError};

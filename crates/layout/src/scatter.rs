@@ -96,7 +96,7 @@ impl Index {
             out.found(&found, done);
             done += found.len;
         }
-        if done == len && !view.overlaps() {
+        if done == len {
             return out.0;
         }
         if let Some(mut rest) = self.common(view, stream + done, len - done, done) {
@@ -118,7 +118,7 @@ impl Index {
             let placed = Placed::of(run, place);
             place += placed.len();
             mine.push(placed);
-            if mine.len() > MAX_RUNS || view.overlaps() {
+            if mine.len() > MAX_RUNS {
                 return None;
             }
         }

@@ -33,8 +33,8 @@ pub struct Tile {
 /// Why a tile cannot be one of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TileError {
-    /// There is no such view, or it shows some byte twice.
-    #[error("the tile refers to view {0}, which does not exist or overlaps itself")]
+    /// There is no such view, or too many.
+    #[error("the tile refers to view {0}, which does not exist, or is one too many")]
     View(u32),
     /// Empty, blocks that overlap, or places past the end of the file or piece.
     #[error("the tile is empty, overlaps itself or ends too far out")]
@@ -121,10 +121,7 @@ impl Tile {
 
     /// Whether it may be a tile over `view`.
     pub(crate) fn check(&self, view: Option<&View>) -> Result<(), TileError> {
-        let view = match view {
-            Some(view) if !view.overlaps() => view,
-            _ => return Err(TileError::View(self.view)),
-        };
+        let view = view.ok_or(TileError::View(self.view))?;
         if self.len == 0 || self.block == 0 || self.stride < self.block {
             return Err(TileError::Range);
         }

@@ -19,8 +19,8 @@ pub const MAX_OFFSET: u64 = i64::MAX as u64 - 1;
 /// Why a filetype makes no view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ViewError {
-    /// The first visible byte would lie before the file or past its last offset.
-    #[error("the view begins outside of the file")]
+    /// A visible byte would lie before the file or past its last offset.
+    #[error("displacement and filetype lead to a byte before the file, or past its largest offset")]
     Outside,
     /// A displacement is below zero.
     #[error("the filetype has a negative displacement")]
@@ -28,12 +28,10 @@ pub enum ViewError {
     /// Displacements are not in non-decreasing order.
     #[error("the displacements of the filetype decrease")]
     Decreasing,
-    /// A copy of the filetype begins before the last block of the copy before.
-    #[error("copies of the filetype, {extent} bytes apart, reach into one another")]
-    Interleaved {
-        /// The extent of the filetype.
-        extent: i64,
-    },
+    /// Blocks of the filetype overlap, or a copy of it begins before the end of the copy before: no [`View`], but a
+    /// [`crate::ProgramView`].
+    #[error("the filetype overlaps itself, or its copies reach into one another")]
+    Disorder,
     /// The filetype is not made of whole etypes.
     #[error("the filetype has {filetype} bytes, which is no multiple of the etype's {etype}")]
     Etype {
@@ -44,7 +42,8 @@ pub enum ViewError {
     },
 }
 
-/// A file view. Cheap to clone.
+/// A file view that is in file order and shows no byte twice: tiles and the index rely on that. What a program
+/// sets is a [`crate::ProgramView`]. Cheap to clone.
 ///
 /// Two views are equal when they show the same bytes in the same order, as far
 /// as their folded trees tell; the etype does not count.
@@ -95,8 +94,12 @@ impl View {
 
     /// The view of `MPI_File_set_view`: copies of `filetype`, one extent after the
     /// other, from byte `disp` of the file on. `etype_size` in bytes; it may be 0 for a
-    /// filetype without data. A filetype whose blocks overlap is allowed here (see
-    /// [`View::overlaps`]).
+    /// filetype without data.
+    ///
+    /// # Errors
+    ///
+    /// A filetype that is no multiple of the etype, has bytes before its displacement 0, or blocks that are not in
+    /// order; [`ViewError::Disorder`] where only an access that reaches the same byte twice, or a later copy, shows it.
     pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<View, ViewError> {
         let body = &filetype.body;
         let facts = body.kind.facts();
@@ -110,8 +113,9 @@ impl View {
             return Err(ViewError::Decreasing);
         }
         let extent = filetype.extent();
-        if facts.size > 0 && (extent <= 0 || extent < facts.last) {
-            return Err(ViewError::Interleaved { extent });
+        let span = i128::from(facts.high) - i128::from(facts.low);
+        if facts.order != Order::Apart || (facts.size > 0 && i128::from(extent) < span) {
+            return Err(ViewError::Disorder);
         }
         let origin = disp.saturating_add(body.disp as u64);
         if disp > MAX_OFFSET || (facts.size > 0 && origin > MAX_OFFSET) {
@@ -134,14 +138,6 @@ impl View {
     /// what a program gets that sets none, or sets a contiguous filetype.
     pub fn is_default(&self) -> bool {
         matches!(self.0.kind, Kind::Run(len) if len > 0 && len == self.0.period)
-    }
-
-    /// Whether some byte of the file is seen twice. Such a view may be read through,
-    /// not written, and no tile may refer to it.
-    pub fn overlaps(&self) -> bool {
-        let facts = self.0.kind.facts();
-        facts.order != Order::Apart
-            || (self.0.size > 0 && facts.high.saturating_sub(facts.low) as u64 > self.0.period)
     }
 
     /// Where the view begins in the file, in bytes.
@@ -184,9 +180,7 @@ impl View {
     }
 
     /// How many stream bytes lie before `offset` in the file, and whether the byte
-    /// at `offset` is itself visible (then it is the stream byte of that number). In a view
-    /// that [`overlaps`](View::overlaps), the last block that begins at or before `offset`
-    /// counts.
+    /// at `offset` is itself visible (then it is the stream byte of that number).
     pub fn stream_before(&self, offset: u64) -> (u64, bool) {
         let (before, visible, _) = self.run_at(offset);
         (before, visible)
@@ -285,7 +279,7 @@ fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
 }
 
 /// Where byte `rest` of a part's data lies. `rest` is below its size.
-fn place(kind: &Kind, mut rest: u64) -> i64 {
+pub(crate) fn place(kind: &Kind, mut rest: u64) -> i64 {
     let (mut kind, mut at) = (kind, 0i64);
     loop {
         match kind {
@@ -307,7 +301,7 @@ fn place(kind: &Kind, mut rest: u64) -> i64 {
 }
 
 /// How many bytes of a part's data lie before place `at`, which is not before its first
-/// block, and how many bytes there are from that one on. The part is not `Mixed`.
+/// block, and how many bytes there are from that one on. The blocks of the part are apart.
 fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
     let (mut kind, mut before) = (kind, 0u64);
     loop {
@@ -317,9 +311,7 @@ fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
                 return (before + inside, len - inside);
             }
             Kind::Vector(v) => {
-                // A stride of 0 occurs only in views that overlap.
-                let copy = (at as u64).checked_div(v.stride as u64).unwrap_or(u64::MAX);
-                let copy = copy.min(v.count - 1);
+                let copy = (at as u64 / v.stride as u64).min(v.count - 1);
                 before += copy * v.child.size();
                 at -= copy as i64 * v.stride;
                 kind = &v.child;

@@ -198,26 +198,93 @@ proptest! {
         prop_assert!(rest.is_empty());
     }
 
+    /// What a program may set, with extents of zero, below zero and shorter than the data, lower bounds anywhere, and
+    /// data before displacement 0; and where its bytes are, one by one and in file order.
     #[test]
-    fn views_accept_what_mpi_allows(t in types(), disp in 0u64..20) {
+    fn a_program_s_view_is_what_mpi_says(
+        t in types(),
+        resize in prop::option::of((-20i64..20, -9i64..20)),
+        disp in 0u64..60,
+        stream in 0u64..150,
+        len in 1u64..150,
+        end in 0u64..300,
+    ) {
+        let t = match resize {
+            Some((lb, extent)) => Type::Resized(lb, extent, Box::new(t)),
+            None => t,
+        };
         let flat = t.flat();
-        let places = places(&flat, 3 * flat.bytes.len());
-        match View::new(disp, 1, t.shape()) {
+        let one = places(&flat, flat.bytes.len());
+        let view = match ProgramView::new(disp, 1, t.shape()) {
             // Blocks that touch are joined, and then may hide an order of bytes
             // that was no order of blocks; never the other way round.
-            Ok(view) => {
-                prop_assert!(places.iter().all(|&p| p >= 0));
-                let got: Vec<i64> = view
-                    .extents(0, places.len() as u64)
-                    .flat_map(|(o, n)| o as i64..(o + n) as i64)
-                    .map(|o| o - disp as i64)
-                    .collect();
-                prop_assert_eq!(got, places.clone());
-                prop_assert_eq!(view.overlaps(), places.windows(2).any(|w| w[1] <= w[0]));
+            Ok(view) => view,
+            Err(error) => {
+                let outside = one.iter().any(|&p| p + (disp as i64) < 0);
+                let decreasing = one.windows(2).any(|w| w[1] < w[0]);
+                prop_assert!(outside || decreasing, "{}", error);
+                return Ok(());
             }
-            Err(_) => prop_assert!(
-                places.windows(2).any(|w| w[1] <= w[0]) || places[0] < 0 || flat.extent() <= 0
-            ),
+        };
+        prop_assert!(one.iter().all(|&p| p + disp as i64 >= 0));
+        let all: Vec<i64> = match one.len() {
+            0 => vec![],
+            _ => places(&flat, 300).iter().map(|p| p + disp as i64).collect(),
+        };
+        for (s, &place) in (0..).zip(&all) {
+            prop_assert_eq!(view.offset_of(s), u64::try_from(place).unwrap_or(u64::MAX));
+        }
+        // Bytes before `end`: of copies that go on through the file, all have been seen by then.
+        if flat.extent() > 0 || one.is_empty() {
+            let seen = places(&flat, one.len() * 500);
+            let before = seen.iter().rposition(|p| p + (disp as i64) < end as i64);
+            prop_assert_eq!(view.stream_before(end), before.map_or(0, |s| s as u64 + 1));
+        }
+        let wanted: Vec<i64> =
+            all.iter().copied().skip(stream as usize).take(len as usize).collect();
+        match view.direct(stream, len) {
+            Some(view) => {
+                let got = view.extents(stream, wanted.len() as u64);
+                let got: Vec<i64> = got.flat_map(|(o, n)| o as i64..(o + n) as i64).collect();
+                prop_assert_eq!(&got, &wanted);
+                prop_assert!(got.windows(2).all(|w| w[0] < w[1]));
+            }
+            None => {
+                let inside = wanted.iter().take_while(|p| **p < end as i64);
+                let inside: Vec<i64> = inside.copied().collect();
+                let stretch = view.in_file_order(stream, wanted.len() as u64, end);
+                if inside.iter().any(|p| *p < 0) {
+                    prop_assert_eq!(stretch.err(), Some(ViewError::Outside));
+                    return Ok(());
+                }
+                let stretch = stretch.unwrap();
+                prop_assert_eq!(stretch.stream_len(), inside.len() as u64);
+                // Each byte of the stream has its number as its value.
+                let numbers: Vec<u8> = (0..inside.len()).map(|k| k as u8).collect();
+                let mut file = vec![0xff; stretch.size() as usize];
+                stretch.sort(&numbers, &mut file);
+                let got: Vec<u64> = stretch
+                    .view()
+                    .extents(0, stretch.size())
+                    .flat_map(|(o, n)| o..o + n)
+                    .collect();
+                let mut last = std::collections::BTreeMap::<u64, u8>::new();
+                last.extend(inside.iter().map(|p| *p as u64).zip(numbers));
+                prop_assert_eq!(got, last.keys().copied().collect::<Vec<u64>>());
+                prop_assert_eq!(&file, &last.values().copied().collect::<Vec<u8>>());
+                let mut back = vec![0xff; inside.len()];
+                let told = stretch.unsort(&file, &mut back);
+                prop_assert_eq!(told, inside.len());
+                let want: Vec<u8> = inside.iter().map(|p| last[&(*p as u64)]).collect();
+                prop_assert_eq!(back, want);
+                // Where the file was cut meanwhile, the stream ends with the first byte that is gone.
+                let half = file.len() / 2;
+                let mut back = vec![0xff; inside.len()];
+                let told = stretch.unsort(&file[..half], &mut back);
+                let there: Vec<u64> = last.keys().copied().take(half).collect();
+                let want = inside.iter().take_while(|p| there.contains(&(**p as u64))).count();
+                prop_assert_eq!(told, want);
+            }
         }
     }
 
@@ -743,4 +810,55 @@ fn deep_lists_are_not_walked() {
     piece.append(1, number, 0, last, 0).unwrap();
     let index = Index::new(vec![(Piece(1), piece)], vec![], 0);
     assert_eq!(index.lookup_view(&build(), 0, last).len(), 1);
+}
+
+/// What HDF5 and PnetCDF make with Open MPI: an extent that is shorter than the data, and a lower bound above some of
+/// it. One copy is one tile, under the same view however often it is set; a second one is put into file order.
+#[test]
+fn a_copy_of_a_short_extent_is_one_tile() {
+    let header = Shape::bytes(512).unwrap();
+    let variable = Shape::resized(0, 40, &Shape::bytes(40).unwrap()).unwrap();
+    let both = Shape::structure(&[(1, 0, header), (1, 512, variable)]).unwrap();
+    let set = || ProgramView::new(0, 1, Shape::resized(512, 40, &both).unwrap()).unwrap();
+    let view = set();
+    assert_eq!(view.direct(0, 552), set().direct(0, 552));
+    let mut piece = PieceTiles::new(0);
+    let number = piece.add_view(view.direct(0, 552).unwrap()).unwrap();
+    piece.append(1, number, 0, 300, 0).unwrap();
+    piece.append(1, number, 300, 252, 300).unwrap();
+    assert_eq!(piece.tiles().len(), 1);
+    assert!(!piece.views()[0].is_default());
+    assert!(view.direct(0, 553).is_none());
+    let stretch = view.in_file_order(0, 2 * 552, u64::MAX).unwrap();
+    assert_eq!((stretch.stream_len(), stretch.size()), (1104, 592));
+}
+
+/// An access is cut into stretches of bounded size, however many blocks it has and however long they are.
+#[test]
+fn stretches_are_bounded() {
+    let view = |shape: &Shape, extent| {
+        ProgramView::new(7, 1, Shape::resized(0, extent, shape).unwrap()).unwrap()
+    };
+    // Columns of a matrix of bytes: the next copy lies between the blocks of this one.
+    let column = Shape::hvector(100_000, 1, 10, &Shape::bytes(1).unwrap()).unwrap();
+    let columns = view(&column, 1);
+    assert!(columns.direct(0, 100_000).is_some());
+    let stretch = columns.in_file_order(0, 1_000_000, u64::MAX).unwrap();
+    assert_eq!((stretch.stream_len(), stretch.size()), (4096, 4096));
+    let long = view(&Shape::bytes(1 << 40).unwrap(), 1 << 20);
+    let stretch = long.in_file_order(5, 1 << 50, u64::MAX).unwrap();
+    assert_eq!((stretch.stream_len(), stretch.view().offset_of(0)), (4 << 20, 12));
+    // Copies that lie one upon the other, and copies that go back until they leave the file.
+    let still = view(&Shape::bytes(4).unwrap(), 0);
+    let stretch = still.in_file_order(2, 40, u64::MAX).unwrap();
+    assert_eq!((stretch.stream_len(), stretch.size()), (40, 4));
+    assert_eq!(still.stream_before(9), 2);
+    let back = view(&Shape::bytes(4).unwrap(), -4);
+    assert_eq!((back.offset_of(4), back.offset_of(8)), (3, u64::MAX));
+    assert_eq!(back.in_file_order(0, 8, u64::MAX).unwrap().view().offset_of(0), 3);
+    assert_eq!(back.in_file_order(0, 9, u64::MAX).unwrap_err(), ViewError::Outside);
+    // The end of all files.
+    let far = view(&Shape::bytes(8).unwrap(), i64::MAX / 2);
+    assert_eq!(far.in_file_order(0, 64, u64::MAX).map(|s| s.stream_len()), Ok(16));
+    assert_eq!(far.offset_of(1 << 40), u64::MAX);
 }

@@ -128,5 +128,5 @@ fn main() {
 }
 
 fn open(path: &Path) -> FjallStore {
-    FjallStore::open(path).expect("opens")
+    FjallStore::open(path, tatami_meta::Opening::default()).expect("opens")
 }

@@ -13,8 +13,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use tatami_wire::meta::{Bytes, CLOSED_MAX, DataState, MetaReply};
 use tatami_wire::{
-    Access, Attr, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX, SetAttr,
-    SetTime, Timestamp, VolumeKey,
+    Access, Attr, ByteTimes, Cap, ClientId, Cred, Errno, FILE_SIZE_MAX, Ino, Kind, READDIR_MAX,
+    SetAttr, SetTime, Timestamp, VolumeKey,
 };
 
 pub(crate) fn get<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
@@ -43,7 +43,8 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
         _ => None,
     };
     let inode = txn.edit(ino)?;
-    inode.ctime = inode.ctime.moved_to(now);
+    // Later than the cut, too, which bears the time of the disk's clock.
+    inode.ctime = inode.ctime.moved_to(now).max(set.changed.unwrap_or_default());
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
         inode.moving = false;
@@ -64,8 +65,10 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
             inode.mode = permission::without_privileges(inode, inode.mode, cred);
         }
     }
+    // The time of this very change, which is later than all before it.
+    let moment = inode.ctime;
     let time = |t| match t {
-        SetTime::Now => now,
+        SetTime::Now => moment,
         SetTime::At(t) => t,
     };
     if let Some(t) = set.atime {
@@ -73,6 +76,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     }
     if let Some(t) = set.mtime {
         inode.mtime = time(t);
+        inode.changed = inode.changed.max(set.changed.unwrap_or_default());
     }
     if !old.is_parted() {
         return Ok(MetaReply::Attr(inode.attr(ino)));
@@ -103,7 +107,7 @@ fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
         if !set.by_handle {
             permission::check(inode, cred, want::WRITE)?;
         }
-    } else if set.blocks.is_some() || set.changed.is_some() {
+    } else if set.blocks.is_some() || set.changed.is_some() && set.mtime.is_none() {
         return Err(Errno::EINVAL);
     }
     if set.changed.is_some_and(|t| !t.is_valid()) {
@@ -250,7 +254,7 @@ pub(crate) fn for_client<S: Store>(txn: &mut Txn<'_, S>, reply: &mut MetaReply) 
 
 fn correct<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> Outcome<()> {
     if attr.written_elsewhere && txn.is_here(attr.ino) {
-        let alone = txn.peek(attr.ino, |inode| inode.writers)? == 1;
+        let alone = txn.peek(attr.ino, |inode| inode.writers == 1 && !inode.unsettled)?;
         let mark = keys::writer(attr.ino, txn.ctx.client);
         attr.written_elsewhere = !(alone && txn.get(&mark)?.is_some());
     }
@@ -305,22 +309,13 @@ pub(crate) fn commit<S: Store>(
         }
         check_state(state)?;
         tiled::disturb(txn, ino)?;
-        let now = txn.now();
         let state = match old.layout.is_tiled() {
             true => tiled::base_told(txn, ino, &old, state)?,
             false => Some(*state).filter(|state| is_later(state, old.changed, old.size)),
         };
-        let news = |s: &DataState| (old.size, old.blocks, old.mtime) != (s.size, s.blocks, s.mtime);
-        if let Some(state) = state.filter(news) {
+        if let Some(state) = state.filter(|state| is_news(&old, state)) {
             let inode = txn.edit(ino)?;
-            inode.size = state.size;
-            inode.blocks = state.blocks;
-            inode.mtime = state.mtime;
-            inode.changed = state.changed;
-            // The bytes changed at `mtime`; one set by hand may lie in the future.
-            if (old.size, old.mtime) != (state.size, state.mtime) {
-                inode.ctime = inode.ctime.moved_to(state.mtime.min(now));
-            }
+            note_bytes(inode, &state);
             inode.touched = true;
         }
     }
@@ -427,10 +422,36 @@ pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Ou
 }
 
 /// The change of the bytes learnt from objects after their writer died.
-pub(crate) fn learn(inode: &mut Inode, state: &DataState, now: Timestamp) {
-    inode.size = inode.size.max(state.size);
-    inode.blocks = state.blocks;
-    inode.mtime = inode.mtime.max(state.mtime);
-    inode.changed = inode.changed.max(state.changed);
-    inode.ctime = inode.ctime.max(state.mtime.min(now));
+pub(crate) fn learn(inode: &mut Inode, state: &DataState) {
+    let size = inode.size.max(state.size);
+    let changed = inode.changed.max(state.changed);
+    note_bytes(inode, &DataState { size, changed, ..*state });
+}
+
+/// The times of the inode when its bytes are as `state` says.
+fn times_after(inode: &Inode, state: &DataState) -> ByteTimes {
+    let &Inode { mtime, ctime, changed, .. } = inode;
+    // Of a tiled file, a piece may have been modified later than the base, whose change this is.
+    let last = if inode.layout.is_tiled() { state.changed.max(state.mtime) } else { state.changed };
+    let times = ByteTimes { mtime, ctime, object_changed: changed };
+    times.after(inode.size, &DataState { changed: last, ..*state })
+}
+
+/// Whether `state` says anything of the bytes that the inode does not.
+fn is_news(inode: &Inode, state: &DataState) -> bool {
+    let times = times_after(inode, state);
+    (inode.size, inode.blocks, inode.mtime, inode.ctime)
+        != (state.size, state.blocks, times.mtime, times.ctime)
+}
+
+/// The inode is told of its bytes.
+fn note_bytes(inode: &mut Inode, state: &DataState) {
+    note_times(inode, state);
+    (inode.size, inode.blocks) = (state.size, state.blocks);
+}
+
+/// The inode is told when its bytes were changed.
+pub(crate) fn note_times(inode: &mut Inode, state: &DataState) {
+    let times = times_after(inode, state);
+    (inode.mtime, inode.ctime, inode.changed) = (times.mtime, times.ctime, state.changed);
 }

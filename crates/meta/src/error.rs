@@ -27,6 +27,20 @@ pub enum OpenError {
     Damaged(&'static str),
 }
 
+impl OpenError {
+    /// Whether something on the disk is not as it was written. All else the operator mends by starting it otherwise.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            OpenError::Damaged(_) => true,
+            OpenError::Store(StoreError::Damaged { .. } | StoreError::Lost { .. }) => true,
+            OpenError::Store(StoreError::Io { source, .. }) => {
+                source.raw_os_error() == Some(libc::EIO)
+            }
+            _ => false,
+        }
+    }
+}
+
 impl From<ShardError> for OpenError {
     fn from(e: ShardError) -> OpenError {
         match e {

@@ -166,7 +166,8 @@ impl Inode {
             version: self.version,
             layout: self.layout,
             attached: self.attached(),
-            written_elsewhere: self.writers > 0,
+            written_elsewhere: self.writers > 0 || self.unsettled,
+            object_changed: self.changed,
         }
     }
 

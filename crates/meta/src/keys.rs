@@ -16,6 +16,7 @@ pub(crate) mod tag {
     pub const BROUGHT: u8 = b'F';
     pub const GARBAGE: u8 = b'G';
     pub const INODE: u8 = b'I';
+    pub const JOB: u8 = b'J';
     pub const CLEARED: u8 = b'K';
     pub const LOCKED: u8 = b'L';
     pub const MAP: u8 = b'M';
@@ -112,6 +113,7 @@ pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
         | tag::ENTRY
         | tag::GROWN
         | tag::INODE
+        | tag::JOB
         | tag::PIECE
         | tag::TILED
         | tag::UNSETTLED
@@ -164,6 +166,29 @@ pub(crate) fn piece(ino: Ino, number: u32) -> Key {
     key(tag::PIECE, &[&ino.0.to_be_bytes(), &number.to_be_bytes()])
 }
 
+/// What the ranks of an open of `ino` share. Begins the keys of all that belongs to it.
+pub(crate) fn job(ino: Ino, open: u64) -> Key {
+    key(tag::JOB, &[&ino.0.to_be_bytes(), &open.to_be_bytes()])
+}
+
+/// A rank that takes part.
+pub(crate) fn job_rank(ino: Ino, open: u64, client: ClientId, rank: u32) -> Key {
+    let open = open.to_be_bytes();
+    key(tag::JOB, &[&ino.0.to_be_bytes(), &open, b"R", &client.0, &rank.to_be_bytes()])
+}
+
+/// A place among those who want the lock: the lowest number has it.
+pub(crate) fn job_place(ino: Ino, open: u64, place: u64) -> Key {
+    let mut key = job_places(ino, open);
+    key.extend_from_slice(&place.to_be_bytes());
+    key
+}
+
+/// What the keys of all such places start with.
+pub(crate) fn job_places(ino: Ino, open: u64) -> Key {
+    key(tag::JOB, &[&ino.0.to_be_bytes(), &open.to_be_bytes(), b"P"])
+}
+
 /// An object that its inode does not need any more.
 pub(crate) fn dropped(node: NodeId, ino: Ino, object: Piece) -> Key {
     key(tag::DROPPED, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes(), &object.0.to_be_bytes()])
@@ -206,6 +231,9 @@ pub(crate) enum Parsed<'a> {
     Tiled(Ino),
     Piece { ino: Ino, number: u32 },
     Dropped { node: NodeId, ino: Ino, object: Piece },
+    Job { ino: Ino, open: u64 },
+    JobRank { ino: Ino, open: u64, client: ClientId, rank: u32 },
+    JobPlace { ino: Ino, open: u64, place: u64 },
     Reply { client: ClientId, slot: u32 },
     Young(Ino),
     Ancestor(Ino),
@@ -244,6 +272,18 @@ pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
             let object = Piece(number(tail.get(8..)?)?);
             Parsed::Dropped { node: NodeId(u16::from_be_bytes(*node)), ino: ino(tail)?, object }
         }
+        (tag::JOB, 16) => Parsed::Job { ino: ino(rest)?, open: long(rest.get(8..)?)? },
+        (tag::JOB, 37) if rest.get(16) == Some(&b'R') => Parsed::JobRank {
+            ino: ino(rest)?,
+            open: long(rest.get(8..)?)?,
+            client: client(rest.get(17..)?)?,
+            rank: number(rest.get(33..)?)?,
+        },
+        (tag::JOB, 25) if rest.get(16) == Some(&b'P') => Parsed::JobPlace {
+            ino: ino(rest)?,
+            open: long(rest.get(8..)?)?,
+            place: long(rest.get(17..)?)?,
+        },
         (tag::REPLY, 20) => Parsed::Reply { client: client(rest)?, slot: number(rest.get(16..)?)? },
         (tag::YOUNG, 8) => Parsed::Young(ino(rest)?),
         (tag::ANCESTOR, 8) => Parsed::Ancestor(ino(rest)?),
@@ -278,6 +318,10 @@ fn ino(bytes: &[u8]) -> Option<Ino> {
     bytes.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)))
 }
 
+fn long(bytes: &[u8]) -> Option<u64> {
+    bytes.first_chunk().map(|b| u64::from_be_bytes(*b))
+}
+
 fn number(bytes: &[u8]) -> Option<u32> {
     bytes.first_chunk().map(|b| u32::from_be_bytes(*b))
 }
@@ -310,6 +354,9 @@ mod tests {
             (tiled(ino), Parsed::Tiled(ino)),
             (piece(ino, 6), Parsed::Piece { ino, number: 6 }),
             (dropped(node, ino, Piece(9)), Parsed::Dropped { node, ino, object: Piece(9) }),
+            (job(ino, 4), Parsed::Job { ino, open: 4 }),
+            (job_rank(ino, 4, client, 5), Parsed::JobRank { ino, open: 4, client, rank: 5 }),
+            (job_place(ino, 4, 6), Parsed::JobPlace { ino, open: 4, place: 6 }),
             (reply(client, 7), Parsed::Reply { client, slot: 7 }),
             (young(ino), Parsed::Young(ino)),
             (ancestor(ino), Parsed::Ancestor(ino)),

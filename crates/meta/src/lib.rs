@@ -30,6 +30,7 @@ mod check;
 mod entry;
 mod error;
 mod inode;
+mod job;
 mod keys;
 mod moving;
 mod opens;
@@ -51,5 +52,7 @@ mod xattr;
 pub use error::OpenError;
 pub use moving::{MoveEvent, MoveWants};
 pub use shard::{Config, Context, Meta};
-pub use store::{Chore, FaultyStore, FjallStore, MemoryStore, Store, StoreError};
+pub use store::{
+    Chore, FaultyStore, FjallStore, MemoryStore, Opening, Store, StoreError, SyncWork,
+};
 pub use transaction::{Applied, Finished, Out, Ticket};

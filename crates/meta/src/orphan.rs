@@ -3,6 +3,7 @@
 
 use crate::attr;
 use crate::error::Outcome;
+use crate::job;
 use crate::keys::{self, Key, Parsed, tag};
 use crate::state::State;
 use crate::store::{Store, prefix_end};
@@ -122,6 +123,7 @@ pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcom
             None => txn.delete(key),
         }
     }
+    left -= job::expire(txn, client, left)?;
     if left > 0 {
         for key in txn.keys(&keys::of_client(tag::REPLY, client), usize::MAX)? {
             txn.delete(key);
@@ -310,7 +312,6 @@ pub(crate) fn settle<S: Store>(
     ino: Ino,
     state: Option<&DataState>,
 ) -> Outcome<MetaReply> {
-    let now = txn.now();
     if let Some(state) = state {
         attr::check_state(state)?;
     }
@@ -324,7 +325,7 @@ pub(crate) fn settle<S: Store>(
             inode.unsettled = false;
             inode.moving = false;
             if let Some(state) = state {
-                attr::learn(inode, &state, now);
+                attr::learn(inode, &state);
             }
             txn.delete(keys::unsettled(ino));
         }

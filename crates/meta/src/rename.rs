@@ -67,7 +67,6 @@ pub(crate) fn rename<S: Store>(
     mode: RenameMode,
     keep: bool,
 ) -> Outcome<MetaReply> {
-    let nothing = MetaReply::Removed { ino: None, last: false };
     txn.foresee(from.dir, from.name, to.dir, to.name)?;
     permission::name(from.name)?;
     let part = txn.inode(from.dir)?;
@@ -85,7 +84,7 @@ pub(crate) fn rename<S: Store>(
     check_ancestors(txn, &from, &to, source, &moved, mode)?;
     if to.child.as_ref().is_some_and(|(target, _)| *target == source) {
         // Two names of one inode: POSIX says that nothing happens.
-        return Ok(nothing);
+        return Ok(MetaReply::Renamed { ino: None, last: false, moved: Vec::new() });
     }
     check_permissions(txn, &from, &to, &moved, mode)?;
     match (&to.child, mode) {
@@ -94,12 +93,12 @@ pub(crate) fn rename<S: Store>(
             txn.detach(to.part, to.name, *target)?;
             txn.attach(to.part, to.name, source)?;
             txn.attach(from.part, from.name, *target)?;
-            Ok(nothing)
+            Ok(MetaReply::Renamed { ino: None, last: false, moved: vec![source, *target] })
         }
         (None, _) => {
             txn.detach(from.part, from.name, source)?;
             txn.attach(to.part, to.name, source)?;
-            Ok(nothing)
+            Ok(MetaReply::Renamed { ino: None, last: false, moved: vec![source] })
         }
         (Some((target, replaced)), _) => {
             if replaced.is_dir() && !txn.is_empty(*target, replaced)? {
@@ -114,7 +113,7 @@ pub(crate) fn rename<S: Store>(
             } else {
                 txn.settle(*target, keep)?
             };
-            Ok(MetaReply::Removed { ino: Some(*target), last })
+            Ok(MetaReply::Renamed { ino: Some(*target), last, moved: vec![source] })
         }
     }
 }

@@ -6,14 +6,14 @@ use crate::keys;
 use crate::moving::Moves;
 use crate::session::{Admission, Sessions};
 use crate::state::State;
-use crate::store::{Chore, Store, StoreError};
+use crate::store::{Chore, Store, StoreError, SyncWork};
 use crate::transaction::{Applied, Finished, Out, Transactions};
 use crate::txn::Txn;
-use crate::{act, attr, check, entry, orphan, rename, split, tiled, xattr};
+use crate::{act, attr, check, entry, job, orphan, rename, split, tiled, xattr};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use tatami_wire::delegation::PartTold;
-use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
+use tatami_wire::meta::{MetaOp, MetaReply, MetaResult, SYNCED_MAX};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{
     Attr, ClientId, Cred, Errno, ExecutorId, Ino, Kind, NodeId, ShardId, ShardMap, Timestamp,
@@ -61,6 +61,10 @@ pub struct Meta<S> {
     pub(crate) moves: Moves,
 }
 
+/// What a participant has not acknowledged is told again after so many ms, where it acknowledges what lasts: that takes a second.
+/// A participant to which the outcome did not get asks by itself, and much sooner.
+const FINISH_AGAIN: u64 = 2000;
+
 /// What the operator should know.
 struct Trouble {
     what: String,
@@ -76,6 +80,12 @@ impl<S: Store> Meta<S> {
     /// A store of another volume, node or newer format, a damaged one, and those of the disk.
     pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
         let mut state = State::open(store, config.volume, config.executor, config.map)?;
+        if state.lost() > 0 {
+            // The objects of inodes that were lost are there: none of their numbers is given out again.
+            state.raise(state.reserved().saturating_add(state.lost()));
+            state.commit()?;
+            state.sync()?;
+        }
         if state.owns(Ino::ROOT.shard()) {
             make_root(&mut state, now).map_err(|e| match e {
                 Failure::Store(e) => OpenError::Store(*e),
@@ -155,6 +165,9 @@ impl<S: Store> Meta<S> {
         if let Some(elsewhere) = self.is_elsewhere(op)? {
             return Ok(Ok(elsewhere));
         }
+        if let MetaOp::SyncNames { inos } = op {
+            return Ok(self.sync_names(inos));
+        }
         if let MetaOp::Acts { acts } = op {
             return self.act_all(ctx, cred, acts).map(|(reply, _)| Ok(reply));
         }
@@ -163,6 +176,16 @@ impl<S: Store> Meta<S> {
         debug_assert!(!txn.wrote(), "a reading operation wrote");
         drop(txn);
         result.map(Ok)
+    }
+
+    /// As of [`MetaOp::Sync`], the daemon syncs before the answer leaves. Whoever has a part in a transaction has locked for it, and so
+    /// has something of it to sync.
+    fn sync_names(&self, inos: &[Ino]) -> MetaResult {
+        if inos.len() > SYNCED_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let (epoch, also) = (self.state.epoch(), self.parts_in_names(inos));
+        Ok(MetaReply::NamesSynced { epoch, also })
     }
 
     /// The answer to an operation that another node must run.
@@ -268,7 +291,7 @@ impl<S: Store> Meta<S> {
             return None;
         }
         let jobs = self.tx.jobs.values().map(|job| job.due());
-        let decided = self.tx.decided.values().map(|decided| decided.again_at);
+        let decided = (!self.tx.decided.is_empty()).then_some(self.tx.finish_at);
         let waiting = self.tx.waiting.iter().map(|waiting| waiting.ask_at);
         let held = self.state.locks.held().values().map(|held| held.ask_at);
         let freed = self.tx.freed.first().map(|_| self.tx.now);
@@ -342,6 +365,12 @@ impl<S: Store> Meta<S> {
         Inode::decode(&record).ok().map(|inode| inode.attr(ino))
     }
 
+    /// Who has the lock that the ranks of an open of `ino` share: a client, and which rank of the open. `None` also
+    /// where the store does not tell.
+    pub fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
+        job::holder(&self.state, ino, open).ok().flatten()
+    }
+
     /// Makes all operations applied so far survive the death of the process,
     /// with one write.
     ///
@@ -390,11 +419,63 @@ impl<S: Store> Meta<S> {
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.commit()?;
         self.moves.wants_sync = false;
+        self.tx.acks.begin_sync();
         let result = self.state.sync();
-        if let Err(e) = &result {
-            self.note_store(e);
+        match &result {
+            Ok(()) => self.tx.acks.synced(),
+            Err(e) => self.note_store(e),
         }
         result
+    }
+
+    /// Begins a sync of everything committed so far, of which another thread does the slow part, if there is one. Its
+    /// result goes to [`Meta::end_sync`], before the next one begins.
+    ///
+    /// # Errors
+    /// As [`Meta::sync`].
+    pub fn begin_sync(&mut self) -> Result<Option<SyncWork>, StoreError> {
+        self.tx.acks.begin_sync();
+        let begun = self.state.begin_sync();
+        match &begun {
+            Ok(Some(_)) => {}
+            Ok(None) => self.tx.acks.synced(),
+            Err(e) => self.note_store(e),
+        }
+        begun
+    }
+
+    /// Takes the result of a sync that was begun.
+    ///
+    /// # Errors
+    /// Its failure: as of [`Meta::sync`].
+    pub fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
+        let result = self.state.end_sync(result);
+        match &result {
+            Ok(()) => self.tx.acks.synced(),
+            Err(e) => self.note_store(e),
+        }
+        result
+    }
+
+    /// Coordinators hear that a transaction is done here once that survives a power cut, not as soon as it is committed, and
+    /// until then remember it. For executors that do not sync each commit.
+    pub fn acknowledge_once_lasting(&mut self) {
+        self.tx.acks.wait_for_sync = true;
+        self.tx.finish_again = FINISH_AGAIN;
+    }
+
+    /// When the oldest of the transactions was decided here that are not known to be done, and to last, everywhere.
+    pub fn undone_since(&self) -> Option<Timestamp> {
+        self.tx.decided.values().map(|decided| decided.since).min()
+    }
+
+    /// As [`Meta::sync`], for the last time: the store notes that nothing follows.
+    ///
+    /// # Errors
+    /// As [`Meta::sync`].
+    pub fn close(&mut self) -> Result<(), StoreError> {
+        self.sync()?;
+        self.state.store.close()
     }
 
     /// Number of inodes in use.
@@ -406,6 +487,19 @@ impl<S: Store> Meta<S> {
     /// damaged record, or a full disk until there is room again. `None` while all is well.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_ref().map(|trouble| trouble.what.as_str())
+    }
+
+    /// Whether the trouble is a full disk.
+    pub fn is_full(&self) -> bool {
+        self.trouble.as_ref().is_some_and(|trouble| trouble.full)
+    }
+
+    /// Looks whether a disk that was full has room again, and ends that trouble then. A commit does so, too, but nobody may
+    /// want to change anything.
+    pub fn look_for_room(&mut self) {
+        if self.is_full() && self.state.store.recover() {
+            self.trouble = None;
+        }
     }
 
     /// Whether a failure of the store made the shard refuse changes for good.
@@ -550,9 +644,15 @@ fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<
         MetaOp::Tiles { ino, after, limit } => tiled::tiles(txn, *ino, *after, *limit),
         MetaOp::GarbagePieces { node, limit } => orphan::dropped(txn, *node, *limit),
         MetaOp::GarbagePiecesDone { node, pieces } => orphan::dropped_done(txn, *node, pieces),
+        MetaOp::Job { ino, open, rank, joined, op } => {
+            let who = job::JobRank { ino: *ino, open: *open, rank: *rank };
+            job::run(txn, who, *joined, *op)
+        }
         MetaOp::Clear { dir, after, limit, .. } => act::clear_nothing(txn, *dir, *after, *limit),
         MetaOp::Sum { dir, after, limit } => act::sum(txn, *dir, *after, *limit),
-        // Of acts, each is run. Locks are the node's own matter, and do not come here.
-        MetaOp::Acts { .. } | MetaOp::Locks { .. } => Err(Errno::EINVAL.into()),
+        // Of acts, each is run; what is to be synced is looked up before. Locks are the node's own matter, and do not come here.
+        MetaOp::Acts { .. } | MetaOp::SyncNames { .. } | MetaOp::Locks { .. } => {
+            Err(Errno::EINVAL.into())
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::keys::{self, Key};
 use crate::opens::Opens;
 use crate::overlay::Overlay;
 use crate::record::{Entry, Shard};
-use crate::store::{Store, StoreError};
+use crate::store::{Store, StoreError, SyncWork};
 use crate::transaction::locks::Locks;
 use crate::transaction::record;
 use std::ops::ControlFlow;
@@ -204,6 +204,11 @@ impl<S: Store> State<S> {
         self.shard.reserved = self.shard.reserved.max(reserved);
         self.next = self.next.max(reserved);
         self.put_shard();
+    }
+
+    /// See [`Store::lost`].
+    pub fn lost(&self) -> u64 {
+        self.store.lost()
     }
 
     /// Numbers of inodes up to this one may have been given out.
@@ -463,6 +468,17 @@ impl<S: Store> State<S> {
         self.with_store(S::sync)
     }
 
+    /// See [`Store::begin_sync`].
+    pub fn begin_sync(&mut self) -> Result<Option<SyncWork>, StoreError> {
+        let begun = self.store.begin_sync();
+        begun.inspect_err(|_| self.poisoned = true)
+    }
+
+    /// See [`Store::end_sync`].
+    pub fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
+        self.with_store(|store| store.end_sync(result))
+    }
+
     fn with_store(
         &mut self,
         write: impl FnOnce(&mut S) -> Result<(), StoreError>,
@@ -599,9 +615,9 @@ mod tests {
         ));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 9;
+        record[8] = 10;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(open(VOLUME, HERE, newer), Err(OpenError::Newer { found: 9, known: 8 })));
+        assert!(matches!(open(VOLUME, HERE, newer), Err(OpenError::Newer { found: 10, known: 9 })));
         let mut older = store.clone();
         record[8] = 1;
         // Before 8 it did not tell which executor of the node it is of.

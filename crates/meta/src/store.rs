@@ -8,14 +8,16 @@ use std::ops::ControlFlow;
 
 pub mod faulty;
 pub mod fjall;
-mod journal;
 mod log;
+mod manifest;
 mod mapped;
+mod mark;
 pub mod memory;
 mod recent;
+mod reserve;
 
 pub use self::faulty::FaultyStore;
-pub use self::fjall::FjallStore;
+pub use self::fjall::{FjallStore, Opening};
 pub use self::memory::MemoryStore;
 
 /// One change: a key, and the value to put there or `None` to delete it.
@@ -26,6 +28,9 @@ pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
 
 /// Work that a store leaves to be done beside it. Any thread may do it; the store goes on meanwhile.
 pub type Chore = Box<dyn FnOnce() + Send>;
+
+/// The slow part of a sync. Any thread may do it; the store goes on meanwhile. Its result goes to [`Store::end_sync`].
+pub type SyncWork = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
 
 /// What visits a pair during a scan and says whether to go on.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
@@ -78,6 +83,22 @@ pub trait Store {
     /// disk holds. (Rebello et al., USENIX ATC 2020.)
     fn sync(&mut self) -> Result<(), StoreError>;
 
+    /// Begins a sync of everything committed so far, of which another thread does the slow part. `None`: it is done already.
+    ///
+    /// # Errors
+    /// As [`Store::sync`].
+    fn begin_sync(&mut self) -> Result<Option<SyncWork>, StoreError> {
+        self.sync().map(|()| None)
+    }
+
+    /// Takes what became of the slow part of a sync.
+    ///
+    /// # Errors
+    /// Its failure, which poisons the store as that of [`Store::sync`] does.
+    fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
+        result.map_err(|source| StoreError::Io { path: String::new(), op: "fsync", source })
+    }
+
     /// Whether the disk has room for more records with some to spare. When it
     /// has not, the namespace refuses what would make it grow and still
     /// accepts removals.
@@ -85,10 +106,30 @@ pub trait Store {
         true
     }
 
+    /// After a full disk: does what was left undone for want of room; whether there is room again.
+    fn recover(&mut self) -> bool {
+        self.has_room()
+    }
+
     /// Work that waits, if there is some: to be asked for after commits. What nobody takes, the
     /// store does during a later commit.
     fn take_chore(&mut self) -> Option<Chore> {
         None
+    }
+
+    /// Makes everything committed survive a power cut, and notes that nothing follows: what is missing when the store
+    /// is opened again was lost. It refuses all commits from then on.
+    ///
+    /// # Errors
+    /// As [`Store::sync`].
+    fn close(&mut self) -> Result<(), StoreError> {
+        self.sync()
+    }
+
+    /// 0, or where acknowledged changes were lost and the operator accepted that, a number above all that they may have
+    /// counted: inode numbers that were given out, and the like.
+    fn lost(&self) -> u64 {
+        0
     }
 }
 
@@ -112,8 +153,16 @@ pub enum StoreError {
          use the version that wrote it"
     )]
     Format { path: String, what: String },
-    #[error("{path}: the store is damaged ({what}): restore it, or run `tatami fsck` on a copy")]
+    #[error(
+        "{path}: the store is damaged ({what}): put an intact copy of its directory in its place; \
+         tatami fsck tells what the rest of the volume lacks"
+    )]
     Damaged { path: String, what: String },
+    #[error(
+        "{path}: damaged at byte {at} ({what}): acknowledged changes are lost. Put an intact copy in its place, or \
+         go on with what can be read: tatami up --accept-loss, then tatami fsck --repair"
+    )]
+    Lost { path: String, at: u64, what: &'static str },
 }
 
 impl StoreError {

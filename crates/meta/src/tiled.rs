@@ -16,7 +16,7 @@ mod relayout;
 pub(crate) use record::{PieceRecord, Tiled};
 pub(crate) use relayout::{disturb, is_reserved, relayout, release, reserve};
 
-use crate::attr::{check_state, is_later, note_maker};
+use crate::attr::{self, check_state, is_later, note_maker};
 use crate::error::Outcome;
 use crate::inode::Inode;
 use crate::keys::{self, Key, Parsed, tag};
@@ -24,7 +24,6 @@ use crate::permission::{self, want};
 use crate::record::Damaged;
 use crate::store::Store;
 use crate::txn::Txn;
-use crate::xattr;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -132,18 +131,21 @@ pub(crate) fn publish<S: Store>(
         tiled.end = 0;
     }
     put(txn, ino, &tiled);
-    if tiled.open == 0 && old.xattr_list > 0 {
-        // Nobody holds a lock any more who could give it back.
-        xattr::forget_jobs(txn, ino)?;
-    }
     let inode = txn.edit(ino)?;
     if whole {
         inode.layout = old.layout.with_tiles(false);
     }
     (inode.size, inode.blocks) = (tiled.size(), tiled.storage());
-    inode.ctime = inode.ctime.moved_to(now);
-    inode.mtime = base.map_or(inode.ctime, |base| base.mtime);
-    inode.changed = base.map_or(inode.changed, |base| base.changed);
+    match base {
+        Some(base) => {
+            attr::note_times(inode, base);
+            inode.ctime = inode.ctime.max(now);
+        }
+        None => {
+            inode.ctime = inode.ctime.moved_to(now);
+            inode.mtime = inode.ctime;
+        }
+    }
     Ok(MetaReply::Attr(inode.attr(ino)))
 }
 

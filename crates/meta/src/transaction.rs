@@ -149,10 +149,14 @@ pub(crate) struct Transactions {
     pub by_slot: HashMap<(ClientId, u32), Ticket, hash::Build>,
     pub by_txid: HashMap<Txid, Ticket, hash::Build>,
     pub decided: BTreeMap<Txid, Decided>,
+    /// None of them is due before.
+    pub finish_at: Timestamp,
     pub waiting: Vec<Waiting>,
     pub over: Over,
     pub splits: splits::Splits,
     pub acks: acks::Acks,
+    /// What a participant has not acknowledged is told again after so many ms.
+    pub finish_again: u64,
     /// Transactions of this executor that have locked records of this executor, and do not any more.
     pub freed: Vec<Txid>,
     /// What may leave after the next commit.
@@ -175,10 +179,12 @@ impl Transactions {
             by_slot: HashMap::with_hasher(hash::Build::default()),
             by_txid: HashMap::with_hasher(hash::Build::default()),
             decided: BTreeMap::new(),
+            finish_at: now,
             waiting: Vec::new(),
             over: Over::default(),
             splits: splits::Splits::default(),
             acks: acks::Acks::default(),
+            finish_again: coordinator::AGAIN,
             freed: Vec::new(),
             outs: Vec::new(),
             finished: Vec::new(),
@@ -201,7 +207,8 @@ impl Transactions {
             Some(bytes) => record::decode::<u64>(&bytes)?,
             None => 0,
         };
-        self.life = life + 1;
+        // No number of a life that was lost is used again.
+        self.life = life + 1 + state.lost();
         state.put(keys::life(), Some(record::encode(&self.life)?));
         state.put_shard();
         Ok(())
@@ -222,13 +229,15 @@ impl Transactions {
                 let record::Committed { participants } = record::Committed::decode(value)?;
                 // Whoever opens a store waits until nothing of what was delegated before counts.
                 let changed = Vec::new();
-                decided.insert(txid, Decided { left: participants, again_at: now, changed });
+                let left = participants;
+                decided.insert(txid, Decided { left, again_at: now, since: now, changed });
             }
             Ok(ControlFlow::Continue(()))
         })?;
         locks.close(state.locks.closed());
         state.locks = locks;
         self.decided = decided;
+        self.finish_at = now;
         Ok(())
     }
 

@@ -21,9 +21,6 @@ const BYTES_MAX: u32 = 1 << 20;
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// Names by which the processes of a job take turns (`crates/tiled`). They mean nothing to others.
-const OF_JOBS: &[u8] = b"user.tatami.w.";
-
 /// To which of the namespaces of xattr(7) a name belongs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Space {
@@ -197,32 +194,6 @@ pub(crate) fn remove<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, name: &[u8]) -> O
     inode.ctime = inode.ctime.moved_to(now);
     txn.delete(key);
     Ok(MetaReply::Done)
-}
-
-/// Removes what jobs that wrote the file have left, which are all over.
-pub(crate) fn forget_jobs<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
-    let (mut left, mut list, mut bytes) = (Vec::new(), 0u32, 0u32);
-    let prefix = keys::of_ino(tag::XATTR, ino);
-    txn.scan(&prefix, &prefix, &mut |key, value| {
-        if let Some(Parsed::Xattr { name, .. }) = keys::parse(key)
-            && name.starts_with(OF_JOBS)
-        {
-            left.push(key.to_vec());
-            list = list.saturating_add(name.len() as u32 + 1);
-            bytes = bytes.saturating_add(value.len() as u32);
-        }
-        Ok(ControlFlow::Continue(()))
-    })?;
-    if left.is_empty() {
-        return Ok(());
-    }
-    let now = txn.now();
-    let inode = txn.edit(ino)?;
-    inode.xattr_list = inode.xattr_list.saturating_sub(list);
-    inode.xattr_bytes = inode.xattr_bytes.saturating_sub(bytes);
-    inode.ctime = inode.ctime.moved_to(now);
-    left.into_iter().for_each(|key| txn.delete(key));
-    Ok(())
 }
 
 fn set_list<S: Store>(

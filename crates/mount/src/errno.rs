@@ -8,6 +8,14 @@ use tatami_wire::Errno;
 /// the operation does not exist on this mount, and never ask again. Nor must
 /// `EINTR`, which would tell of a signal that nobody sent.
 pub(crate) fn to_kernel(errno: Errno) -> i32 {
+    let number = number(errno);
+    if number == libc::EIO {
+        tatami_fuse::note_cause(tatami_client::take_cause().unwrap_or_else(|| errno.to_string()));
+    }
+    number
+}
+
+fn number(errno: Errno) -> i32 {
     match errno {
         Errno::EKEYREJECTED | Errno::EKEYEXPIRED => libc::EACCES,
         Errno::ENOSYS => libc::EOPNOTSUPP,

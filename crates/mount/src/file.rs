@@ -324,8 +324,15 @@ impl FileSystem {
             return Ok((if keep { fopen::KEEP_CACHE } else { 0 }, 0));
         }
         let mut state = inode.state.lock();
-        if let Some(backing) = &state.backing {
-            return Ok((fopen::PASSTHROUGH, backing.id.0));
+        if let Some(backing) = &mut state.backing {
+            let id = backing.id.0;
+            if access.write && backing.file.is_none() {
+                let file = data.local_file(true)?.ok_or(Errno::ESTALE)?;
+                let told = size::mark(&stat_file(&file)?);
+                backing.file = Some(file);
+                state.told = Some(told);
+            }
+            return Ok((fopen::PASSTHROUGH, id));
         }
         // It is whole again, or here now, while others have it open as it was.
         if state.through_us {
@@ -340,20 +347,40 @@ impl FileSystem {
             .filter(|_| access.write)
             .and_then(|before| self.spares.lend(&self.device, data, before, attr.mtime));
         if let Some(backing) = lent {
-            data.use_file(backing.file.clone());
+            backing.file.iter().for_each(|file| data.use_file(file.clone()));
             state.told = Some(Told { size: 0, mtime: attr.mtime });
             let id = backing.id;
             state.backing = Some(backing);
             return Ok((fopen::PASSTHROUGH, id.0));
         }
         // A reader of what has no byte yet is served by us until a writer comes.
-        let Some(file) = data.local_file(access.write)? else {
+        // Nor is an object made anew that had bytes: they are lost, and whoever reads or changes them through us hears so.
+        let Some(file) = data.local_file(access.write && attr.size == 0)? else {
             return Ok((DIRECT, 0));
         };
+        let now = stat_file(&file)?;
+        // Past us, the kernel would take the end of the object for that of the file.
+        if now.size < attr.size {
+            drop(state);
+            if data.is_lost(now.size)? {
+                return Ok((DIRECT, 0));
+            }
+            state = inode.state.lock();
+            if let Some(backing) = &state.backing {
+                return Ok((fopen::PASSTHROUGH, backing.id.0));
+            }
+            if state.through_us {
+                return Ok((DIRECT, 0));
+            }
+        }
         match self.device.open_backing(&file) {
             Ok(id) => {
-                state.told = Some(size::mark(&stat_file(&file)?));
+                state.told = Some(size::mark(&now));
                 let base = attr.layout.base();
+                let file = access.write.then_some(file);
+                if file.is_none() {
+                    data.close_file();
+                }
                 state.backing = Some(Backing { id, file, base, lent: None, unwritten: None });
                 Ok((fopen::PASSTHROUGH, id.0))
             }
@@ -420,7 +447,16 @@ impl FileSystem {
             let told = self.commit(&file.inode, &file.data, Occasion::Release);
             file.inode.state.lock().writers += 1;
             match flushed.and(told) {
-                Ok(waits) => closing = waits,
+                Ok(waits) => {
+                    closing = waits;
+                    let mut state = file.inode.state.lock();
+                    // This was the last one who writes, and all is told. The kernel has a descriptor of its own for others.
+                    if state.writers == 1
+                        && let Some(backing) = state.backing.as_mut().filter(|b| b.lent.is_none())
+                    {
+                        backing.file = None;
+                    }
+                }
                 Err(error) => {
                     tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
                 }
@@ -463,7 +499,7 @@ impl FileSystem {
         if file.access.write {
             self.commit(&file.inode, &file.data, Occasion::Open)?;
         }
-        self.client.sync()
+        self.client.sync_inode(file.inode.ino)
     }
 
     /// READ.
@@ -524,6 +560,7 @@ impl FileSystem {
             self.drop_suid(&attr);
             inode.state.lock().mode = attr::without_suid(attr.mode);
         }
+        file.data.check_changeable()?;
         let result = if write.append {
             file.data.append(write.data)
         } else {
@@ -557,6 +594,7 @@ impl FileSystem {
             ZERO_KEEP => AllocMode::ZeroKeep,
             _ => return Err(Errno::EOPNOTSUPP),
         };
+        file.data.check_changeable()?;
         let result = file.data.allocate(mode, offset, len);
         file.inode.wrote();
         result.map(|_| ())
@@ -582,6 +620,7 @@ impl FileSystem {
     /// `EXDEV` or `EOPNOTSUPP` where the kernel must read and write instead.
     pub(crate) fn copy(&self, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
         let (source, target) = (self.file(from.0)?, self.file(to.0)?);
+        target.data.check_changeable()?;
         let copied = target.data.copy_from(&source.data, from.1, to.1, len.min(COPY_MAX));
         target.inode.wrote();
         copied

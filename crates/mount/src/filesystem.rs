@@ -128,6 +128,7 @@ fn bytes(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
 
 impl Handler for FileSystem {
     fn handle(&self, r: Request<'_>, reply: Reply<'_>) {
+        tatami_client::forget_cause();
         let node = Ino(r.header.node);
         match r.op {
             Op::Lookup { name } => self.answer_lookup(&r, name, reply),
@@ -225,7 +226,9 @@ impl Handler for FileSystem {
             Op::Fsync { handle, data_only } => {
                 done(reply, self.fsync(handle, data_only).map_err(to_kernel));
             }
-            Op::FsyncDir { .. } => done(reply, self.client.sync().map_err(to_kernel)),
+            Op::FsyncDir { .. } => {
+                done(reply, self.client.sync_directory(node).map_err(to_kernel));
+            }
             Op::SyncFs => done(reply, self.client.sync().map_err(to_kernel)),
             Op::Statfs => {
                 match self.statfs() {

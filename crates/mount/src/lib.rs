@@ -51,4 +51,5 @@ pub use error::MountError;
 pub use mount::Mount;
 pub use options::{MountOptions, Passthrough};
 pub use serving::Ended;
-pub use tatami_fuse::{UnmountError, remount, unmount};
+pub use tatami_fuse::MountError as FuseMountError;
+pub use tatami_fuse::{Restrictions, UnmountError, unmount};

@@ -229,7 +229,7 @@ impl FileSystem {
             return Ok(None);
         };
         if file.locked.lost.load(SeqCst) {
-            return Err(Errno::EIO);
+            return Err(locks_are_lost());
         }
         Ok(Some((Lock { sort, owner, pid: asked.pid, span, kind }, file)))
     }
@@ -327,7 +327,7 @@ impl FileSystem {
             self.client.check_locks(file.inode.ino, self)?;
         }
         match file.locked.lost.load(SeqCst) {
-            true => Err(Errno::EIO),
+            true => Err(locks_are_lost()),
             false => Ok(()),
         }
     }
@@ -477,4 +477,12 @@ impl Waiting {
         }
         true
     }
+}
+/// What is answered to those who had locks that may have been others' since.
+fn locks_are_lost() -> Errno {
+    tatami_client::note_cause(Errno::EIO, || {
+        "the mount was away for longer than its lease, and has lost the locks of this open file"
+            .into()
+    });
+    Errno::EIO
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tatami_client::connection::{Caller, Endpoint};
 use tatami_client::{Client, KernelCache};
 use tatami_fuse::abi::init;
-use tatami_fuse::{Channel, Session, Threads, UnmountError, Validity, Wanted};
+use tatami_fuse::{Channel, MountSettings, Session, Threads, UnmountError, Validity, Wanted};
 use tatami_wire::admin::MountInfo;
 use tatami_wire::{Cred, Ino};
 
@@ -68,7 +68,7 @@ impl Mount {
     pub fn start(client: Arc<Client>, options: &MountOptions) -> Result<Mount, MountError> {
         let path = place::check(&options.mountpoint)?;
         client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
-        raise_descriptor_limit();
+        tatami_client::raise_descriptor_limit();
         let map = client.map();
         let home = client.home().and_then(|id| map.nodes.iter().find(|n| n.id == id));
         let data_dir = home.and_then(|n| Path::new(&n.socket).parent());
@@ -77,7 +77,10 @@ impl Mount {
             Passthrough::Off => 0,
         };
         let source = format!("tatami:{}", map.name);
-        let settings = place::settings(source, options.read_only, options.allow_other);
+        let settings = MountSettings {
+            restrictions: options.restrictions,
+            ..place::settings(source, options.read_only, options.allow_other)
+        };
         let channel = Channel::mount(&path, &settings)?;
         // Attributes of a listing are of use only where the kernel may keep them.
         let plus = options.kernel_cache || !options.attr_timeout.is_zero();
@@ -167,15 +170,5 @@ impl Drop for Mount {
         self.locks = None;
         self.finish();
         self.recalls = None;
-    }
-}
-
-/// Each file that bypasses us takes a descriptor here.
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-    let mut limit = getrlimit(Resource::Nofile);
-    limit.current = limit.maximum;
-    if let Err(errno) = setrlimit(Resource::Nofile, limit) {
-        tracing::debug!(%errno, "the limit of open descriptors stays");
     }
 }

@@ -109,7 +109,8 @@ pub(crate) struct State {
 #[derive(Clone)]
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
-    pub(crate) file: Arc<OwnedFd>,
+    /// Open as long as somebody here may write to it. The kernel has its own for those who read.
+    pub(crate) file: Option<Arc<OwnedFd>>,
     /// Which object of the inode it is, or will be.
     pub(crate) base: Piece,
     /// It is no object yet.
@@ -118,12 +119,13 @@ pub(crate) struct Backing {
 }
 
 impl Backing {
-    /// Size, storage and times.
+    /// Size, storage and times; `None` where nobody here can have changed it.
     ///
     /// # Errors
     /// Those of fstat(2).
-    pub(crate) fn state(&self) -> Result<ObjectState, Errno> {
-        Ok(Unwritten::amend(self.unwritten, stat_file(&self.file)?))
+    pub(crate) fn state(&self) -> Result<Option<ObjectState>, Errno> {
+        let Some(file) = &self.file else { return Ok(None) };
+        Ok(Some(Unwritten::amend(self.unwritten, stat_file(file)?)))
     }
 }
 

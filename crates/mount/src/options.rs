@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::time::Duration;
+use tatami_fuse::Restrictions;
 
 /// Whether the kernel may read and write local files past us.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,6 +40,8 @@ pub struct MountOptions {
     /// Other users than the one who mounts may enter. For anyone but root the
     /// system must allow it (`user_allow_other` in `/etc/fuse.conf`).
     pub allow_other: bool,
+    /// What the kernel does not do with files of the mount.
+    pub restrictions: Restrictions,
     /// Most bytes of one read or write request.
     pub max_write: u32,
 }
@@ -57,6 +60,7 @@ impl MountOptions {
             kernel_cache: true,
             passthrough: Passthrough::Auto,
             allow_other: rustix::process::geteuid().is_root(),
+            restrictions: Restrictions::default(),
             max_write: 1 << 20,
         }
     }

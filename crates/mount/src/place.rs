@@ -3,8 +3,8 @@
 
 use crate::error::MountError;
 use std::path::{Path, PathBuf};
-use tatami_fuse::MountSettings;
 use tatami_fuse::mounting::mounted;
+use tatami_fuse::{MountSettings, Restrictions};
 
 /// What `mount` and `df` show behind `fuse.`.
 pub(crate) const SUBTYPE: &str = "tatami";
@@ -55,6 +55,7 @@ pub(crate) fn settings(source: String, read_only: bool, allow_other: bool) -> Mo
         read_only,
         allow_other,
         default_permissions: true,
+        restrictions: Restrictions::default(),
     }
 }
 

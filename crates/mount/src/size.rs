@@ -116,7 +116,7 @@ impl FileSystem {
         let written = inode.is_ahead();
         let now = match (backing, writer) {
             (Some(backing), _) => match backing.state() {
-                Ok(now) if written || told != Some(mark(&now)) => Some(now),
+                Ok(Some(now)) if written || told != Some(mark(&now)) => Some(now),
                 _ => None,
             },
             (None, Some(writer)) if written => writer.stat().ok(),
@@ -134,13 +134,7 @@ impl FileSystem {
                     now.size = now.size.max(attr.size);
                     now.blocks = now.blocks.max(attr.blocks);
                 }
-                // As the shard will do when it is told.
-                if (attr.size, attr.mtime) != (now.size, now.mtime) {
-                    attr.ctime = attr.ctime.moved_to(now.mtime);
-                }
-                attr.size = now.size;
-                attr.blocks = now.blocks;
-                attr.mtime = now.mtime;
+                attr.take_bytes(&DataState::from(now));
                 true
             }
             _ => false,
@@ -255,6 +249,10 @@ impl FileSystem {
         if let Some(inode) = &inode {
             self.tell_before(inode, &change)?;
         }
+        if change.mtime.is_some() {
+            let attr = self.client.getattr(&Cred::ROOT, ino)?;
+            change.changed = self.client.object_changed(&attr);
+        }
         let mut attr = self.change(request, &mut change, ino)?;
         if set.kill_suidgid {
             self.drop_suid(&attr);
@@ -270,20 +268,16 @@ impl FileSystem {
         Ok(attr)
     }
 
-    /// Tells the shard what was written so far, where `change` must come after it:
-    /// a time set now is not to be overtaken by that of an earlier write, and
-    /// setuid set now not to be taken away because of one.
+    /// Tells the shard what was written so far, where `change` must come after it: a time set now is not to be overtaken
+    /// by that of an earlier write, and setuid set now not to be taken away because of one. What the kernel writes itself
+    /// is told before any change, which so bears a later time: that asks no node that may be away.
     fn tell_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
         let (writer, passed) = {
             let state = inode.state.lock();
             (state.writer.clone(), state.backing.is_some())
         };
-        let Some(writer) = writer else {
-            return Ok(());
-        };
-        let suid = change.mode.is_some_and(|m| attr::without_suid(m) != m);
-        if passed && suid || !passed && change.mtime.is_some() {
-            writer.flush()?;
+        if let Some(writer) = writer.filter(|_| passed || change.mtime.is_some()) {
+            writer.settle();
             self.commit_in_order(inode, &writer, Occasion::Open)?;
         }
         Ok(())
@@ -352,13 +346,15 @@ impl FileSystem {
         let Some(backing) = state.backing.clone() else {
             return Ok(());
         };
-        let before = backing.state()?;
+        let (Some(file), Some(before)) = (&backing.file, backing.state()?) else {
+            return Ok(());
+        };
         let times = Timestamps {
             last_access: Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
             last_modification: Timespec { tv_sec: mtime.sec, tv_nsec: mtime.nsec.into() },
         };
-        rustix::fs::futimens(&*backing.file, &times).map_err(system)?;
-        let now = stat(&backing.file)?;
+        rustix::fs::futimens(&**file, &times).map_err(system)?;
+        let now = stat(file)?;
         if state.told == Some(mark(&before)) {
             state.told = Some(mark(&now));
         }
@@ -377,7 +373,7 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
     };
     let ahead = inode.is_ahead();
     let now = match backing {
-        Some(backing) => Some(backing.state()?).filter(|now| ahead || told != Some(mark(now))),
+        Some(backing) => backing.state()?.filter(|now| ahead || told != Some(mark(now))),
         None if ahead => Some(data.stat()?),
         None => None,
     };

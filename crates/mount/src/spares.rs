@@ -102,7 +102,8 @@ impl Spares {
         }
         let unwritten = Some(Unwritten { real: ready.mtime, shown: mtime });
         let lent = Some(Lent { loan: loan.clone(), slot: ready.slot });
-        Some(Backing { id: ready.id, file: ready.file, base: Piece::BASE, lent, unwritten })
+        let file = Some(ready.file);
+        Some(Backing { id: ready.id, file, base: Piece::BASE, lent, unwritten })
     }
 
     /// Asks for a table, for the files to come.
@@ -133,9 +134,17 @@ impl Spares {
             }
             state.vacant.pop()?
         };
-        self.fetch(device, data, loan, slot)
-            .inspect_err(|error| tracing::debug!(%error, "no spare file"))
-            .ok()?
+        match self.fetch(device, data, loan, slot) {
+            Ok(ready) => ready,
+            Err(error) => {
+                tracing::debug!(%error, "no spare file");
+                // Where the daemon has answered, as it does on a full disk, it makes none later.
+                if error != Errno::EHOSTDOWN {
+                    self.vacate(loan, slot);
+                }
+                None
+            }
+        }
     }
 
     /// A new file for a slot that we do not use, and that is nobody else's meanwhile.
@@ -194,8 +203,14 @@ impl Spares {
             }
             // The table has ended: the daemon has made objects of all.
             Err(Errno::ENOENT) => Ok(()),
-            // Without a new file, then, and the slot is not used again.
-            Err(_) => data.make_object(),
+            // Without a new file, then.
+            Err(error) => {
+                data.make_object()?;
+                if error != Errno::EHOSTDOWN {
+                    self.vacate(loan, *slot);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -208,18 +223,19 @@ impl Spares {
         backing: Backing,
         is_empty: bool,
     ) -> bool {
-        let (Some(lent), Some(unwritten)) = (&backing.lent, backing.unwritten) else {
+        let Backing { id, file: Some(file), lent: Some(lent), unwritten: Some(unwritten), .. } =
+            backing
+        else {
             unregister(device, backing.id);
             return false;
         };
-        let Lent { loan, slot } = lent;
+        let Lent { loan, slot } = &lent;
         if is_empty {
-            let Backing { id, file, .. } = backing;
             let ready = Ready { slot: *slot, file, id, mtime: unwritten.real };
             self.take_back(device, loan, ino, ready)
         } else {
             // Telling of it has failed. It stays lent until the table ends.
-            unregister(device, backing.id);
+            unregister(device, id);
             false
         }
     }

@@ -1,25 +1,38 @@
 //! New connections: accepting them, shaking hands, and handing them on.
+//!
+//! One thread accepts and shakes hands with all strangers at once. Only a peer that has proved who it is, and has
+//! got a place, gets a thread or an executor.
 
-use crate::counters::Place;
 use crate::executor::{ExecutorHandle, NewConnection};
 use crate::meta_conn::Kind;
-use crate::peer::Peer;
+use crate::peer::{Peer, is_own_user};
 use crate::relay::{self, NotPassed};
+use crate::seats::{Row, Seat};
 use crate::shared::{Registered, Shared, enlarge_buffers};
+use crate::stop::Stop;
+use crate::strangers::{HANDSHAKE_TIMEOUT, Heard, Origin, Stranger, Strangers, say_at_once};
 use crate::stream::{Deadlined, Stream};
 use crate::{admin, data};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use std::io;
 use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use tatami_wire::handshake::{self, HandshakeError, Hello, Role};
+use std::time::{Duration, Instant};
+use tatami_wire::handshake::{self, Greeting, HandshakeError, Hello, Role};
 use tatami_wire::{ClientId, ExecutorId};
 
-/// A handshake must be over after this time.
-pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// What epoll(7) calls the node's end, the listeners, and the first stranger.
+const STOP: u64 = 0;
+const TCP: u64 = 1;
+const UNIX: u64 = 2;
+const FIRST_STRANGER: u64 = 3;
+/// Most events that are looked at before the next are asked for.
+const EVENTS_MAX: usize = 256;
+/// Most connections that are accepted at a listener before the other, and strangers, have their turn.
+const ACCEPT_MAX: usize = 64;
 /// A peer that takes none of our bytes for so long loses its connection.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after an accept that failed because descriptors or memory ran out.
@@ -27,59 +40,187 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Seconds after which a silent TCP peer is probed, between probes, and probes
 /// without an answer until it counts as dead.
 const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
-/// Of what strangers can make happen, one time in so many is logged after the first few.
-const LOG_EVERY: u64 = 1000;
-
-/// Accepts connections until the node ends.
-pub(crate) fn run(shared: &Arc<Shared>, tcp: &TcpListener, unix: &UnixListener) {
+/// Accepts connections, and shakes hands with all of them at once, until the node ends.
+pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
+    let Door { tcp, unix, epoll } = door;
+    let mut reception = Reception { shared, epoll, strangers: Strangers::new(FIRST_STRANGER) };
+    let mut events = Vec::with_capacity(EVENTS_MAX);
     while !shared.stop.is_set() {
-        let mut fds = [
-            PollFd::new(tcp, PollFlags::IN),
-            PollFd::new(unix, PollFlags::IN),
-            PollFd::new(&shared.stop, PollFlags::IN),
-        ];
-        // An interrupted poll is as good as one that found nothing.
-        let _ = poll(&mut fds, None);
-        if shared.stop.is_set() {
-            break;
+        let left = |at: Instant| at.saturating_duration_since(Instant::now());
+        let timeout = reception.strangers.next_deadline().map(left).map(|left| Timespec {
+            tv_sec: left.as_secs() as i64,
+            tv_nsec: i64::from(left.subsec_nanos()),
+        });
+        events.clear();
+        let room = rustix::buffer::spare_capacity(&mut events);
+        // Interrupted is as good as a time that is over.
+        let _ = epoll::wait(&reception.epoll, room, timeout.as_ref());
+        let has = |token| events.iter().any(|event| event.data.u64() == token);
+        // Whoever has said something goes on before newcomers take places.
+        for event in events.iter().filter(|event| event.data.u64() >= FIRST_STRANGER) {
+            reception.hear(event.data.u64());
         }
-        let accepted = [
-            tcp.accept().map(|(s, _)| Stream::Tcp(s)),
-            unix.accept().map(|(s, _)| Stream::Unix(s)),
-        ];
-        for result in accepted {
-            match result {
-                Ok(stream) => greet_on_a_thread(shared, stream),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+        if has(TCP) {
+            reception.let_in(|| tcp.accept().map(|(s, _)| Stream::Tcp(s)));
+        }
+        if has(UNIX) {
+            reception.let_in(|| unix.accept().map(|(s, _)| Stream::Unix(s)));
+        }
+        reception.dismiss_late();
+    }
+}
+
+/// Where connections come in.
+pub(crate) struct Door {
+    tcp: TcpListener,
+    unix: UnixListener,
+    epoll: OwnedFd,
+}
+
+impl Door {
+    /// Watches the listeners, and `stop`.
+    ///
+    /// # Errors
+    /// Those of epoll(7).
+    pub(crate) fn new(tcp: TcpListener, unix: UnixListener, stop: &Stop) -> io::Result<Door> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let watch = |fd: BorrowedFd<'_>, token| {
+            epoll::add(&epoll, fd, EventData::new_u64(token), EventFlags::IN)
+        };
+        watch(stop.as_fd(), STOP)?;
+        watch(tcp.as_fd(), TCP)?;
+        watch(unix.as_fd(), UNIX)?;
+        Ok(Door { tcp, unix, epoll })
+    }
+}
+
+/// The acceptor's thread at work.
+struct Reception<'a> {
+    shared: &'a Arc<Shared>,
+    epoll: OwnedFd,
+    strangers: Strangers<Stranger>,
+}
+
+impl Reception<'_> {
+    /// Accepts what waits, some at a time: the strangers that are here already have their turn in between.
+    fn let_in(&mut self, accept: impl Fn() -> io::Result<Stream>) {
+        for _ in 0..ACCEPT_MAX {
+            match accept() {
+                Ok(stream) => self.greet(stream),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
                 // The peer may be gone before we accept it; all others pass.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => {
-                    static FAILED: Often = Often::new();
-                    FAILED.say(|n| {
+                    self.shared.doorway.not_accepted.note(|n| {
                         tracing::error!(error = %e, so_far = n, "cannot accept connections");
                     });
-                    shared.stop.wait(ACCEPT_PAUSE);
+                    match self.strangers.spare_one() {
+                        Some(stranger) => self.crowd_out(&stranger),
+                        None => drop(self.shared.stop.wait(ACCEPT_PAUSE)),
+                    }
+                    break;
                 }
             }
         }
     }
+
+    fn greet(&mut self, stream: Stream) {
+        let known = prepare(&stream).and_then(|()| Peer::of(&stream));
+        let peer = match known {
+            Ok(peer) => peer,
+            Err(e) => {
+                return self.shared.doorway.broken.note(|n| {
+                    tracing::warn!(error = %e, so_far = n, "cannot learn who connects; connection dropped");
+                });
+            }
+        };
+        let mut nonce = [0; 16];
+        if let Err(e) = getrandom::fill(&mut nonce) {
+            return self.shared.doorway.not_accepted.note(|n| {
+                tracing::error!(error = %e, so_far = n, "no random bytes for a handshake; connection dropped");
+            });
+        }
+        let origin = Origin::of(&stream, &peer);
+        let greeting = Greeting::new(stream.transport(), nonce);
+        let stranger = Stranger { stream, peer, greeting };
+        let (number, gone) = self.strangers.add(origin, Instant::now(), stranger);
+        if let Some(gone) = gone {
+            self.crowd_out(&gone);
+        }
+        // Mostly it has said its first words by now, and is not silent any more.
+        self.hear(number);
+        let Some(stranger) = self.strangers.get(number) else { return };
+        let data = EventData::new_u64(number);
+        if let Err(e) = epoll::add(&self.epoll, &stranger.stream, data, EventFlags::IN) {
+            self.shared.doorway.not_accepted.note(|n| {
+                tracing::error!(error = %e, so_far = n, "cannot watch a connection; it was dropped");
+            });
+            self.strangers.remove(number);
+        }
+    }
+
+    /// Takes what a stranger has said.
+    fn hear(&mut self, number: u64) {
+        // It may have gone since the event.
+        let Some(stranger) = self.strangers.get(number) else { return };
+        let heard = stranger.hear(&self.shared.identity);
+        if matches!(heard, Heard::Waits) {
+            return;
+        }
+        let Some(Stranger { stream, peer, .. }) = self.strangers.remove(number) else { return };
+        // It is not watched yet if this was its first word.
+        let _ = epoll::delete(&self.epoll, &stream);
+        match heard {
+            Heard::Waits => {}
+            Heard::Known(hello) => admit_on_a_thread(self.shared, stream, peer, *hello),
+            Heard::Failed(e) => log_failure(self.shared, &peer, &e),
+        }
+    }
+
+    fn crowd_out(&self, stranger: &Stranger) {
+        let peer = &stranger.peer;
+        self.shared.doorway.crowded_out.note(|n| {
+            tracing::warn!(%peer, so_far = n, "too many handshakes under way: the oldest was dropped");
+        });
+    }
+
+    fn dismiss_late(&mut self) {
+        for Stranger { peer, greeting, .. } in self.strangers.take_late(Instant::now()) {
+            let what = if greeting.is_silent() { "it said nothing" } else { "it was too slow" };
+            self.shared.doorway.silent.note(|n| {
+                tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {what}");
+            });
+        }
+    }
 }
 
-fn greet_on_a_thread(shared: &Arc<Shared>, stream: Stream) {
-    let Some(place) = shared.handshakes.take() else {
-        // Whoever has something to say comes again; this protects the others.
-        static DROPPED: Often = Often::new();
-        DROPPED.say(|n| {
-            tracing::warn!(so_far = n, "too many handshakes under way: connection dropped");
-        });
-        return;
+fn log_refusal(shared: &Shared, peer: &Peer, hello: &Hello, why: &str) {
+    shared.doorway.refused.note(|n| {
+        tracing::warn!(%peer, client = %hello.client, so_far = n, "connection refused: {why}");
+    });
+}
+
+/// Gives a peer that is known now its places, and goes on with it on a thread of its own: so there are no more
+/// threads than places.
+fn admit_on_a_thread(shared: &Arc<Shared>, stream: Stream, mut peer: Peer, hello: Hello) {
+    let bound = hello.user.as_ref().map_or(Ok(()), |user| peer.bind(user));
+    let admitted = bound.map_err(str::to_owned).and_then(|()| admit(shared, &hello, &peer));
+    let admission = match admitted {
+        Ok(admission) => admission,
+        Err(why) => {
+            log_refusal(shared, &peer, &hello, &why);
+            let mut answer = Vec::new();
+            let _ = handshake::refuse(&mut answer, &why);
+            let _ = say_at_once(&stream, &answer);
+            return;
+        }
     };
     let shared = shared.clone();
     let spawned = std::thread::Builder::new().name("connection".to_owned()).spawn(move || {
         let stream = Arc::new(stream);
         // From here on the end of the node ends the connection as well.
         if let Some(registered) = shared.registry.add(&stream) {
-            greet(&shared, &stream, &registered, place);
+            receive(&shared, &stream, &registered, peer, &hello, admission);
         }
     });
     if let Err(e) = spawned {
@@ -87,65 +228,46 @@ fn greet_on_a_thread(shared: &Arc<Shared>, stream: Stream) {
     }
 }
 
-fn greet(shared: &Arc<Shared>, stream: &Arc<Stream>, registered: &Registered<'_>, place: Place) {
-    if let Err(e) = prepare(stream) {
-        tracing::debug!(error = %e, "connection dropped");
-        return;
-    }
-    let mut peer = match Peer::of(stream) {
-        Ok(peer) => peer,
-        Err(e) => {
-            tracing::warn!(error = %e, "cannot learn who connects; connection dropped");
-            return;
-        }
-    };
+fn receive(
+    shared: &Arc<Shared>,
+    stream: &Arc<Stream>,
+    registered: &Registered<'_>,
+    peer: Peer,
+    hello: &Hello,
+    admission: Admission,
+) {
     let mut timed = Deadlined::new(stream, HANDSHAKE_TIMEOUT);
-    let mut nonce = [0; 16];
-    if let Err(e) = getrandom::fill(&mut nonce) {
-        tracing::error!(error = %e, "no random bytes for a handshake; connection dropped");
-        return;
-    }
-    let hello = match handshake::accept(&mut timed, stream.transport(), &shared.identity, nonce) {
-        Ok(hello) => hello,
-        Err(e) => {
-            log_failure(&peer, &e);
-            return;
-        }
-    };
-    let refused = |timed: &mut Deadlined<'_>, peer: &Peer, why: &str| {
-        tracing::warn!(%peer, client = %hello.client, "connection refused: {why}");
+    let refused = |timed: &mut Deadlined<'_>, why: &str| {
+        log_refusal(shared, &peer, hello, why);
         let _ = handshake::refuse(timed, why);
     };
-    if let Some(user) = &hello.user
-        && let Err(why) = peer.bind(user)
-    {
-        return refused(&mut timed, &peer, why);
-    }
-    let admission = match admit(shared, &hello, &peer) {
-        Ok(admission) => admission,
-        Err(why) => return refused(&mut timed, &peer, &why),
-    };
     if let Some(node) = hello.node.filter(|node| *node != shared.node()) {
-        match relay::connect(shared, &hello, &peer, node) {
+        match relay::connect(shared, hello, &peer, node) {
             Ok(far) if handshake::admit(&mut timed).is_ok() => {
-                drop(place);
                 tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
                 relay::serve(stream, &far, &peer);
             }
             Ok(_) => {}
             Err(NotPassed::Away(why)) => drop(handshake::put_off(&mut timed, &why)),
-            Err(NotPassed::Refused(why)) => refused(&mut timed, &peer, &why),
+            Err(NotPassed::Damaged(why)) => drop(handshake::tell_damage(&mut timed, &why)),
+            Err(NotPassed::Refused(why)) => refused(&mut timed, &why),
         }
         return;
     }
-    let executor = match executor(shared, &hello) {
+    if !matches!(hello.role, Role::Data | Role::Admin)
+        && let Some(why) = shared.executors.refused(hello.executor)
+    {
+        tracing::debug!(%peer, client = %hello.client, "connection refused: {why}");
+        let _ = handshake::tell_damage(&mut timed, &why);
+        return;
+    }
+    let executor = match executor(shared, hello) {
         Ok(executor) => executor,
-        Err(why) => return refused(&mut timed, &peer, &why),
+        Err(why) => return refused(&mut timed, &why),
     };
     if handshake::admit(&mut timed).is_err() {
         return;
     }
-    drop(place);
     tracing::debug!(%peer, client = %hello.client, role = ?hello.role, "connected");
     if let Some((executor, kind)) = executor {
         if stream.set_nonblocking().is_ok() {
@@ -190,7 +312,7 @@ fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandl
 
 /// What an admitted connection holds until it ends.
 pub(crate) struct Admission {
-    _places: (Place, Option<Place>),
+    _seat: Seat,
     shared: Arc<Shared>,
     /// Whose connection it is.
     pub(crate) client: ClientId,
@@ -206,13 +328,22 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
     if let Some(volume) = hello.volume.filter(|v| *v != shared.identity.volume) {
         return Err(format!("this daemon serves volume {}, not {volume}", shared.identity.volume));
     }
+    if !shared.allow_other
+        && let Some(user) = peer.uid().filter(|user| !is_own_user(*user))
+    {
+        // The socket's mode says so as well; this is for what comes by way of other nodes.
+        return Err(format!(
+            "user {user} may not use this volume: it is open to other users than its own only with \
+             mount.allow_other = true in its tatami.toml"
+        ));
+    }
     let passed_on = hello.node.is_some_and(|node| node != shared.node());
-    let (places, what) = match hello.role {
+    let row = match hello.role {
         // It has threads here, whatever it is for there.
-        _ if passed_on => (&shared.data_places, "bytes"),
-        Role::Meta | Role::Recall | Role::Peer => (&shared.meta_places, "names"),
-        Role::Data => (&shared.data_places, "bytes"),
-        Role::Admin => (&shared.admin_places, "questions"),
+        _ if passed_on => Row::Bytes,
+        Role::Meta | Role::Recall | Role::Peer => Row::Names,
+        Role::Data => Row::Bytes,
+        Role::Admin => Row::Questions,
     };
     // Others wait until it gives back what it was given.
     if hello.role == Role::Recall && !peer.is_trusted() {
@@ -226,16 +357,12 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
             return Err(format!("executor {from} has nothing to say to executor {here}"));
         }
     }
-    let full = || format!("node {} has too many connections for {what}", shared.node());
-    let place = places.take().ok_or_else(full)?;
-    let of_strangers = match peer.is_trusted() {
-        true => None,
-        false => Some(shared.stranger_places.take().ok_or_else(full)?),
-    };
+    let full = || format!("node {} has too many connections for {row}", shared.node());
+    let seat = shared.seats.take(row, peer.uid()).ok_or_else(full)?;
     if !shared.clients.arrive(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());
     }
-    Ok(Admission { _places: (place, of_strangers), shared: shared.clone(), client: hello.client })
+    Ok(Admission { _seat: seat, shared: shared.clone(), client: hello.client })
 }
 
 pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
@@ -253,29 +380,13 @@ pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
     Ok(())
 }
 
-/// Tells of a failed handshake.
-fn log_failure(peer: &Peer, e: &HandshakeError) {
-    static FAILED: Often = Often::new();
-    FAILED.say(|n| {
-        tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {e}");
-    });
-}
-
-/// Something that strangers can make happen as often as they like: the log
-/// tells of the first few times and then now and then.
-struct Often(AtomicU64);
-
-impl Often {
-    const FIRST: u64 = 20;
-
-    const fn new() -> Often {
-        Often(AtomicU64::new(0))
-    }
-
-    fn say(&self, log: impl FnOnce(u64)) {
-        let n = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-        if n <= Self::FIRST || n.is_multiple_of(LOG_EVERY) {
-            log(n);
-        }
-    }
+/// Tells of a failed handshake. Each reason has a count and a share of the log of its own: no flood of one hides
+/// another.
+fn log_failure(shared: &Shared, peer: &Peer, e: &HandshakeError) {
+    let kind = match e {
+        HandshakeError::Key => &shared.doorway.wrong_key,
+        HandshakeError::Version { .. } => &shared.doorway.other_version,
+        _ => &shared.doorway.broken,
+    };
+    kind.note(|n| tracing::warn!(%peer, so_far = n, "connection dropped in the handshake: {e}"));
 }

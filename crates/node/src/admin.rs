@@ -22,7 +22,7 @@ const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
 const WHY_NOT_MAX: usize = 1024;
 
 /// Serves one connection until it ends.
-pub(crate) fn serve(shared: &Shared, stream: &Arc<Stream>, peer: &Peer, connection: u64) {
+pub(crate) fn serve(shared: &Arc<Shared>, stream: &Arc<Stream>, peer: &Peer, connection: u64) {
     match run(shared, stream, peer, connection) {
         Ok(()) | Err(FrameError::Closed) => {}
         Err(FrameError::Io(e)) => tracing::debug!(%peer, error = %e, "admin connection broke"),
@@ -32,7 +32,7 @@ pub(crate) fn serve(shared: &Shared, stream: &Arc<Stream>, peer: &Peer, connecti
 }
 
 fn run(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     stream: &Arc<Stream>,
     peer: &Peer,
     connection: u64,
@@ -65,7 +65,7 @@ fn run(
     }
 }
 
-fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> AdminResult {
+fn execute(shared: &Arc<Shared>, call: AdminCall, peer: &Peer, connection: u64) -> AdminResult {
     Ok(match call {
         AdminCall::Ping => AdminReply::Pong,
         AdminCall::Status => {
@@ -86,6 +86,7 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
             AdminReply::Done
         }
         AdminCall::Shutdown => AdminReply::Done,
+        AdminCall::AcceptLoss => AdminReply::Told(shared.executors.accept_loss(shared)),
         AdminCall::Space => AdminReply::Space(shared.objects.space()?),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();
@@ -112,6 +113,11 @@ fn execute(shared: &Shared, call: AdminCall, peer: &Peer, connection: u64) -> Ad
         }
         AdminCall::RemoveObject { ino, piece } => {
             shared.objects.remove(ino, piece)?;
+            AdminReply::Done
+        }
+        AdminCall::ForgetLost => {
+            let was_lost = shared.dir.forget_loss()?;
+            tracing::info!(%peer, was_lost, "the loss of the data directory is settled");
             AdminReply::Done
         }
         AdminCall::StatObject { ino, piece } => {

@@ -22,13 +22,12 @@ impl Clock {
 
     /// How long it is until `then`.
     pub(crate) fn until(&mut self, then: Timestamp) -> Duration {
-        let now = self.now();
-        if then <= now {
-            return Duration::ZERO;
-        }
-        let nanos = i128::from(then.sec - now.sec) * 1_000_000_000 + i128::from(then.nsec)
-            - i128::from(now.nsec);
-        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        time_between(self.now(), then)
+    }
+
+    /// How long ago `then` was.
+    pub(crate) fn since(&mut self, then: Timestamp) -> Duration {
+        time_between(then, self.now())
     }
 
     fn tell(&mut self, machine: Timestamp, moment: Instant) -> Timestamp {
@@ -41,6 +40,16 @@ impl Clock {
         self.at = moment;
         self.told
     }
+}
+
+/// From one moment to another; zero where that came before.
+fn time_between(from: Timestamp, to: Timestamp) -> Duration {
+    if to <= from {
+        return Duration::ZERO;
+    }
+    let nanos =
+        i128::from(to.sec - from.sec) * 1_000_000_000 + i128::from(to.nsec) - i128::from(from.nsec);
+    Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
@@ -59,5 +68,7 @@ mod tests {
         );
         assert_eq!(clock.tell(Timestamp::from_sec(2000), later), Timestamp::from_sec(2000));
         assert_eq!(clock.until(Timestamp::from_sec(5)), Duration::ZERO);
+        assert_eq!(clock.since(Timestamp::from_sec(i64::MAX)), Duration::ZERO);
+        assert!(clock.since(begin) >= Duration::from_secs(999));
     }
 }

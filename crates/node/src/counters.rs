@@ -1,7 +1,10 @@
 //! What a node counts, for `status`.
 
+use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use tatami_wire::admin::TurnedAway;
 
 /// Counts since the start. None of them guards anything, so order does not matter.
 #[derive(Debug, Default)]
@@ -51,10 +54,6 @@ impl Places {
         let place = Place(self.clone());
         (taken < self.most).then_some(place)
     }
-
-    pub(crate) fn taken(&self) -> u32 {
-        self.taken.load(Ordering::Acquire)
-    }
 }
 
 impl Drop for Place {
@@ -63,9 +62,98 @@ impl Drop for Place {
     }
 }
 
+/// What has become of connections that were not let in.
+#[derive(Debug, Default)]
+pub(crate) struct Doorway {
+    pub(crate) silent: Often,
+    pub(crate) crowded_out: Often,
+    pub(crate) broken: Often,
+    pub(crate) other_version: Often,
+    pub(crate) wrong_key: Often,
+    pub(crate) refused: Often,
+    /// The system did not let us have them.
+    pub(crate) not_accepted: Often,
+}
+
+impl Doorway {
+    pub(crate) fn told(&self) -> TurnedAway {
+        TurnedAway {
+            silent: self.silent.count.get(),
+            crowded_out: self.crowded_out.count.get(),
+            broken: self.broken.count.get(),
+            other_version: self.other_version.count.get(),
+            wrong_key: self.wrong_key.count.get(),
+            refused: self.refused.count.get(),
+        }
+    }
+}
+
+/// Something that strangers can make happen as often as they like: all are counted, and the log tells of the
+/// first and then of one a second.
+#[derive(Debug, Default)]
+pub(crate) struct Often {
+    count: Count,
+    log: Mutex<Log>,
+}
+
+#[derive(Debug)]
+struct Log {
+    /// Lines that may be written at once.
+    lines: u32,
+    /// When the last of them was added.
+    filled: Instant,
+}
+
+impl Default for Log {
+    fn default() -> Log {
+        Log { lines: LINES_MAX, filled: Instant::now() }
+    }
+}
+
+/// Lines that may be written at once.
+const LINES_MAX: u32 = 20;
+/// After so long there may be another one.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
+impl Often {
+    /// Counts it, and has `log` tell of it, with the number so far, if it is time.
+    pub(crate) fn note(&self, log: impl FnOnce(u64)) {
+        self.count.add(1);
+        if self.log.lock().take(Instant::now()) {
+            log(self.count.get());
+        }
+    }
+}
+
+impl Log {
+    fn take(&mut self, now: Instant) -> bool {
+        let since = now.saturating_duration_since(self.filled);
+        let more = u32::try_from(since.as_secs() / LINE_EVERY.as_secs()).unwrap_or(LINES_MAX);
+        if more > 0 {
+            self.lines = self.lines.saturating_add(more).min(LINES_MAX);
+            self.filled = now;
+        }
+        let may = self.lines > 0;
+        self.lines = self.lines.saturating_sub(1);
+        may
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_log_tells_of_a_few_at_once_and_then_of_one_a_second() {
+        let start = Instant::now();
+        let mut log = Log { lines: LINES_MAX, filled: start };
+        let at_once = (0..100).filter(|_| log.take(start)).count();
+        assert_eq!(at_once, LINES_MAX as usize);
+        assert!(log.take(start + LINE_EVERY));
+        assert!(!log.take(start + LINE_EVERY));
+        let later = start + LINE_EVERY * 1000;
+        assert_eq!((0..100).filter(|_| log.take(later)).count(), LINES_MAX as usize);
+    }
 
     #[test]
     fn places_are_bounded_and_given_back() {
@@ -73,8 +161,16 @@ mod tests {
         let a = places.take().expect("first");
         let _b = places.take().expect("second");
         assert!(places.take().is_none());
-        assert_eq!(places.taken(), 2);
         drop(a);
         assert!(places.take().is_some());
+    }
+
+    #[test]
+    fn all_are_counted() {
+        let often = Often::default();
+        let mut said = Vec::new();
+        (0..50).for_each(|_| often.note(|n| said.push(n)));
+        assert_eq!(often.count.get(), 50);
+        assert!(said.len() < 50 && said.starts_with(&[1, 2, 3]), "{said:?}");
     }
 }

@@ -97,6 +97,12 @@ impl Connection<'_> {
                 Ok(()) => self.execute(&call, &mut unread)?,
                 Err(e) => Err(e),
             };
+            if let Err(errno @ Errno::EIO) = &result {
+                let operation = format!("{:?}", call.op);
+                let operation = operation.split(' ').next().unwrap_or_default();
+                let (ino, piece) = (call.cap.ino, call.piece.0);
+                tracing::error!(%ino, piece, operation, %errno, "an object could not be used");
+            }
             while unread > 0 {
                 let n = unread.min(CHUNK);
                 self.flush_before_waiting(n)?;

@@ -11,9 +11,11 @@ use crate::clock::Clock;
 use crate::delegations::Recall;
 use crate::executors::Condition;
 use crate::holders::HoldersFile;
+use crate::job_locks::JobLocks;
 use crate::links::Links;
 use crate::locking::Locking;
 use crate::locks::{self, Question};
+use crate::log_sync::LogSync;
 use crate::meta_conn::{Kind, MetaConnection, NoRequest};
 use crate::moving::{LockRequest, Moving};
 use crate::peer::Peer;
@@ -48,6 +50,8 @@ const MESSAGES_MAX: usize = 256;
 /// How long a client that is silent keeps what was delegated to it, and so the
 /// longest time for which it can hold others up.
 const TERM: Duration = Duration::from_secs(5);
+/// Pause between two looks whether a disk that was full has room again, without a request.
+const LOOK_FOR_ROOM: Duration = Duration::from_secs(1);
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 1024;
 
@@ -68,6 +72,8 @@ enum News {
     Link(ExecutorId, Option<Arc<Stream>>),
     /// What another executor of the node knows of shards.
     Map(Arc<ClusterMap>),
+    /// What became of the log's sync.
+    Synced(io::Result<()>),
     /// An order, and where its answer goes.
     Order(Order, Sender<Result<(), Errno>>),
 }
@@ -147,6 +153,9 @@ pub(crate) struct Executor {
     pub(crate) links: Links,
     pub(crate) clock: Clock,
     pub(crate) locking: Locking,
+    pub(crate) job_locks: JobLocks,
+    log_sync: LogSync,
+    handle: ExecutorHandle,
     condition: Arc<Condition>,
 }
 
@@ -185,9 +194,12 @@ impl Executor {
             round: Vec::new(),
             recalls: Recalls::new(TERM, HoldersFile::at(dir.join(of_executor("holders", index)))),
             locking: Locking::new(HoldersFile::at(dir.join(of_executor("lockers", index))), now()),
+            job_locks: JobLocks::default(),
             waiting: HashMap::new(),
             links,
             clock: Clock::new(),
+            log_sync: LogSync::default(),
+            handle: handle.clone(),
             condition,
         };
         Ok((executor, handle))
@@ -226,8 +238,14 @@ impl Executor {
                 }
             }
             self.end_terms();
+            if self.shards.is_full() {
+                self.shards.look_for_room();
+                self.tell_condition();
+                self.give_chores_away();
+            }
             self.do_round();
             self.tell_of_locks();
+            self.sync_log();
         }
         self.shards
     }
@@ -240,8 +258,14 @@ impl Executor {
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
             None => {
                 let due = self.shards.deadline().map(|due| self.clock.until(due));
-                let here = [self.recalls.deadline(), self.locking.deadline()];
-                here.into_iter().flatten().map(left).chain(due).min()?
+                let room = self.shards.is_full().then_some(LOOK_FOR_ROOM);
+                let here = [
+                    self.recalls.deadline(),
+                    self.locking.deadline(),
+                    self.job_locks.deadline(),
+                    self.log_sync.due(),
+                ];
+                here.into_iter().flatten().map(left).chain(due).chain(room).min()?
             }
         };
         // Rounded up, so that the moment is not missed by less than epoll can tell.
@@ -269,6 +293,10 @@ impl Executor {
         if self.locking.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
             answers.extend(self.locking.overdue());
         }
+        let now = Instant::now();
+        if self.job_locks.deadline().is_some_and(|deadline| deadline <= now) {
+            answers.extend(self.job_locks.overdue(now));
+        }
         self.answer(&mut answers);
         for (client, locks::News { wanted, ready }) in self.locking.take_news() {
             // Who has no such connection asks again by itself, or tells what it holds when it is back.
@@ -286,6 +314,12 @@ impl Executor {
             match news {
                 News::Connection(new) => self.take_connection(new),
                 News::Map(map) => self.learn(&map),
+                News::Synced(result) => {
+                    if self.shards.end_sync(result) {
+                        self.log_sync.ended();
+                    }
+                    self.tell_condition();
+                }
                 News::Order(order, answer) => {
                     // Whoever gave it may have gone.
                     let _ = answer.send(self.obey(order));
@@ -420,11 +454,16 @@ impl Executor {
         self.shared.counters.meta_requests.add(self.round.len() as u64);
         let mut round = std::mem::take(&mut self.round);
         round::commit(&mut self.shards, &mut round);
+        if changed {
+            self.log_sync.committed(Instant::now());
+        }
         let mut outs = self.end_waits(&mut round);
+        self.job_locks.take(&mut round, |ino, open| self.shards.job_holder(ino, open));
         let lasting = self.shared.durability == Durability::Sync || self.shards.wants_sync();
         if changed && lasting {
-            if !round::sync(&mut self.shards, &mut round, true) {
-                outs = Some(Vec::new());
+            match round::sync(&mut self.shards, &mut round, true) {
+                true => self.log_sync.synced(),
+                false => outs = Some(Vec::new()),
             }
             self.settle(&mut round, outs);
             self.answer(&mut round);
@@ -435,7 +474,9 @@ impl Executor {
             // Nobody else waits for the disk.
             self.answer(&mut round);
             if !waiting.is_empty() {
-                round::sync(&mut self.shards, &mut waiting, false);
+                if round::sync(&mut self.shards, &mut waiting, false) {
+                    self.log_sync.synced();
+                }
                 self.answer(&mut waiting);
             }
         }
@@ -444,6 +485,32 @@ impl Executor {
         self.publish_map();
         self.tell_condition();
         self.give_chores_away();
+    }
+
+    /// Begins to write the log out, if it is time, by a thread of its own: it takes long.
+    fn sync_log(&mut self) {
+        let now = Instant::now();
+        if self.log_sync.due().is_none_or(|due| now < due) {
+            return;
+        }
+        self.log_sync.begin(now);
+        match self.shards.begin_sync() {
+            Ok(Some(work)) => {
+                let handle = self.handle.clone();
+                let run = move || handle.tell(News::Synced(work()));
+                if let Err(error) = std::thread::Builder::new().name("log".to_owned()).spawn(run) {
+                    // The work is lost with the thread that there is not.
+                    tracing::warn!(%error, "no thread for the log; it is synced here");
+                    if self.shards.sync().is_ok() {
+                        self.log_sync.ended();
+                    }
+                }
+            }
+            Ok(None) => self.log_sync.ended(),
+            // The store refuses everything from now on; what was begun never ends.
+            Err(_) => {}
+        }
+        self.tell_condition();
     }
 
     /// Has the stores' chores done by a thread of their own: they take long.
@@ -544,7 +611,12 @@ impl Executor {
                     let millis = self.recalls.term().as_millis() as u32;
                     let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
                     let epoch = self.moving.map.epoch;
-                    connection.tell(&RecallNote::Term { millis, lease, epoch });
+                    // Rounded up: younger than this is what may be lost.
+                    let undone = self.shards.undone_since().map(|since| self.clock.since(since));
+                    let lag = self.log_sync.lag(Instant::now()).max(undone.unwrap_or_default());
+                    let lasting =
+                        u32::try_from(lag.as_millis()).map_or(u32::MAX, |ms| ms.saturating_add(1));
+                    connection.tell(&RecallNote::Term { millis, lease, epoch, lasting });
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),
@@ -685,6 +757,7 @@ impl Executor {
             !answers.is_empty()
         });
         self.locking.closed(at);
+        self.job_locks.closed(at);
         self.moving.closed(at);
         match connection.kind {
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {

@@ -38,6 +38,8 @@ struct Inner {
     /// The node ends: none is started any more.
     closed: bool,
     running: BTreeMap<u8, Running>,
+    /// Those that do not run, since their stores are damaged, and what is wrong.
+    refused: BTreeMap<u8, String>,
 }
 
 /// See the module.
@@ -53,10 +55,11 @@ impl Executors {
     }
 
     /// Starts those that are to run from the beginning: the first, and whichever has shards or has had
-    /// some, since others may ask it what became of a transaction.
+    /// some, since others may ask it what became of a transaction. One whose store is damaged is refused, and the others
+    /// run.
     ///
     /// # Errors
-    /// A store that does not open, or no descriptors or threads.
+    /// A store that does not open for another reason, or no descriptors or threads.
     pub(crate) fn start(&self, shared: &Arc<Shared>) -> Result<(), StartError> {
         let (here, map) = (shared.node(), shared.map());
         let is_needed = |index: &u8| {
@@ -65,7 +68,14 @@ impl Executors {
         };
         let mut opened = Vec::new();
         for index in (0..EXECUTORS_MAX).filter(is_needed) {
-            opened.push((index, self.open(shared, index)?));
+            match self.open(shared, index, false) {
+                Ok(shards) => opened.push((index, shards)),
+                Err(e) if e.is_damage() => {
+                    tracing::error!(index, error = %e, "an executor is refused; the others run");
+                    self.inner.lock().refused.insert(index, e.to_string());
+                }
+                Err(e) => return Err(e),
+            }
         }
         // Each may know more than those that were opened before it.
         let map = shared.map();
@@ -77,11 +87,50 @@ impl Executors {
         Ok(())
     }
 
-    fn open(&self, shared: &Shared, index: u8) -> Result<Shards<FjallStore>, StartError> {
+    fn open(
+        &self,
+        shared: &Shared,
+        index: u8,
+        accept_loss: bool,
+    ) -> Result<Shards<FjallStore>, StartError> {
         let known = ClusterMap::clone(&shared.map());
-        let (shards, map) = Shards::open(&self.dir, &shared.identity, index, known)?;
+        let (shards, map) = Shards::open(&self.dir, shared, index, known, accept_loss)?;
         shared.learn(&map);
         Ok(shards)
+    }
+
+    /// Why an executor does not run, if its store is damaged.
+    pub(crate) fn refused(&self, index: u8) -> Option<String> {
+        let inner = self.inner.lock();
+        let why = inner.refused.get(&index)?;
+        Some(format!("executor {index} of this node does not run: {why}"))
+    }
+
+    /// The same of all such executors.
+    pub(crate) fn all_refused(&self) -> Vec<String> {
+        let refused = self.inner.lock().refused.clone();
+        refused.iter().map(|(index, why)| format!("executor {index} does not run: {why}")).collect()
+    }
+
+    /// Starts those that were refused with what can be read of their stores. What was done, a sentence each; of one that
+    /// does not start even so, [`Executors::all_refused`] tells.
+    pub(crate) fn accept_loss(&self, shared: &Arc<Shared>) -> Vec<String> {
+        let mut inner = self.inner.lock();
+        let mut told = Vec::new();
+        for index in std::mem::take(&mut inner.refused).into_keys() {
+            let started = self.open(shared, index, true).and_then(|mut shards| {
+                let cut = shards.cut();
+                run(&mut inner, &self.dir, shared, index, shards).map(|_| cut)
+            });
+            match started {
+                Ok(cut) => told.push(cut.unwrap_or_else(|| format!("executor {index} runs"))),
+                Err(e) => {
+                    tracing::error!(index, error = %e, "an executor is refused still");
+                    inner.refused.insert(index, e.to_string());
+                }
+            }
+        }
+        told
     }
 
     /// How to reach an executor, if it runs.
@@ -96,11 +145,11 @@ impl Executors {
         if let Some(running) = inner.running.get(&index) {
             return Some(running.handle.clone());
         }
-        if inner.closed || index >= EXECUTORS_MAX {
+        if inner.closed || index >= EXECUTORS_MAX || inner.refused.contains_key(&index) {
             return None;
         }
         let started = self
-            .open(shared, index)
+            .open(shared, index, false)
             .and_then(|shards| run(&mut inner, &self.dir, shared, index, shards));
         if let Err(error) = &started {
             tracing::error!(index, %error, "an executor does not start");
@@ -132,8 +181,10 @@ impl Executors {
 
     /// What is wrong with shards of the node.
     pub(crate) fn trouble(&self) -> Vec<String> {
+        let mut trouble = self.all_refused();
         let inner = self.inner.lock();
-        inner.running.values().filter_map(|r| r.condition.trouble.lock().clone()).collect()
+        trouble.extend(inner.running.values().filter_map(|r| r.condition.trouble.lock().clone()));
+        trouble
     }
 
     /// Wakes all, which end since the node does, and returns what they leave. None is started any more.

@@ -9,6 +9,7 @@ mod journals;
 
 use crate::shared::Shared;
 use std::collections::{BTreeMap, BTreeSet};
+use std::panic::AssertUnwindSafe;
 use std::time::{Duration, Instant};
 use tatami_client::connection::{Caller, Connection, Endpoint};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
@@ -41,8 +42,26 @@ const EXPIRE_ROUNDS: usize = 64;
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs until the node ends.
+/// Pause before housekeeping begins again that died.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// Runs until the node ends. Where it dies, it begins again: it keeps nothing but connections, and objects that nobody
+/// removes would fill the disk.
 pub(crate) fn run(shared: &Shared) {
+    begin_again(|| keep_house(shared), || shared.stop.wait(AGAIN));
+}
+
+/// Calls `work` until it returns rather than dies, with a `pause` after each death that says whether it is over.
+fn begin_again(work: impl Fn(), pause: impl Fn() -> bool) {
+    while std::panic::catch_unwind(AssertUnwindSafe(&work)).is_err() {
+        tracing::error!("housekeeping died; it begins again");
+        if pause() {
+            break;
+        }
+    }
+}
+
+fn keep_house(shared: &Shared) {
     let mut id = [0; 16];
     if let Err(e) = getrandom::fill(&mut id) {
         tracing::error!(error = %e, "no random bytes: housekeeping does not run");
@@ -389,5 +408,30 @@ impl Housekeeper<'_> {
     fn away(&mut self, node: NodeId) -> Away {
         self.retry_after.insert(node, Instant::now() + RETRY);
         Away
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    #[test]
+    fn housekeeping_that_dies_begins_again_until_the_node_ends() {
+        let (begun, paused) = (Cell::new(0), Cell::new(0));
+        let work = || {
+            begun.set(begun.get() + 1);
+            assert!(begun.get() > 3, "on purpose");
+        };
+        let pause = |ends_at: u32| {
+            paused.set(paused.get() + 1);
+            paused.get() == ends_at
+        };
+        begin_again(work, || pause(u32::MAX));
+        assert_eq!((begun.get(), paused.get()), (4, 3));
+        begun.set(0);
+        paused.set(0);
+        begin_again(work, || pause(2));
+        assert_eq!((begun.get(), paused.get()), (2, 2));
     }
 }

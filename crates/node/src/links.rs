@@ -147,7 +147,7 @@ fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: E
                 tracing::debug!(executor = %to, "no word to it now: {why}");
                 None
             }
-            Err(NotPassed::Refused(why)) => {
+            Err(NotPassed::Refused(why) | NotPassed::Damaged(why)) => {
                 tracing::warn!(executor = %to, "it does not listen to this one: {why}");
                 None
             }

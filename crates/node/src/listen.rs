@@ -7,12 +7,19 @@ use std::net::TcpListener;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use tatami_cluster::trusted::TrustedDir;
 use tatami_wire::NodeId;
+
+/// Connections that the kernel makes before they are accepted, if the system allows for so many
+/// (`net.core.somaxconn`).
+const BACKLOG: i32 = 4096;
 
 /// Listens on a TCP address, for a non-blocking accept.
 pub(crate) fn tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError> {
     let listen = || {
         let listener = TcpListener::bind(address)?;
+        // All ranks of a job come at once, and more than a program's library asks for by itself.
+        rustix::net::listen(&listener, BACKLOG)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
     };
@@ -52,8 +59,17 @@ fn file_at(path: &Path) -> Option<(u64, u64)> {
 /// Listens on a UNIX socket, for a non-blocking accept. The caller holds the
 /// lock of the data directory, so a socket where nobody answers is what a
 /// killed daemon left.
-pub(crate) fn unix(path: &Path, node: NodeId) -> Result<(UnixListener, SocketName), StartError> {
+/// With `allow_other` anybody may connect; else only the daemon's own user and the superuser.
+pub(crate) fn unix(
+    path: &Path,
+    node: NodeId,
+    allow_other: bool,
+) -> Result<(UnixListener, SocketName), StartError> {
     let failed = |source| StartError::Socket { path: path.to_owned(), source };
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // Clients must find this daemon here, and nobody else's.
+    TrustedDir::open_or_create(parent, Mode::from_raw_mode(0o755))
+        .map_err(|source| StartError::SocketDir { path: path.to_owned(), source })?;
     match std::fs::symlink_metadata(path) {
         Ok(metadata) if !metadata.file_type().is_socket() => {
             return Err(StartError::NotASocket { path: path.to_owned(), node });
@@ -65,16 +81,13 @@ pub(crate) fn unix(path: &Path, node: NodeId) -> Result<(UnixListener, SocketNam
             }
             Err(e) => return Err(failed(e)),
         },
-        Err(e) if e.kind() == io::ErrorKind::NotFound => {
-            if let Some(parent) = path.parent() {
-                std::fs::create_dir_all(parent).map_err(failed)?;
-            }
-        }
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {}
         Err(e) => return Err(failed(e)),
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    // Anybody may connect; who it is tells the kernel, what he may do we decide.
-    rustix::fs::chmod(path, Mode::from_raw_mode(0o666)).map_err(|e| failed(e.into()))?;
+    // Of whoever connects the kernel tells the user; what that user may do the daemon decides.
+    let mode = if allow_other { 0o666 } else { 0o600 };
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok((listener, SocketName::of(path)))
 }
@@ -87,9 +100,9 @@ mod tests {
     fn removes_its_own_socket_only() -> Result<(), Box<dyn std::error::Error>> {
         let dir = tempfile::tempdir()?;
         let path = dir.path().join("volume").join("socket");
-        let (_ours, name) = unix(&path, NodeId(0))?;
+        let (_ours, name) = unix(&path, NodeId(0), true)?;
         std::fs::remove_dir_all(dir.path().join("volume"))?;
-        let (theirs, other) = unix(&path, NodeId(0))?;
+        let (theirs, other) = unix(&path, NodeId(0), true)?;
         name.remove();
         UnixStream::connect(&path)?;
         drop(theirs);

@@ -131,6 +131,8 @@ impl Executor {
                     let epoch = self.moving.map.epoch + 1;
                     let answers = self.locking.forget((first, count), epoch);
                     self.round.extend(answers);
+                    let answers = self.job_locks.forget((first, count), epoch);
+                    self.round.extend(answers);
                 }
                 MoveEvent::Stayed => self.recalls.stop_withholding(),
                 MoveEvent::Foreseen(lockers) => self.locking.foresee(&lockers),

@@ -1,14 +1,13 @@
 //! One daemon: starting its threads, waiting for its end, ending well.
 
+use crate::accept::Door;
 use crate::clients::Clients;
-use crate::counters::{Counters, Places};
+use crate::counters::{Counters, Doorway};
 use crate::executors::Executors;
 use crate::options::{NodeOptions, StartError};
 use crate::pages::Pool;
-use crate::shared::{
-    ADMIN_CONNECTIONS_MAX, DATA_CONNECTIONS_MAX, HANDSHAKES_MAX, META_CONNECTIONS_MAX, Nudge,
-    Registry, STRANGER_CONNECTIONS_MAX, Shared,
-};
+use crate::seats::Seats;
+use crate::shared::{Nudge, Registry, Shared};
 use crate::stop::Stop;
 use crate::{accept, housekeeping, listen, signals};
 use parking_lot::RwLock;
@@ -34,7 +33,7 @@ pub struct Node {
     ended: bool,
     socket: listen::SocketName,
     /// Held until everything else is gone.
-    _dir: DataDir,
+    _dir: Arc<DataDir>,
 }
 
 /// Ends a node from another thread.
@@ -69,13 +68,27 @@ impl Node {
     /// # Errors
     /// [`StartError`]; nothing is left running then.
     pub fn start(options: NodeOptions) -> Result<Node, StartError> {
-        let NodeOptions { dir, map, node, key, lease, durability, version } = options;
+        let NodeOptions {
+            dir,
+            map,
+            node,
+            key,
+            lease,
+            reserve,
+            durability,
+            allow_other,
+            version,
+            had_directory,
+        } = options;
         let info = map.nodes.iter().find(|n| n.id == node).cloned();
         let info = info.ok_or(StartError::UnknownNode(node))?;
-        raise_descriptor_limit();
-        let dir = DataDir::open_or_create(&dir, map.volume, node)?;
+        tatami_client::raise_descriptor_limit();
+        let dir = Arc::new(DataDir::open_or_replace(&dir, map.volume, node, had_directory)?);
+        if dir.lost_since().is_some() {
+            tracing::error!(%node, "this node began empty: the data directory that it had before is lost");
+        }
         let tcp = listen::tcp(&info.address, node)?;
-        let (unix, socket) = listen::unix(Path::new(&info.socket), node)?;
+        let (unix, socket) = listen::unix(Path::new(&info.socket), node, allow_other)?;
         let identity = Identity { volume: map.volume, node, key };
         map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         let objects = ObjectStore::open(dir.path())?;
@@ -87,16 +100,16 @@ impl Node {
             info,
             version,
             lease,
+            reserve,
             durability,
+            allow_other,
             started: Instant::now(),
             objects,
+            dir: dir.clone(),
             counters: Counters::default(),
             clients: Clients::new(),
-            handshakes: Places::new(HANDSHAKES_MAX),
-            meta_places: Places::new(META_CONNECTIONS_MAX),
-            data_places: Places::new(DATA_CONNECTIONS_MAX),
-            admin_places: Places::new(ADMIN_CONNECTIONS_MAX),
-            stranger_places: Places::new(STRANGER_CONNECTIONS_MAX),
+            seats: Arc::new(Seats::default()),
+            doorway: Doorway::default(),
             pages: Pool::default(),
             registry: Registry::default(),
             nudge: Nudge::default(),
@@ -114,7 +127,12 @@ impl Node {
         };
         shared.executors.start(&shared)?;
         let shared = node.shared.clone();
-        node.acceptor = Some(spawn("acceptor", move || accept::run(&shared, &tcp, &unix))?);
+        let door = Door::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
+        let alarm = Alarm(shared.clone());
+        node.acceptor = Some(spawn("acceptor", move || {
+            let _alarm = alarm;
+            accept::run(&shared, door);
+        })?);
         let shared = node.shared.clone();
         node.housekeeper = Some(spawn("housekeeping", move || housekeeping::run(&shared))?);
         tracing::info!(
@@ -171,7 +189,7 @@ impl Node {
         for thread in shared.executors.close() {
             match thread.join() {
                 Ok(mut shards) => {
-                    if let Err(errno) = shards.sync() {
+                    if let Err(errno) = shards.close() {
                         result = Err(RunError::Sync { node, what: "the namespace", errno });
                     }
                 }
@@ -221,14 +239,4 @@ pub(crate) fn spawn<T: Send + 'static>(
         .name(name.to_owned())
         .spawn(run)
         .map_err(|source| StartError::System { what: "start a thread", source })
-}
-
-/// A connection and an open object take a descriptor each, and the usual soft
-/// limit of 1024 is for programs that use select(2).
-fn raise_descriptor_limit() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    if let Err(e) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
-        tracing::debug!(error = %e, "the limit of open files stays as it is");
-    }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 use tatami_cluster::DataDirError;
+use tatami_cluster::trusted::TrustError;
 use tatami_object::OpenError;
 use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
@@ -21,17 +22,27 @@ pub struct NodeOptions {
     pub key: VolumeKey,
     /// How long a client may be without a connection before what it held is released.
     pub lease: Duration,
+    /// Bytes of the disk that are kept for names, whatever the bytes of files take: a sixteenth of the disk at most.
+    pub reserve: u64,
     /// What an acknowledged change of names survives.
     pub durability: Durability,
+    /// Whether other users of this machine than the daemon's own and the superuser may use the volume, as
+    /// themselves.
+    pub allow_other: bool,
     /// Version of the program, as `status` shows it.
     pub version: String,
+    /// The node has had a data directory before: if it is to be made now, that one was lost.
+    pub had_directory: bool,
 }
 
 impl NodeOptions {
     /// Default of [`NodeOptions::lease`].
     pub const LEASE: Duration = Duration::from_secs(60);
+    /// Default of [`NodeOptions::reserve`].
+    pub const RESERVE: u64 = 256 << 20;
 
-    /// The options of a node with default lease and this crate's version.
+    /// The options of a node with default lease, default reserve and this crate's version. The node is open to other
+    /// users if the superuser starts it.
     pub fn new(dir: PathBuf, map: ClusterMap, node: NodeId, key: VolumeKey) -> NodeOptions {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         NodeOptions {
@@ -40,8 +51,11 @@ impl NodeOptions {
             node,
             key,
             lease: Self::LEASE,
+            reserve: Self::RESERVE,
             durability: Durability::default(),
+            allow_other: rustix::process::geteuid().is_root(),
             version,
+            had_directory: false,
         }
     }
 }
@@ -77,8 +91,17 @@ pub enum StartError {
          another socket in volume.toml", path.display()
     )]
     NotASocket { path: PathBuf, node: NodeId },
+    #[error("socket {}: {source}", path.display())]
+    SocketDir { path: PathBuf, source: TrustError },
     #[error("socket {}: cannot listen there: {source}", path.display())]
     Socket { path: PathBuf, source: io::Error },
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
+}
+
+impl StartError {
+    /// Whether a store is damaged: what is not in it can be served all the same.
+    pub(crate) fn is_damage(&self) -> bool {
+        matches!(self, StartError::Meta { source, .. } if source.is_damage())
+    }
 }

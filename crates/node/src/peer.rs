@@ -6,6 +6,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use tatami_wire::{Cred, GROUPS_MAX};
 
+/// Whether this is the superuser or the daemon's own user.
+pub(crate) fn is_own_user(uid: u32) -> bool {
+    uid == 0 || uid == rustix::process::geteuid().as_raw()
+}
+
 /// The other side of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -33,7 +38,7 @@ impl Peer {
         let ucred = rustix::net::sockopt::socket_peercred(socket)?;
         let (uid, gid) = (ucred.uid.as_raw(), ucred.gid.as_raw());
         let origin = format!("process {} of user {uid}", ucred.pid.as_raw_nonzero());
-        if uid == 0 || uid == rustix::process::geteuid().as_raw() {
+        if is_own_user(uid) {
             return Ok(Peer { bound_to: None, origin });
         }
         let groups = peer_groups(socket)?;

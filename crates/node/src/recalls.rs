@@ -305,7 +305,12 @@ fn tells<'a>(
             | MetaReply::Created { attr, .. }
             | MetaReply::Opened { attr, .. },
         ) => Some((attr.ino, attr)),
-        Ok(MetaReply::Removed { .. } | MetaReply::Leads(_) | MetaReply::Entries { .. })
+        Ok(
+            MetaReply::Removed { .. }
+            | MetaReply::Renamed { .. }
+            | MetaReply::Leads(_)
+            | MetaReply::Entries { .. },
+        )
         | Err(Errno::ENOENT) => None,
         _ => return [None, None],
     };

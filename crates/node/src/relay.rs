@@ -5,9 +5,10 @@
 //! told it; from then on bytes go both ways as they come. What the user may do, the
 //! other node judges as it would of a user of its own machine.
 
-use crate::accept::{HANDSHAKE_TIMEOUT, WRITE_TIMEOUT, prepare};
+use crate::accept::{WRITE_TIMEOUT, prepare};
 use crate::peer::Peer;
 use crate::shared::{Shared, enlarge_buffers};
+use crate::strangers::HANDSHAKE_TIMEOUT;
 use crate::stream::{Deadlined, Stream};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -27,6 +28,8 @@ pub(crate) enum NotPassed {
     Away(String),
     /// It never will be.
     Refused(String),
+    /// Not before an operator has decided about a damaged disk.
+    Damaged(String),
 }
 
 /// Connects to the node that `hello` means, in the name of the user that the peer is bound to.
@@ -65,6 +68,7 @@ pub(crate) fn reach_node(
         HandshakeError::Io(e) => away(e),
         HandshakeError::Away(why) => NotPassed::Away(why),
         HandshakeError::Refused(why) => NotPassed::Refused(why),
+        HandshakeError::Damaged(why) => NotPassed::Damaged(why),
         other => NotPassed::Refused(format!("{}: {other}", info.name)),
     })?;
     Ok(stream)

@@ -69,7 +69,8 @@ impl Answer {
 
     /// Whether the asker waits for everything to survive a power cut.
     pub(crate) fn waits_for_sync(&self) -> bool {
-        matches!(&self.request, Some((_, call)) if call.op == MetaOp::Sync)
+        let syncs = |op: &MetaOp| matches!(op, MetaOp::Sync | MetaOp::SyncNames { .. });
+        matches!(&self.request, Some((_, call)) if syncs(&call.op))
     }
 
     fn is_mutation(&self) -> bool {
@@ -206,6 +207,29 @@ mod tests {
         let trouble = parking_lot::Mutex::default();
         shards.tell_trouble(&trouble);
         assert!(trouble.lock().is_some());
+    }
+
+    #[test]
+    fn a_full_disk_is_trouble_until_there_is_room() {
+        let mut shards = shards();
+        let mut round = vec![put(&mut shards, 1, 1, mkdir("a"))];
+        for n in 0..2 {
+            shards.meta().store_mut().fail_commit(n, Fault::Full);
+        }
+        commit(&mut shards, &mut round);
+        assert_eq!(round[0].result, Err(Errno::ENOSPC));
+        let trouble = parking_lot::Mutex::default();
+        shards.tell_trouble(&trouble);
+        assert!(shards.is_full() && trouble.lock().is_some());
+        shards.meta().store_mut().set_full(true);
+        shards.look_for_room();
+        shards.tell_trouble(&trouble);
+        assert!(shards.is_full() && trouble.lock().is_some(), "it is full still");
+        // Nobody asks for anything; the disk has room.
+        shards.meta().store_mut().set_full(false);
+        shards.look_for_room();
+        shards.tell_trouble(&trouble);
+        assert!(!shards.is_full() && trouble.lock().is_none());
     }
 
     #[test]

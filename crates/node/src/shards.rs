@@ -2,15 +2,16 @@
 
 use crate::options::StartError;
 use crate::recalls::Met;
-use crate::shared::now;
+use crate::shared::{Shared, now};
 use parking_lot::Mutex;
 use rustix::fs::Mode;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use tatami_meta::{
-    Applied, Chore, Config, Context, Finished, FjallStore, Meta, OpenError, Out, Store,
+    Applied, Chore, Config, Context, Finished, FjallStore, Meta, OpenError, Opening, Out, Store,
+    SyncWork,
 };
-use tatami_wire::admin::ClusterMap;
+use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::handshake::Identity;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
@@ -32,16 +33,28 @@ pub(crate) struct Shards<S> {
 /// What it takes to open the store.
 struct Maker {
     path: PathBuf,
+    /// Bytes of the disk that are kept for the store: its part of the node's reserve.
+    reserve: u64,
     config: Config,
+    durability: Durability,
+    opening: Opening,
 }
 
 impl Maker {
     fn open(&self) -> Result<Meta<FjallStore>, StartError> {
         let path = self.path.clone();
-        FjallStore::open(&path)
+        let mut meta = FjallStore::open(&path, self.opening)
+            .and_then(|store| store.with_reserve(self.reserve))
             .map_err(OpenError::from)
+            .inspect(|store| {
+                store.cut().inspect(|cut| tracing::warn!("{cut}"));
+            })
             .and_then(|store| Meta::open(store, self.config.clone(), now()))
-            .map_err(|source| StartError::Meta { path, source })
+            .map_err(|source| StartError::Meta { path, source })?;
+        if self.durability == Durability::Log {
+            meta.acknowledge_once_lasting();
+        }
+        Ok(meta)
     }
 }
 
@@ -60,9 +73,10 @@ impl Shards<FjallStore> {
     /// better than `map`, too.
     pub(crate) fn open(
         dir: &Path,
-        identity: &Identity,
+        shared: &Shared,
         index: u8,
         mut map: ClusterMap,
+        accept_loss: bool,
     ) -> Result<(Shards<FjallStore>, ClusterMap), StartError> {
         let shard_map = map.shard_map().ok_or(StartError::ShardMap(map.shards.len()))?;
         match rustix::fs::mkdir(dir, Mode::RWXU) {
@@ -72,10 +86,15 @@ impl Shards<FjallStore> {
                 return Err(StartError::System { what, source: e.into() });
             }
         }
-        let Identity { node, volume, ref key } = *identity;
+        let Identity { node, volume, ref key } = shared.identity;
         let executor = ExecutorId { node, index };
+        // Executors share the disk.
+        let others = map.shards.iter().filter(|other| other.node == node && other.index != index);
+        let executors = 1 + others.collect::<BTreeSet<_>>().len() as u64;
         let config = Config { executor, map: shard_map, volume, key: key.clone() };
-        let maker = Maker { path: store(dir, index), config };
+        let (reserve, durability) = (shared.reserve / executors, shared.durability);
+        let opening = Opening { boot: tatami_object::boot(), accept_loss };
+        let maker = Maker { path: store(dir, index), reserve, config, durability, opening };
         let mut shards = Shards::of(None);
         if map.shards.contains(&executor) || maker.path.exists() {
             let mut meta = maker.open()?;
@@ -85,6 +104,11 @@ impl Shards<FjallStore> {
         }
         shards.maker = Some(maker);
         Ok((shards, map))
+    }
+
+    /// What was cut off the log, or lost of it, when the store was opened.
+    pub(crate) fn cut(&mut self) -> Option<String> {
+        self.meta.as_mut()?.store_mut().cut().map(str::to_owned)
     }
 
     /// Learns what a map knows better.
@@ -230,6 +254,11 @@ impl<S: Store> Shards<S> {
         Met { seen, changed, dir, part }
     }
 
+    /// See [`Meta::job_holder`].
+    pub(crate) fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
+        self.meta.as_ref()?.job_holder(ino, open)
+    }
+
     /// Whether attributes are those of the inode now.
     pub(crate) fn is_current(&mut self, attr: &Attr) -> bool {
         let now = self.meta.as_mut().and_then(|meta| meta.attr(attr.ino));
@@ -254,6 +283,36 @@ impl<S: Store> Shards<S> {
         })
     }
 
+    /// Begins a sync of everything committed; see [`Meta::begin_sync`].
+    pub(crate) fn begin_sync(&mut self) -> Result<Option<SyncWork>, Errno> {
+        let Some(meta) = &mut self.meta else { return Ok(None) };
+        meta.begin_sync().map_err(|e| {
+            tracing::error!(error = %e, "sync failed");
+            e.errno()
+        })
+    }
+
+    /// Makes everything survive a power cut, for the last time: what is missing at the next start was lost.
+    pub(crate) fn close(&mut self) -> Result<(), Errno> {
+        let Some(meta) = &mut self.meta else { return Ok(()) };
+        meta.close().map_err(|e| {
+            tracing::error!(error = %e, "the store does not close well");
+            e.errno()
+        })
+    }
+
+    /// Takes the result of a sync that was begun. Whether it went well.
+    pub(crate) fn end_sync(&mut self, result: std::io::Result<()>) -> bool {
+        let Some(meta) = &mut self.meta else { return true };
+        let ended = meta.end_sync(result);
+        ended.inspect_err(|e| tracing::error!(error = %e, "sync failed")).is_ok()
+    }
+
+    /// See [`Meta::undone_since`].
+    pub(crate) fn undone_since(&self) -> Option<Timestamp> {
+        self.meta.as_ref().and_then(Meta::undone_since)
+    }
+
     /// Work of a store that waits, if there is some; any thread may do it.
     pub(crate) fn take_chore(&mut self) -> Option<Chore> {
         self.meta.as_mut().and_then(Meta::take_chore)
@@ -264,13 +323,24 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref().map_or(0, Meta::inodes)
     }
 
-    /// Puts what is wrong with the shards into `trouble`.
+    /// Puts what is wrong with the shards into `trouble`, or that nothing is any more.
     pub(crate) fn tell_trouble(&self, trouble: &Mutex<Option<String>>) {
-        if let Some(text) = self.meta.as_ref().and_then(Meta::trouble) {
-            let mut trouble = trouble.lock();
-            if trouble.as_deref() != Some(text) {
-                *trouble = Some(text.to_owned());
-            }
+        let now = self.meta.as_ref().and_then(Meta::trouble);
+        let mut trouble = trouble.lock();
+        if trouble.as_deref() != now {
+            *trouble = now.map(str::to_owned);
+        }
+    }
+
+    /// Whether the disk was full when it was looked at last.
+    pub(crate) fn is_full(&self) -> bool {
+        self.meta.as_ref().is_some_and(Meta::is_full)
+    }
+
+    /// Looks whether a disk that was full has room again.
+    pub(crate) fn look_for_room(&mut self) {
+        if let Some(meta) = &mut self.meta {
+            meta.look_for_room();
         }
     }
 
@@ -288,6 +358,7 @@ impl<S: Store> Shards<S> {
 fn without_shards(op: &MetaOp) -> MetaResult {
     match op {
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: 0 }),
+        MetaOp::SyncNames { .. } => Ok(MetaReply::NamesSynced { epoch: 0, also: Vec::new() }),
         MetaOp::StatVolume => Ok(MetaReply::Volume { inodes: 0 }),
         op if op.is_for_all_shards() => Err(Errno::ESTALE),
         _ => Ok(MetaReply::Elsewhere { epoch: 0 }),

@@ -1,9 +1,11 @@
 //! What all threads of a node share.
 
 use crate::clients::Clients;
-use crate::counters::{Counters, Places};
+use crate::counters::{Counters, Doorway};
+use crate::deaths;
 use crate::executors::Executors;
 use crate::pages::Pool;
+use crate::seats::Seats;
 use crate::stop::Stop;
 use crate::stream::Stream;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -11,23 +13,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::Shutdown;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+use tatami_cluster::DataDir;
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::Identity;
 use tatami_wire::{NodeId, PROTOCOL_VERSION, Timestamp};
 
-/// Most connections for names.
-pub(crate) const META_CONNECTIONS_MAX: u32 = 4096;
-/// Most connections for bytes; each has a thread.
-pub(crate) const DATA_CONNECTIONS_MAX: u32 = 1024;
-/// Most connections for questions; each has a thread.
-pub(crate) const ADMIN_CONNECTIONS_MAX: u32 = 256;
-/// Most connections of all peers that are not trusted, so that some are left for
-/// the others.
-pub(crate) const STRANGER_CONNECTIONS_MAX: u32 = 512;
-/// Most handshakes under way.
-pub(crate) const HANDSHAKES_MAX: u32 = 256;
 /// Below this share of the disk free, one in so many, `status` complains.
 const NEARLY_FULL: u64 = 20;
 
@@ -41,16 +33,18 @@ pub(crate) struct Shared {
     pub(crate) info: NodeInfo,
     pub(crate) version: String,
     pub(crate) lease: Duration,
+    /// See [`NodeOptions::reserve`](crate::NodeOptions::reserve).
+    pub(crate) reserve: u64,
     pub(crate) durability: Durability,
+    /// Whether other users than the daemon's own and the superuser are let in.
+    pub(crate) allow_other: bool,
     pub(crate) started: Instant,
     pub(crate) objects: ObjectStore,
+    pub(crate) dir: Arc<DataDir>,
     pub(crate) counters: Counters,
     pub(crate) clients: Clients,
-    pub(crate) handshakes: Arc<Places>,
-    pub(crate) meta_places: Arc<Places>,
-    pub(crate) data_places: Arc<Places>,
-    pub(crate) admin_places: Arc<Places>,
-    pub(crate) stranger_places: Arc<Places>,
+    pub(crate) seats: Arc<Seats>,
+    pub(crate) doorway: Doorway,
     pub(crate) pages: Pool,
     pub(crate) registry: Registry,
     pub(crate) nudge: Nudge,
@@ -84,7 +78,6 @@ impl Shared {
 
     /// The condition of this node, as everybody may know it.
     pub(crate) fn status(&self) -> NodeStatus {
-        let places = [&self.meta_places, &self.data_places, &self.admin_places];
         NodeStatus {
             id: self.node(),
             name: self.info.name.clone(),
@@ -93,12 +86,13 @@ impl Shared {
             pid: std::process::id(),
             uptime_sec: self.started.elapsed().as_secs(),
             trouble: self.trouble(),
+            refused: self.executors.all_refused(),
             space: self.objects.space().unwrap_or_default(),
             shards: self.shards() as u32,
             executors: self.executors.count() as u32,
             durability: self.durability,
             inodes: self.executors.inodes(),
-            connections: places.iter().map(|p| p.taken()).sum(),
+            connections: self.seats.count(),
             meta_requests: self.counters.meta_requests.get(),
             peer_messages: self.counters.peer_messages.get(),
             object_requests: self.counters.object_requests.get(),
@@ -106,12 +100,32 @@ impl Shared {
             bytes_written: self.counters.bytes_written.get(),
             mounts: self.mounts.lock().values().cloned().collect(),
             clients: self.clients.alive(self.lease),
+            turned_away: self.doorway.told(),
+            lost_since: self.lost_since(),
         }
+    }
+
+    /// Since when, in seconds since 1970, the node is there without what it had before.
+    fn lost_since(&self) -> Option<u64> {
+        let since = self.dir.lost_since()?.duration_since(UNIX_EPOCH);
+        Some(since.map_or(0, |since| since.as_secs()))
     }
 
     fn trouble(&self) -> Vec<String> {
         let mut trouble = self.executors.trouble();
+        if self.lost_since().is_some() {
+            let names = match self.shards() {
+                0 => String::new(),
+                shards => format!(", and the names in its {shards} shards"),
+            };
+            trouble.push(format!(
+                "it began empty: its data directory was lost, and with it the bytes of all files that lay \
+                 here{names}; tatami fsck --lost tells which files; when that is settled: tatami node forget --lost {}",
+                self.info.name
+            ));
+        }
         trouble.extend(self.objects.trouble());
+        trouble.extend(deaths::trouble());
         match self.objects.space() {
             Err(e) => trouble.push(format!("the disk does not answer: {e}; check it")),
             Ok(space) if space.available < space.total / NEARLY_FULL => trouble.push(format!(

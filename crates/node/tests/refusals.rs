@@ -3,6 +3,7 @@
 mod common;
 
 use common::*;
+use parking_lot::Mutex;
 use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
@@ -388,6 +389,100 @@ fn a_node_that_cannot_start_says_why_and_what_to_do() {
     volume.start(0).stop();
 }
 
+/// Half-open connections of each kind: more than there are places for handshakes of one user.
+const CROWD: usize = 400;
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_out() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let root = rustix::process::geteuid().is_root();
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(volume.dir.path(), PermissionsExt::from_mode(0o711)).expect("set");
+    let as_other = |uid, run: &(dyn Fn() + Sync)| match root {
+        true => as_user(uid, uid, run),
+        // Nobody else can be played: then all is one user's.
+        false => run(),
+    };
+    let (tcp, unix) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    let crowd = || {
+        for _ in 0..CROWD {
+            tcp.lock().push(volume.raw_tcp(0));
+            unix.lock().push(volume.raw_unix(0));
+        }
+    };
+    as_other(12345, &crowd);
+    // All of these come in while the crowd is there, at the first try.
+    let mut good = Session::new(volume.tcp(0), 1);
+    good.create("file", 0);
+    for _ in 0..20 {
+        for role in [Role::Meta, Role::Data, Role::Admin, Role::Recall] {
+            connect(&volume.tcp(0), &caller(1), role);
+            connect(&volume.unix(0), &caller(1), role);
+        }
+        as_other(12346, &|| drop(connect(&volume.unix(0), &caller(2), Role::Meta)));
+    }
+    // Those of the crowd are sent away, one by one, and counted.
+    for mut stream in tcp.into_inner() {
+        assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
+    }
+    for mut stream in unix.into_inner() {
+        assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
+    }
+    let away = good.status().turned_away;
+    assert_eq!(away.silent + away.crowded_out, 2 * CROWD as u64, "{away:?}");
+    assert!(!root || away.crowded_out >= 200, "one user has few places: {away:?}");
+}
+
+#[test]
+fn each_reason_to_turn_somebody_away_is_counted_by_itself() {
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    let wrong_key = Caller { key: Some(VolumeKey::new([1; 32])), ..caller(1) };
+    for _ in 0..100 {
+        let mut stream = volume.raw_tcp(0);
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\n\r\n");
+        let _ = stream.read(&mut [0; 1]);
+    }
+    for _ in 0..3 {
+        assert!(try_connect(&volume.tcp(0), &wrong_key, Role::Meta).is_err());
+    }
+    let mut stream = volume.raw_tcp(0);
+    stream.write_all(b"TATAMI\r\n\x63\0\0\0").expect("sent");
+    rest(&mut stream);
+    // The node itself has nothing to say to itself.
+    assert!(try_connect(&volume.tcp(0), &caller(1), Role::Peer).is_err());
+    let mut good = Session::new(volume.tcp(0), 1);
+    // The node may be about to read the last words of a client that has gone.
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while good.status().turned_away.wrong_key < 3 && std::time::Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+    let away = good.status().turned_away;
+    assert_eq!((away.wrong_key, away.other_version, away.refused), (3, 1, 1), "{away:?}");
+    assert_eq!((away.broken, away.silent, away.crowded_out), (100, 0, 0), "{away:?}");
+}
+
+#[test]
+fn users_that_take_all_they_can_get_leave_room_for_others() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("only root can play another user");
+        return;
+    }
+    let volume = Volume::new(1);
+    let _node = volume.start(0);
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(volume.dir.path(), PermissionsExt::from_mode(0o711)).expect("set");
+    let greedy = as_user(12345, 12345, || {
+        let more = || try_connect(&volume.unix(0), &caller(2), Role::Admin).ok();
+        std::iter::from_fn(more).collect::<Vec<_>>()
+    });
+    assert!(greedy.len() > 100, "{}", greedy.len());
+    let mut root = Session::new(volume.unix(0), 1);
+    assert_eq!(root.admin(AdminCall::Ping), Ok(AdminReply::Pong));
+    as_user(12346, 12346, || drop(connect(&volume.unix(0), &caller(3), Role::Data)));
+}
+
 #[test]
 fn a_silent_connection_does_not_keep_others_out() {
     let volume = Volume::new(1);
@@ -395,8 +490,49 @@ fn a_silent_connection_does_not_keep_others_out() {
     let silent: Vec<_> = (0..20).map(|_| volume.raw_tcp(0)).collect();
     let mut good = Session::new(volume.tcp(0), 1);
     good.create("file", 0);
-    // Each of them is dropped after the time for a handshake.
+    // Each of them is dropped when it has said nothing for a second.
     for mut stream in silent {
         assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
     }
+}
+
+#[test]
+fn a_closed_volume_lets_its_own_user_in_only() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("only root can play another user");
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let volume = Volume::new(2);
+    std::fs::set_permissions(volume.dir.path(), PermissionsExt::from_mode(0o711)).expect("set");
+    let _far = volume.start(1);
+    let mut options = volume.options(0);
+    options.allow_other = false;
+    let node = Node::start(options).expect("the node starts");
+    let stop = node.stop_handle();
+    let thread = std::thread::spawn(move || node.run());
+    let no_key = |id| Caller { key: None, ..caller(id) };
+    let socket = &volume.map.nodes[0].socket;
+    as_user(12345, 12345, || {
+        let error = try_connect(&volume.unix(0), &no_key(2), Role::Admin).err().expect("closed");
+        assert!(matches!(error, ConnectError::Unreachable { .. }), "{error}");
+    });
+    std::fs::set_permissions(socket, PermissionsExt::from_mode(0o666)).expect("set");
+    as_user(12345, 12345, || {
+        for role in [Role::Meta, Role::Data, Role::Admin] {
+            let refused = handshake_error(try_connect(&volume.unix(0), &no_key(2), role));
+            assert!(refused.to_string().contains("mount.allow_other"), "{refused}");
+            // By way of an open node neither.
+            let through = tatami_client::Endpoint::Through(
+                volume.map.nodes[1].socket.clone().into(),
+                NodeId(0),
+            );
+            let refused = handshake_error(try_connect(&through, &no_key(3), role));
+            assert!(refused.to_string().contains("mount.allow_other"), "{refused}");
+        }
+    });
+    connect(&volume.unix(0), &no_key(1), Role::Meta);
+    connect(&volume.tcp(0), &caller(1), Role::Meta);
+    stop.stop();
+    thread.join().expect("ends").expect("well");
 }

@@ -25,4 +25,5 @@ mod store;
 pub use disk::{Disk, Kernel};
 pub use name::backing_path;
 pub use object::Object;
+pub use spares::boot;
 pub use store::{Listing, OBJECTS_DIR, ObjectStore, OpenError};

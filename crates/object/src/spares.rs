@@ -255,8 +255,8 @@ fn spare_name(id: u64, slot: usize) -> String {
     format!("{id:016x}.{slot:02x}")
 }
 
-/// By which two boots of a machine are told apart.
-fn boot() -> u64 {
+/// A number by which two boots of a machine are told apart.
+pub fn boot() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = DefaultHasher::new();
     boot.hash(&mut hasher);

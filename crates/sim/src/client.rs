@@ -216,7 +216,9 @@ pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
     Some(match result {
         Err(errno) => Answer::Failed(*errno),
         Ok(MetaReply::Attr(attr) | MetaReply::Created { attr, .. }) => node(attr),
-        Ok(MetaReply::Removed { ino, last }) => Answer::Removed { ino: *ino, last: *last },
+        Ok(MetaReply::Removed { ino, last } | MetaReply::Renamed { ino, last, .. }) => {
+            Answer::Removed { ino: *ino, last: *last }
+        }
         Ok(MetaReply::Entries { entries, end, upto, .. }) => {
             let known = entries.iter().map(|entry| {
                 let number = entry.name.strip_prefix(b"n")?;

@@ -1,6 +1,7 @@
 //! One rank's handle of one collective open: views, positions of streams, the
 //! shared pointer and the lock of atomic mode, over an engine that has the bytes.
 
+use crate::disorder;
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
@@ -18,8 +19,9 @@ use crate::{machine, marker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
-use tatami_layout::{Shape, View, ViewError};
+use std::sync::{Arc, OnceLock};
+use tatami_client::JobMember;
+use tatami_layout::{ProgramView, Shape, View};
 
 /// A collective open, as rank 0 begins it.
 #[derive(Clone, Debug)]
@@ -98,7 +100,7 @@ const TRIES: usize = 10;
 
 struct Inner {
     engine: Box<dyn Engine>,
-    view: View,
+    view: ProgramView,
 }
 
 /// A file opened by one rank.
@@ -110,30 +112,17 @@ pub struct File {
     inner: Mutex<Inner>,
     lock: OnceLock<WholeLock>,
     pointer: OnceLock<Pointer>,
-}
-
-/// What `View::new` does not like, as the system would say it.
-fn bad_view(path: &Path, error: &ViewError) -> Error {
-    Error::because("set the view of", path, Errno::INVAL, error.to_string())
+    /// What the ranks share at the shard that has the file, if they are on several mounts.
+    job: Option<Arc<JobMember>>,
 }
 
 /// The view of a program's arguments.
 ///
 /// # Errors
-/// `EINVAL`, also for a filetype that overlaps itself where `flags` allow writing.
-pub fn view(
-    path: &Path,
-    flags: Flags,
-    disp: u64,
-    etype_size: u64,
-    filetype: Shape,
-) -> Result<View> {
-    let view = View::new(disp, etype_size, filetype).map_err(|e| bad_view(path, &e))?;
-    if flags.writes() && view.overlaps() {
-        let why = "the filetype overlaps itself, and the file is open for writing";
-        return Err(Error::because("set the view of", path, Errno::INVAL, why));
-    }
-    Ok(view)
+/// `EINVAL`, as [`ProgramView::new`].
+pub fn view(path: &Path, disp: u64, etype_size: u64, filetype: Shape) -> Result<ProgramView> {
+    ProgramView::new(disp, etype_size, filetype)
+        .map_err(|e| Error::because("set the view of", path, Errno::INVAL, e.to_string()))
 }
 
 impl File {
@@ -151,14 +140,19 @@ impl File {
             Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
             Kind::Volume => Box::new(Native::open(&real, flags, hints, rank, &token)?),
         };
+        let job = match token.is_across() {
+            true => Some(Arc::new(volume::join_job(&real, &token, rank)?)),
+            false => None,
+        };
         Ok(File {
             path: real,
             flags,
             token,
             hints: hints.clone(),
-            inner: Mutex::new(Inner { engine, view: View::bytes() }),
+            inner: Mutex::new(Inner { engine, view: View::bytes().into() }),
             lock: OnceLock::new(),
             pointer: OnceLock::new(),
+            job,
         })
     }
 
@@ -186,8 +180,8 @@ impl File {
     }
 
     /// Sets this rank's view.
-    pub fn set_view(&self, view: View) {
-        self.inner.lock().view = view;
+    pub fn set_view(&self, view: impl Into<ProgramView>) {
+        self.inner.lock().view = view.into();
     }
 
     /// Writes all of `data` from stream position `stream` on.
@@ -208,7 +202,10 @@ impl File {
         if stream.checked_add(data.len()).is_none() {
             return Err(Error::new("write", &self.path, Errno::FBIG));
         }
-        engine.write(view, stream, data)?;
+        match view.direct(stream, data.len()) {
+            Some(view) => engine.write(view, stream, data)?,
+            None => disorder::write(&mut **engine, view, stream, data, &self.path)?,
+        }
         Ok(data.len())
     }
 
@@ -227,7 +224,10 @@ impl File {
         }
         let mut inner = self.inner.lock();
         let Inner { engine, view } = &mut *inner;
-        engine.read(view, stream, into)
+        match view.direct(stream, into.len()) {
+            Some(view) => engine.read(view, stream, into),
+            None => disorder::read(&mut **engine, view, stream, into, &self.path),
+        }
     }
 
     /// The file offset of a stream position.
@@ -243,7 +243,7 @@ impl File {
         let mut inner = self.inner.lock();
         let size = inner.engine.size()?;
         let etype = inner.view.etype_size().max(1);
-        Ok(inner.view.stream_before(size).0.div_ceil(etype) * etype)
+        Ok(inner.view.stream_before(size).div_ceil(etype) * etype)
     }
 
     /// The size of the file now, in bytes.
@@ -311,7 +311,7 @@ impl File {
     /// Takes the whole-file lock.
     ///
     /// # Errors
-    /// Those of flock(2), and of opening the file that is locked.
+    /// Those of flock(2), of the shard, and of opening the file that is locked.
     pub fn lock(&self) -> Result<()> {
         self.whole_lock()?.lock()
     }
@@ -328,9 +328,8 @@ impl File {
         if let Some(lock) = self.lock.get() {
             return Ok(lock);
         }
-        if self.token.kind == Kind::Volume && self.token.nodes > 1 {
-            let lock = WholeLock::across(&self.path, self.token.attribute("atomic"));
-            return Ok(self.lock.get_or_init(|| lock));
+        if let Some(job) = &self.job {
+            return Ok(self.lock.get_or_init(|| WholeLock::at_shard(job.clone(), &self.path)));
         }
         let path = match self.token.kind {
             Kind::Plain | Kind::Volume => self.path.clone(),
@@ -368,7 +367,10 @@ impl File {
         if let Some(pointer) = self.pointer.get() {
             return Ok(pointer);
         }
-        let pointer = Pointer::open(&self.pointer_path(), &self.token)?;
+        let pointer = match &self.job {
+            Some(job) => Pointer::at_shard(job.clone(), &self.path),
+            None => Pointer::open(&self.pointer_path(), &self.token)?,
+        };
         Ok(self.pointer.get_or_init(|| pointer))
     }
 

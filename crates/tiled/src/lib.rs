@@ -19,6 +19,7 @@
 
 pub mod container;
 pub mod describe;
+pub mod disorder;
 pub mod engine;
 pub mod error;
 pub mod file;

@@ -3,7 +3,7 @@
 //! Where all ranks run on one machine it is a word of a mapped file, changed by
 //! one atomic addition; elsewhere a file that is locked (flock) meanwhile, or
 //! whose turn is taken where a lock may be known to one machine alone. Of a volume's file that ranks of several
-//! nodes have open it is an extended attribute of the file, changed under a lock that is another one.
+//! mounts have open it is the shard's, and each operation one request.
 
 use crate::error::{Context, Result};
 use crate::machine;
@@ -11,18 +11,20 @@ use crate::reach;
 use crate::shared::Words;
 use crate::token::{Kind, Token};
 use crate::turn::Turns;
-use crate::wholelock::WholeLock;
-use rustix::fs::{FallocateFlags, XattrFlags};
+use crate::volume::Told;
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use tatami_client::JobMember;
 
 const LEN: u64 = 4096;
 
 #[derive(Debug)]
 enum Way {
     Words { words: Words, turns: Option<Turns> },
-    Attribute { name: String, lock: WholeLock },
+    Shard(Arc<JobMember>),
 }
 
 /// The pointer, once somebody has used it.
@@ -30,10 +32,6 @@ enum Way {
 pub struct Pointer {
     way: Way,
     path: PathBuf,
-}
-
-fn attribute(token: &Token) -> String {
-    token.attribute("pointer")
 }
 
 /// Where no file can be made beside the data.
@@ -46,6 +44,11 @@ fn make(path: &Path) -> std::io::Result<File> {
 }
 
 impl Pointer {
+    /// The pointer that the shard keeps for the ranks of `job`, of the file at `path`.
+    pub fn at_shard(job: Arc<JobMember>, path: &Path) -> Pointer {
+        Pointer { way: Way::Shard(job), path: path.to_path_buf() }
+    }
+
     /// The pointer of the open `token`, in a file at `path`, which the first
     /// rank that needs it makes.
     ///
@@ -53,11 +56,6 @@ impl Pointer {
     /// Those of the disk.
     pub fn open(path: &Path, token: &Token) -> Result<Pointer> {
         let here = token.machine == machine::id();
-        if token.kind == Kind::Volume && !here {
-            let lock = WholeLock::across(path, token.attribute("turn"));
-            let way = Way::Attribute { name: attribute(token), lock };
-            return Ok(Pointer { way, path: path.to_path_buf() });
-        }
         // Beside a volume's file there is nothing that all its ranks could map.
         let made = match token.kind {
             Kind::Volume => Err(Errno::NODEV.into()),
@@ -86,51 +84,48 @@ impl Pointer {
     }
 
     /// Replaces it by what `change` makes of it; what it was.
-    fn update(&self, change: impl Fn(u64) -> u64) -> std::result::Result<u64, Errno> {
-        let (name, lock) = match &self.way {
-            Way::Words { words, turns: None } => return words.update(0, change),
-            Way::Words { words, turns: Some(turns) } => {
-                let _turn = turns.take()?;
-                let old = words.load(0)?;
-                return words.store(0, change(old)).map(|()| old);
-            }
-            Way::Attribute { name, lock } => (name.as_str(), lock),
-        };
-        lock.lock().map_err(|e| e.errno)?;
-        let mut value = [0; 8];
-        let changed = match rustix::fs::getxattr(&self.path, name, &mut value[..]) {
-            Ok(8) | Err(Errno::NODATA) => {
-                let old = u64::from_le_bytes(value);
-                let new = change(old).to_le_bytes();
-                rustix::fs::setxattr(&self.path, name, &new, XattrFlags::empty()).map(|()| old)
-            }
-            Ok(_) => Err(Errno::IO),
-            Err(errno) => Err(errno),
-        };
-        let unlocked = lock.unlock().map_err(|e| e.errno);
-        changed.and_then(|old| unlocked.map(|()| old))
+    fn update(
+        words: &Words,
+        turns: Option<&Turns>,
+        change: impl Fn(u64) -> u64,
+    ) -> std::result::Result<u64, Errno> {
+        let Some(turns) = turns else { return words.update(0, change) };
+        let _turn = turns.take()?;
+        let old = words.load(0)?;
+        words.store(0, change(old)).map(|()| old)
     }
 
     /// Adds to it; returns what it was.
     ///
     /// # Errors
-    /// `EOVERFLOW`; those of the disk.
+    /// `EOVERFLOW`; those of the disk, and of the shard.
     pub fn add(&self, delta: i64) -> Result<i64> {
+        let what = "move the shared pointer of";
+        let (words, turns) = match &self.way {
+            Way::Words { words, turns } => (words, turns.as_ref()),
+            Way::Shard(job) => return job.add(delta).told(what, &self.path),
+        };
         let add = |old: u64| (old as i64).checked_add(delta).map_or(old, |new| new as u64);
-        let old = self.update(add).context("move the shared pointer of", &self.path)?;
+        let old = Pointer::update(words, turns, add).context(what, &self.path)?;
         match (old as i64).checked_add(delta) {
             Some(_) => Ok(old as i64),
-            None => Err(Errno::OVERFLOW).context("move the shared pointer of", &self.path),
+            None => Err(Errno::OVERFLOW).context(what, &self.path),
         }
     }
 
     /// Sets it.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Those of the disk, and of the shard.
     pub fn set(&self, value: i64) -> Result<()> {
-        let set = self.update(|_| value as u64);
-        set.context("set the shared pointer of", &self.path).map(|_| ())
+        let what = "set the shared pointer of";
+        let old = match &self.way {
+            Way::Words { words, turns } => {
+                Pointer::update(words, turns.as_ref(), |_| value as u64).context(what, &self.path)
+            }
+            Way::Shard(job) => job.set(value).map(|old| old as u64).told(what, &self.path),
+        };
+        old.map(drop)
     }
 }
 
@@ -139,8 +134,6 @@ pub fn remove(path: &Path, token: &Token) {
     if token.kind == Kind::Volume {
         if token.machine == machine::id() {
             let _ = std::fs::remove_file(in_memory(token));
-        } else {
-            let _ = rustix::fs::removexattr(path, attribute(token).as_str());
         }
         return;
     }

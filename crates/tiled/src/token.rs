@@ -1,6 +1,7 @@
 //! What rank 0 tells the others of an open: a few words.
 
 use crate::error::{Error, Result};
+use crate::machine;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
@@ -44,11 +45,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
 const WORDS: usize = 8;
 
 impl Token {
-    /// Name of the extended attribute of a volume's file by which the ranks of this open settle `what`. The
-    /// shard removes those of opens for writing when no such open of the file is left.
-    pub fn attribute(&self, what: &str) -> String {
-        let sort = if self.first == 0 { 'r' } else { 'w' };
-        format!("user.tatami.{sort}.{:016x}.{what}", self.open)
+    /// Do ranks of several mounts of a volume have the file open? Then no lock or memory of one machine is enough.
+    pub fn is_across(&self) -> bool {
+        self.kind == Kind::Volume && self.machine != machine::id()
     }
 
     /// Its bytes, fewer than [`TOKEN_MAX`].

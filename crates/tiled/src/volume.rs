@@ -17,13 +17,14 @@ pub use engine::Native;
 pub use session::{Session, is_on_volume, node_of};
 
 use crate::error::{Context, Error, Result};
+use crate::token::Token;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tatami_client::DataFile;
+use tatami_client::{DataFile, JobMember};
 use tatami_wire::{Cap, Ino, NodeId, Piece};
 
 /// What a daemon said, as a system call would.
@@ -32,7 +33,7 @@ fn said(errno: tatami_wire::Errno) -> Errno {
 }
 
 /// Adds the operation and the path to what a daemon said.
-trait Told<T> {
+pub(crate) trait Told<T> {
     fn told(self, operation: &'static str, path: &Path) -> Result<T>;
 }
 
@@ -40,6 +41,15 @@ impl<T> Told<T> for std::result::Result<T, tatami_wire::Errno> {
     fn told(self, operation: &'static str, path: &Path) -> Result<T> {
         self.map_err(|errno| Error::new(operation, path, said(errno)))
     }
+}
+
+/// What the ranks of the open `token` of the file at `path` share, for one of them.
+///
+/// # Errors
+/// As for [`Session::of`].
+pub(crate) fn join_job(path: &Path, token: &Token, rank: u32) -> Result<JobMember> {
+    let session = Session::of(path)?;
+    Ok(JobMember::new(session.client.clone(), Ino(token.id), token.open, rank))
 }
 
 /// One file of a volume, as a handle of one rank reaches it.

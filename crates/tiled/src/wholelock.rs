@@ -2,26 +2,25 @@
 //! machines, and among the threads of a handle.
 //!
 //! flock(2) where it reaches all of them, and a turn besides where it may be known to one machine
-//! alone. It does not reach from one mount of a volume to another:
-//! there an extended attribute of the file is the lock, which only one of them can make.
+//! alone. Of a volume's file that ranks of several mounts have open it is the shard's, which gives it in the order
+//! in which they ask.
 
 use crate::error::{Context, Result};
 use crate::reach;
 use crate::turn::{Turn, Turns};
+use crate::volume::Told;
 use parking_lot::{Condvar, Mutex};
-use rustix::fs::{FlockOperation, XattrFlags};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// Waits between two attempts to make the attribute: the first, and the longest.
-const WAIT: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(2));
+use std::sync::Arc;
+use tatami_client::JobMember;
 
 #[derive(Debug)]
 enum Way {
     Flock { file: File, turns: Option<Turns> },
-    Attribute(String),
+    Shard(Arc<JobMember>),
 }
 
 /// A lock on a file of its own handle.
@@ -52,16 +51,15 @@ impl WholeLock {
         WholeLock { way, path, held, freed: Condvar::new(), turn }
     }
 
-    /// Who has made this extended attribute of the file at `path` has the lock. If it dies with it,
-    /// the attribute stays, so the name must be that of one open.
-    pub fn across(path: &Path, name: String) -> WholeLock {
-        WholeLock::by(Way::Attribute(name), path.to_path_buf())
+    /// The lock that the shard keeps for the ranks of `job`, of the file at `path`.
+    pub fn at_shard(job: Arc<JobMember>, path: &Path) -> WholeLock {
+        WholeLock::by(Way::Shard(job), path.to_path_buf())
     }
 
     /// Waits until nobody else has it.
     ///
     /// # Errors
-    /// Those of flock(2), or setxattr(2).
+    /// Those of flock(2), or of the shard.
     pub fn lock(&self) -> Result<()> {
         let mut held = self.held.lock();
         while *held {
@@ -70,13 +68,15 @@ impl WholeLock {
         *held = true;
         drop(held);
         let locked = match &self.way {
-            Way::Flock { file, turns } => self.lock_file(file, turns.as_ref()),
-            Way::Attribute(name) => self.make(name),
+            Way::Flock { file, turns } => {
+                self.lock_file(file, turns.as_ref()).context("lock", &self.path)
+            }
+            Way::Shard(job) => job.lock().told("lock", &self.path),
         };
         if locked.is_err() {
             self.free();
         }
-        locked.context("lock", &self.path)
+        locked
     }
 
     fn lock_file(&self, file: &File, turns: Option<&Turns>) -> std::result::Result<(), Errno> {
@@ -97,18 +97,6 @@ impl WholeLock {
         Ok(())
     }
 
-    #[allow(clippy::disallowed_methods)] // nobody tells when the attribute goes
-    fn make(&self, name: &str) -> std::result::Result<(), Errno> {
-        let mut wait = WAIT.0;
-        loop {
-            match rustix::fs::setxattr(&self.path, name, b"1", XattrFlags::CREATE) {
-                Err(Errno::EXIST) => std::thread::sleep(wait),
-                other => return other,
-            }
-            wait = (wait * 2).min(WAIT.1);
-        }
-    }
-
     /// Lets the next one have it.
     ///
     /// # Errors
@@ -122,13 +110,13 @@ impl WholeLock {
                 self.turn.lock().take();
                 match rustix::fs::flock(file, FlockOperation::Unlock) {
                     Err(errno) if turns.is_some() && reach::has_no_locks(errno) => Ok(()),
-                    other => other,
+                    other => other.context("unlock", &self.path),
                 }
             }
-            Way::Attribute(name) => rustix::fs::removexattr(&self.path, name.as_str()),
+            Way::Shard(job) => job.unlock().told("unlock", &self.path),
         };
         self.free();
-        unlocked.context("unlock", &self.path)
+        unlocked
     }
 
     fn free(&self) {

@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use tatami_layout::{Shape, View};
+use tatami_layout::{ProgramView, Shape, View};
 use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machine, stat};
 
 const SPAN: u64 = 600;
@@ -57,7 +57,7 @@ impl Model {
         self.bytes.resize(size, vec![Byte::HOLE]);
     }
 
-    fn write(&mut self, view: &View, stream: u64, data: &[u8], write: &Write) {
+    fn write(&mut self, view: &ProgramView, stream: u64, data: &[u8], write: &Write) {
         for (i, value) in data.iter().enumerate() {
             let at = view.offset_of(stream + i as u64) as usize;
             if self.bytes.len() <= at {
@@ -73,13 +73,13 @@ impl Model {
     }
 
     /// How much there is to read of a stretch.
-    fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
+    fn readable(&self, view: &ProgramView, stream: u64, len: u64) -> u64 {
         let is_in = |i: &u64| (view.offset_of(stream + i) as usize) < self.bytes.len();
         (0..len).take_while(is_in).count() as u64
     }
 
     /// What was read must be possible, and stays so: nobody reads something else later.
-    fn observe(&mut self, view: &View, stream: u64, data: &[u8]) {
+    fn observe(&mut self, view: &ProgramView, stream: u64, data: &[u8]) {
         for (i, value) in data.iter().enumerate() {
             let at = view.offset_of(stream + i as u64) as usize;
             let possible = self.bytes[at].clone();
@@ -94,7 +94,7 @@ impl Model {
 
 struct Rank {
     file: File,
-    view: View,
+    view: ProgramView,
     /// Where its last write ended in the stream.
     end: Cell<u64>,
 }
@@ -123,7 +123,7 @@ fn open(path: &Path, number: u32, ranks: u32) -> Job {
     .unwrap();
     let stamp = token.stamp;
     let file = |rank| File::open(path, flags, &hints, rank, token.clone()).unwrap();
-    let rank = |rank| Rank { file: file(rank), view: View::bytes(), end: Cell::new(0) };
+    let rank = |rank| Rank { file: file(rank), view: View::bytes().into(), end: Cell::new(0) };
     Job { number, ranks: (0..ranks).map(rank).collect(), stamp }
 }
 
@@ -144,7 +144,29 @@ impl Job {
     }
 }
 
-fn random_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
+fn random_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> ProgramView {
+    match random.u8(0..9) {
+        0..6 => ordered_view(random, rank, ranks).into(),
+        _ => {
+            // Copies that overlap, lie between each other's blocks, or go back.
+            let mut at = random.i64(-9..9);
+            let lowest = at;
+            let mut blocks = Vec::new();
+            let overlaps = random.u8(0..4) == 0;
+            for _ in 0..random.usize(1..5) {
+                let len = random.u64(1..9);
+                blocks.push((len, at));
+                at += if overlaps { random.i64(0..8) } else { len as i64 + random.i64(0..12) };
+            }
+            let shape = Shape::hindexed(&blocks, &Shape::bytes(1).unwrap()).unwrap();
+            let extent = random.i64(-3..=(at - lowest));
+            let shape = Shape::resized(random.i64(-30..30), extent, &shape).unwrap();
+            ProgramView::new(random.u64(10..60), 1, shape).unwrap()
+        }
+    }
+}
+
+fn ordered_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
     let disp = random.u64(0..40);
     match random.u8(0..6) {
         0 => View::bytes(),
@@ -181,11 +203,16 @@ fn random_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
     }
 }
 
-/// A stretch of a view that ends within the file's first `SPAN` bytes.
-fn stretch(random: &mut fastrand::Rng, view: &View) -> (u64, u64) {
-    let all = view.stream_before(SPAN).0;
-    let from = random.u64(0..all.max(1));
-    (from, random.u64(0..=(all - from).min(120)))
+/// How many stream bytes from `from` on lie within the file's first `SPAN` bytes, of `len`.
+fn within(view: &ProgramView, from: u64, len: u64) -> u64 {
+    (from..from + len).take_while(|&at| view.offset_of(at) < SPAN).count() as u64
+}
+
+/// A stretch of a view within the file's first `SPAN` bytes.
+fn stretch(random: &mut fastrand::Rng, view: &ProgramView) -> (u64, u64) {
+    let from = random.u64(0..view.stream_before(SPAN).max(1));
+    let len = random.u64(0..=120);
+    (from, within(view, from, len))
 }
 
 fn buffer_shape(random: &mut fastrand::Rng, len: u64) -> (Shape, u64) {
@@ -201,11 +228,10 @@ fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
     let number = random.usize(0..job.ranks.len());
     let rank = &job.ranks[number];
     let (mut stream, mut len) = stretch(random, &rank.view);
-    let all = rank.view.stream_before(SPAN).0;
-    if random.bool() && rank.end.get() < all {
+    if random.bool() && rank.end.get() < rank.view.stream_before(SPAN) {
         // As most programs do it.
         stream = rank.end.get();
-        len = len.min(all - stream);
+        len = within(&rank.view, stream, len);
     }
     let data: Vec<u8> = (0..len).map(|_| random.u8(1..)).collect();
     let (shape, count) = buffer_shape(random, len);
@@ -213,7 +239,8 @@ fn write(random: &mut fastrand::Rng, job: &Job, model: &mut Model) {
     // SAFETY: the elements lie in `memory`.
     let mut buffer = unsafe { Buffer::new(memory.as_mut_ptr(), count, &shape) }.unwrap();
     buffer.scatter(0, &data);
-    let stamp = if rank.view.is_default() { rank.file.stamp() } else { job.stamp };
+    let is_default = rank.view.direct(0, u64::MAX).is_some_and(View::is_default);
+    let stamp = if is_default { rank.file.stamp() } else { job.stamp };
     assert_eq!(rank.file.write(stream, &buffer).unwrap(), len);
     rank.end.set(stream + len);
     model.write(&rank.view, stream, &data, &Write { stamp, owner: (job.number, number as u32) });

@@ -34,6 +34,12 @@ pub enum AdminCall {
     /// a time; it is done when the map says so, or fails: then the next order is answered with the reason.
     /// Trusted only. → `Done`: it begins; `EBUSY`: another is under way; `ESTALE`: the shards are not all of one executor of this node
     Move { first: u16, count: u16, to: ExecutorId },
+    /// Start the executors that were refused since their stores are damaged, with what can be read of these: what was
+    /// lost is accepted. Trusted only. → `Told`: what was done, a sentence each; those that do not start even so are
+    /// among `refused` of the node's status
+    AcceptLoss,
+    /// That the node began empty, in the place of what it had before, is settled. Trusted only. → `Done`
+    ForgetLost,
 }
 
 impl AdminCall {
@@ -49,6 +55,8 @@ impl AdminCall {
                 | AdminCall::RemoveObject { .. }
                 | AdminCall::Learn(_)
                 | AdminCall::Move { .. }
+                | AdminCall::AcceptLoss
+                | AdminCall::ForgetLost
         )
     }
 }
@@ -229,6 +237,8 @@ pub struct NodeStatus {
     pub uptime_sec: u64,
     /// What is wrong with it; empty when it is healthy.
     pub trouble: Vec<String>,
+    /// Why executors do not run whose stores are damaged, a sentence each. It is part of `trouble`.
+    pub refused: Vec<String>,
     /// Its disk.
     pub space: Space,
     /// Number of shards it serves.
@@ -255,6 +265,27 @@ pub struct NodeStatus {
     pub mounts: Vec<MountInfo>,
     /// Clients that are connected here, without those that were to say that they are there and have not for a lease.
     pub clients: Vec<ClientId>,
+    /// Connections that it has not let in since its start.
+    pub turned_away: TurnedAway,
+    /// Since when, in seconds since 1970, the node is there without what it had before: its data directory was lost.
+    pub lost_since: Option<u64>,
+}
+
+/// Connections that a node has not let in, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnedAway {
+    /// They did not say in time who they are.
+    pub silent: u64,
+    /// Newer ones needed their place before they had said who they are.
+    pub crowded_out: u64,
+    /// They broke off, or did not speak the protocol.
+    pub broken: u64,
+    /// They speak another version of it.
+    pub other_version: u64,
+    /// They had another key than the volume's, or none.
+    pub wrong_key: u64,
+    /// They were told why not: no place was left, another volume, no permission.
+    pub refused: u64,
 }
 
 /// The answer to an [`AdminCall`].
@@ -279,6 +310,8 @@ pub enum AdminReply {
     },
     /// One object.
     Object(crate::object::ObjectState),
+    /// What was done, a sentence each.
+    Told(Vec<String>),
 }
 
 /// What a node answers: a reply or an error.

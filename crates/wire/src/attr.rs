@@ -1,5 +1,6 @@
 //! What an inode is, and who asks for it.
 
+use crate::meta::DataState;
 use crate::{GROUPS_MAX, Ino, Layout, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -125,6 +126,9 @@ pub struct Attr {
     pub attached: Attached,
     /// Another client than the one that is told may be changing the bytes: what its object says of them is newer.
     pub written_elsewhere: bool,
+    /// The last change of the object of which the shard knows, by the clock of its disk
+    /// ([`ObjectState::changed`](crate::object::ObjectState::changed)).
+    pub object_changed: Timestamp,
 }
 
 /// What hangs on an inode besides its attributes.
@@ -162,6 +166,7 @@ impl Attr {
             layout: Layout::Whole { node: NodeId(0) },
             attached: Attached::Nothing,
             written_elsewhere: false,
+            object_changed: time,
         }
     }
 
@@ -174,9 +179,63 @@ impl Attr {
         self.version = self.version.wrapping_add(part.version);
     }
 
+    /// Puts in what the object of a file is now, of which the shard may not have been told yet.
+    pub fn take_bytes(&mut self, state: &DataState) {
+        let &mut Attr { mtime, ctime, object_changed, .. } = self;
+        let times = ByteTimes { mtime, ctime, object_changed }.after(self.size, state);
+        (self.mtime, self.ctime) = (times.mtime, times.ctime);
+        self.object_changed = times.object_changed;
+        (self.size, self.blocks) = (state.size, state.blocks);
+    }
+
     /// `st_mode`: type and permission bits together.
     pub fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | u32::from(self.mode)
+    }
+}
+
+/// The times of a file that a change of its bytes moves.
+///
+/// Shards and clients reckon with them alike, so that what a client shows of bytes of which it has not told yet is what
+/// the shard answers afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ByteTimes {
+    /// See [`Attr::mtime`].
+    pub mtime: Timestamp,
+    /// See [`Attr::ctime`].
+    pub ctime: Timestamp,
+    /// See [`Attr::object_changed`].
+    pub object_changed: Timestamp,
+}
+
+impl ByteTimes {
+    /// The times of a file of `size` bytes when its object is as `state` says.
+    ///
+    /// `ctime` follows the clock of the shard, the times of `state` that of the disk. Either clock may be behind: by a
+    /// tick on one machine, by more on two. So neither time goes back here, and the modification is never later than `ctime`.
+    pub fn after(self, size: u64, state: &DataState) -> ByteTimes {
+        let times = ByteTimes { object_changed: state.changed, ..self };
+        if !self.is_modified(state) {
+            // Within a tick of the disk's clock, only the size tells of a change.
+            let is_resized = size != state.size;
+            let ctime = if is_resized { self.ctime.moved_to(self.ctime) } else { self.ctime };
+            return ByteTimes { ctime, ..times };
+        }
+        // A modification that lies behind `ctime` is no bound: a user has set it.
+        let floor = self.mtime.min(self.ctime);
+        let mtime = if state.mtime >= floor { state.mtime } else { floor.moved_to(state.mtime) };
+        ByteTimes { mtime, ctime: self.ctime.moved_to(mtime), ..times }
+    }
+
+    /// Whether the bytes were modified since the shard was told of them. A disk gives the modification and the object's
+    /// change one time, so a modification that the shard does not know is later than the last change that it knows.
+    fn is_modified(&self, state: &DataState) -> bool {
+        let is_unknown = state.mtime > self.object_changed && state.mtime != self.mtime;
+        // Mounts give their objects the times that users set.
+        let is_set_by_user = state.mtime > state.changed;
+        // The object was made for the file, which is as empty as it was.
+        let is_new = self.object_changed == Timestamp::default() && state.size == 0;
+        is_unknown && !is_set_by_user && !is_new
     }
 }
 
@@ -202,8 +261,9 @@ pub struct SetAttr {
     pub size: Option<u64>,
     /// Storage in use after the cut, in units of 512 bytes; with `size` only.
     pub blocks: Option<u64>,
-    /// When the object was cut, by its disk's clock; with `size` only. A writer
-    /// may have told of a later state meanwhile: then that size stays.
+    /// With `size`, when the object was cut, by its disk's clock: a writer
+    /// may have told of a later state meanwhile, and then that size stays. With `mtime`, the last change of the object before:
+    /// the time that is set counts more than the writes until then.
     pub changed: Option<Timestamp>,
     /// Last access.
     pub atime: Option<SetTime>,

@@ -45,6 +45,8 @@ pub enum RecallNote {
         lease: u32,
         /// Of the cluster map: a client with a lower one should ask for it.
         epoch: u64,
+        /// What the executor had done so many milliseconds ago survives a power cut, the parts of others included.
+        lasting: u32,
     },
     /// The client must give these back at once, and say so.
     Recall {

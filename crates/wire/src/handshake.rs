@@ -25,11 +25,14 @@ use crate::{
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"TATAMI\r\n";
+/// Magic and version end here, in every message that has them.
+const VERSION_END: usize = 8 + 4;
 /// A hello up to the ids of its user.
 const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1 + 2 + 2 + 1;
 /// In the place of a node: none.
 const NO_NODE: u16 = u16::MAX;
 const CHALLENGE_LEN: usize = 8 + 4 + 1 + 16 + 2 + 16 + 16;
+const PROOF_LEN: usize = 16;
 /// Longest text of a refusal, in bytes.
 const TEXT_MAX: usize = 255;
 
@@ -100,6 +103,8 @@ pub enum HandshakeError {
     Refused(String),
     #[error("{0}")]
     Away(String),
+    #[error("{0}")]
+    Damaged(String),
 }
 
 /// What the client learns.
@@ -159,14 +164,17 @@ pub fn connect(
     if let Some(ours) = hello.volume.filter(|v| *v != volume) {
         return Err(HandshakeError::Volume { ours, theirs: volume });
     }
-    let mut proof = [0; 16];
+    let mut proof = [0; PROOF_LEN];
     if transport == Transport::Remote {
-        let key = key.ok_or(HandshakeError::Key)?;
-        let mut theirs = [0; 16];
+        let mut theirs = [0; PROOF_LEN];
         theirs.copy_from_slice(&b[47..63]);
-        if !key.verify("server", &transcript(&nonces, 1, &bytes), &theirs) {
+        let fits =
+            |key: &&VolumeKey| key.verify("server", &transcript(&nonces, 1, &bytes), &theirs);
+        let Some(key) = key.filter(fits) else {
+            // The server counts and logs clients with another key; it may have gone by now.
+            let _ = stream.write_all(&proof);
             return Err(HandshakeError::Key);
-        }
+        };
         proof = key.mac("client", &transcript(&nonces, 2, &bytes));
     }
     stream.write_all(&proof)?;
@@ -178,6 +186,7 @@ pub fn connect(
         0 => Ok(Welcome { volume, node: NodeId(u16::from_le_bytes([b[29], b[30]])) }),
         1 => Err(HandshakeError::Key),
         3 => Err(HandshakeError::Away(String::from_utf8_lossy(&text).into_owned())),
+        4 => Err(HandshakeError::Damaged(String::from_utf8_lossy(&text).into_owned())),
         _ => Err(HandshakeError::Refused(String::from_utf8_lossy(&text).into_owned())),
     }
 }
@@ -193,38 +202,148 @@ pub fn accept(
     identity: &Identity,
     nonce: [u8; 16],
 ) -> Result<Hello, HandshakeError> {
-    let mut bytes = vec![0; HELLO_LEN];
-    let read = read_prefixed(stream, &mut bytes);
+    let mut greeting = Greeting::new(transport, nonce);
+    loop {
+        let mut bytes = vec![0; greeting.wanted()];
+        stream.read_exact(&mut bytes)?;
+        let mut answer = Vec::new();
+        let hello = greeting.take(&bytes, identity, &mut answer);
+        let said = stream.write_all(&answer);
+        // What is wrong with the client counts, and not that it has left already.
+        if let Some(hello) = hello? {
+            return Ok(hello);
+        }
+        said?;
+    }
+}
+
+/// The server's part without a stream: it takes what the client says as it comes, and says what to
+/// answer. So a server can wait for many clients at once.
+#[derive(Debug)]
+pub struct Greeting {
+    transport: Transport,
+    nonce: [u8; 16],
+    stage: Stage,
+    /// What has come of the message of this stage.
+    received: Vec<u8>,
+    /// How long that message is, as far as is known.
+    needed: usize,
+}
+
+/// What a [`Greeting`] waits for.
+#[derive(Debug)]
+enum Stage {
+    /// Magic and version, which every version has at the same place.
+    Version,
+    /// The rest of the hello, up to the ids of its user.
+    Hello,
+    /// These ids.
+    Ids,
+    /// The client's proof for this transcript.
+    Proof { transcript: Vec<u8>, hello: Box<Hello> },
+}
+
+impl Greeting {
+    /// A handshake in which nothing was said yet. `nonce` is 16 fresh random bytes.
+    pub fn new(transport: Transport, nonce: [u8; 16]) -> Greeting {
+        let (stage, received) = (Stage::Version, Vec::new());
+        Greeting { transport, nonce, stage, received, needed: VERSION_END }
+    }
+
+    /// How many bytes can be taken next; at least one.
+    pub fn wanted(&self) -> usize {
+        self.needed - self.received.len()
+    }
+
+    /// Whether the client has not said anything yet.
+    pub fn is_silent(&self) -> bool {
+        matches!(self.stage, Stage::Version) && self.received.is_empty()
+    }
+
+    /// Takes what the client said next, at most [`Greeting::wanted`] bytes, and puts what is to be sent behind
+    /// `answer`, after an error, too. Tells who asks once that is proved.
+    ///
+    /// # Errors
+    /// All of [`HandshakeError`] but `Io`. The greeting is of no further use then.
+    pub fn take(
+        &mut self,
+        bytes: &[u8],
+        identity: &Identity,
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<Hello>, HandshakeError> {
+        assert!(bytes.len() <= self.wanted(), "no more than was wanted");
+        self.received.extend_from_slice(bytes);
+        while self.received.len() == self.needed {
+            if let Some(hello) = self.step(identity, answer)? {
+                return Ok(Some(hello));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Goes on to the next stage, with all that this one waited for.
+    fn step(
+        &mut self,
+        identity: &Identity,
+        answer: &mut Vec<u8>,
+    ) -> Result<Option<Hello>, HandshakeError> {
+        match &self.stage {
+            Stage::Version => {
+                if let Err(e) = check_version(&self.received) {
+                    if matches!(e, HandshakeError::Version { .. }) {
+                        // The other version reads ours from these bytes and tells its user.
+                        answer.extend(challenge_head());
+                    }
+                    return Err(e);
+                }
+                (self.stage, self.needed) = (Stage::Hello, HELLO_LEN);
+            }
+            Stage::Hello => {
+                self.needed = HELLO_LEN + 4 * ids_of(&self.received);
+                self.stage = Stage::Ids;
+            }
+            Stage::Ids => {
+                let bytes = std::mem::take(&mut self.received);
+                let (hello, client_nonce) =
+                    decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
+                let mut nonces = [0; 32];
+                nonces[..16].copy_from_slice(&client_nonce);
+                nonces[16..].copy_from_slice(&self.nonce);
+                let mut b = challenge_head();
+                b[13..29].copy_from_slice(&identity.volume.0);
+                b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
+                b[31..47].copy_from_slice(&self.nonce);
+                if self.transport == Transport::Remote {
+                    let ours = identity.key.mac("server", &transcript(&nonces, 1, &bytes));
+                    b[47..63].copy_from_slice(&ours);
+                }
+                answer.extend(b);
+                let transcript = transcript(&nonces, 2, &bytes);
+                self.stage = Stage::Proof { transcript, hello: Box::new(hello) };
+                self.needed = PROOF_LEN;
+            }
+            Stage::Proof { transcript, hello } => {
+                let mut proof = [0; PROOF_LEN];
+                proof.copy_from_slice(&self.received);
+                let proven = self.transport == Transport::Local
+                    || identity.key.verify("client", transcript, &proof);
+                if !proven {
+                    answer.extend([1, 0]);
+                    return Err(HandshakeError::Key);
+                }
+                return Ok(Some((**hello).clone()));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// A challenge with nothing but what every version has at the same place.
+fn challenge_head() -> [u8; CHALLENGE_LEN] {
     let mut b = [0; CHALLENGE_LEN];
     b[..8].copy_from_slice(&MAGIC);
     b[8..12].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-    if let Err(HandshakeError::Version { .. }) = read {
-        // The other version reads ours from these bytes and tells its user.
-        stream.write_all(&b)?;
-    }
-    read?;
-    bytes.resize(HELLO_LEN + 4 * ids_of(&bytes), 0);
-    stream.read_exact(&mut bytes[HELLO_LEN..])?;
-    let (hello, client_nonce) = decode_hello(&bytes).ok_or(HandshakeError::NotTatami)?;
-    let mut nonces = [0; 32];
-    nonces[..16].copy_from_slice(&client_nonce);
-    nonces[16..].copy_from_slice(&nonce);
-    b[13..29].copy_from_slice(&identity.volume.0);
-    b[29..31].copy_from_slice(&identity.node.0.to_le_bytes());
-    b[31..47].copy_from_slice(&nonce);
-    if transport == Transport::Remote {
-        b[47..63].copy_from_slice(&identity.key.mac("server", &transcript(&nonces, 1, &bytes)));
-    }
-    stream.write_all(&b)?;
-    let mut proof = [0; 16];
-    stream.read_exact(&mut proof)?;
-    let proven = transport == Transport::Local
-        || identity.key.verify("client", &transcript(&nonces, 2, &bytes), &proof);
-    if !proven {
-        stream.write_all(&[1, 0])?;
-        return Err(HandshakeError::Key);
-    }
-    Ok(hello)
+    b
 }
 
 /// Ends a handshake well.
@@ -249,6 +368,14 @@ pub fn refuse(stream: &mut impl Write, why: &str) -> io::Result<()> {
 /// Those of the stream.
 pub fn put_off(stream: &mut impl Write, why: &str) -> io::Result<()> {
     end(stream, 3, why)
+}
+
+/// Ends a handshake because what is meant does not run before an operator has decided about its damaged disk.
+///
+/// # Errors
+/// Those of the stream.
+pub fn tell_damage(stream: &mut impl Write, why: &str) -> io::Result<()> {
+    end(stream, 4, why)
 }
 
 fn end(stream: &mut impl Write, verdict: u8, why: &str) -> io::Result<()> {
@@ -328,14 +455,20 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
 /// Reads a handshake message: first magic and version, which every version has
 /// at the same place, then the rest.
 fn read_prefixed(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
-    stream.read_exact(&mut b[..12])?;
-    if b[..8] != MAGIC {
+    let (head, rest) = b.split_at_mut(VERSION_END);
+    stream.read_exact(head)?;
+    check_version(head)?;
+    stream.read_exact(rest)?;
+    Ok(())
+}
+
+/// Checks the first [`VERSION_END`] bytes of a message.
+fn check_version(head: &[u8]) -> Result<(), HandshakeError> {
+    if head[..8] != MAGIC {
         return Err(HandshakeError::NotTatami);
     }
-    let theirs = u32::from_le_bytes([b[8], b[9], b[10], b[11]]);
-    if theirs != PROTOCOL_VERSION {
-        return Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs });
+    match u32::from_le_bytes([head[8], head[9], head[10], head[11]]) {
+        PROTOCOL_VERSION => Ok(()),
+        theirs => Err(HandshakeError::Version { ours: PROTOCOL_VERSION, theirs }),
     }
-    stream.read_exact(&mut b[12..])?;
-    Ok(())
 }

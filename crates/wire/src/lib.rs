@@ -17,6 +17,7 @@ pub mod frame;
 pub mod handshake;
 pub mod hash;
 pub mod ids;
+pub mod job;
 pub mod key;
 pub mod lock;
 pub mod mend;
@@ -27,7 +28,7 @@ pub mod shards;
 pub mod tiles;
 pub mod transaction;
 
-pub use attr::{Attached, Attr, Cred, Kind, SetAttr, SetTime, Timestamp};
+pub use attr::{Attached, Attr, ByteTimes, Cred, Kind, SetAttr, SetTime, Timestamp};
 pub use cap::{Access, Cap};
 pub use errno::Errno;
 pub use ids::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, ShardId, VolumeId};
@@ -37,7 +38,7 @@ pub use tatami_layout::{Layout, NodeId, Piece};
 
 /// The version of everything in this crate. Two sides that differ refuse each
 /// other in the handshake and say so.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Longest name of one directory entry, in bytes, as on every Linux disk.
 pub const NAME_MAX: usize = 255;

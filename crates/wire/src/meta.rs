@@ -1,12 +1,14 @@
 //! Requests to a shard of the namespace, and its replies.
 
 use crate::act::{Act, Acted, Left, Sum};
+use crate::job::{JobOp, JobTold};
 use crate::lock::{LockOp, LockTold};
 use crate::mend::{Mend, Named, Parted};
 use crate::partition::{Range, name_hash};
 use crate::tiles::{Cut, NewPiece, Page, Part};
 use crate::{
-    Access, Attr, Cap, Cred, Errno, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId, Timestamp,
+    Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, Layout, NodeId, Piece, SetAttr, ShardId,
+    Timestamp,
 };
 use serde::{Deserialize, Serialize};
 
@@ -16,6 +18,8 @@ pub type Bytes = serde_bytes::ByteBuf;
 
 /// Most inodes that one [`MetaOp::Closed`] names, all kinds together.
 pub const CLOSED_MAX: usize = 128;
+/// Most inodes that one [`MetaOp::SyncNames`] names: more than a path has names.
+pub const SYNCED_MAX: usize = 4096;
 
 /// Most inodes of each sort in the answer to one [`MetaOp::Ties`].
 pub const TIES_MAX: u32 = 8 * 1024;
@@ -155,7 +159,7 @@ pub enum MetaOp {
     Unlink { parent: Ino, name: Bytes, keep: bool },
     /// Removes an empty directory. → `Removed`
     Rmdir { parent: Ino, name: Bytes, keep: bool },
-    /// Moves an entry. `keep` is for an inode that is replaced. → `Removed`
+    /// Moves an entry. `keep` is for an inode that is replaced. → `Renamed`
     /// (`ino` = the replaced inode, if any)
     Rename {
         parent: Ino,
@@ -279,6 +283,14 @@ pub enum MetaOp {
     /// Housekeeping: the directories and partitions on the node of `shard`, above `after` in number order, of which the entries are
     /// in several partitions. → `Parts`
     Parts { shard: ShardId, after: Ino },
+    /// As `Sync`, on behalf of these inodes, at most [`SYNCED_MAX`]: the answer tells which other executors have a part in what was
+    /// done to their names. → `NamesSynced`
+    SyncNames { inos: Vec<Ino> },
+
+    /// What the ranks of a collective open share, see [`crate::job`]. `open` is the number of the open, and `joined`
+    /// tells that this rank of this client has taken part before: `ESTALE` where the shard does not know it any
+    /// more. Who may read or write the file may take part. → `Job`
+    Job { ino: Ino, open: u64, rank: u32, joined: bool, op: JobOp },
 }
 
 impl MetaOp {
@@ -295,6 +307,7 @@ impl MetaOp {
             | ListXattr { .. }
             | StatVolume
             | Sync
+            | SyncNames { .. }
             | Garbage { .. }
             | Clients
             | Unsettled { .. }
@@ -334,6 +347,7 @@ impl MetaOp {
             | Split { .. }
             | Clear { .. }
             | Mend { .. }
+            | Job { .. }
             | Settle { .. } => true,
         }
     }
@@ -367,7 +381,8 @@ impl MetaOp {
         use MetaOp::*;
         matches!(
             self,
-            Sync | StatVolume
+            Sync | SyncNames { .. }
+                | StatVolume
                 | Garbage { .. }
                 | GarbageDone { .. }
                 | GarbagePieces { .. }
@@ -462,6 +477,7 @@ impl MetaOp {
             | Relayout { ino, .. }
             | Tiles { ino, .. }
             | Locks { ino, .. }
+            | Job { ino, .. }
             | Settle { ino, .. } => *ino,
             ReadDir { dir, .. } | Partitions { dir } | Clear { dir, .. } | Sum { dir, .. } => *dir,
             Acts { acts } => acts.first().map_or(Ino::ROOT, Act::target),
@@ -476,6 +492,7 @@ impl MetaOp {
             }
             Mend { ino, mend } => mend.part().unwrap_or(*ino),
             Sync
+            | SyncNames { .. }
             | StatVolume
             | Garbage { .. }
             | GarbageDone { .. }
@@ -653,6 +670,29 @@ pub enum MetaReply {
         parts: Vec<Parted>,
         /// The last inode looked at; `None` when nothing follows.
         next: Option<Ino>,
+    },
+    /// The answer to [`MetaOp::SyncNames`].
+    NamesSynced {
+        /// As of [`MetaReply::Synced`].
+        epoch: u64,
+        /// Their parts in transactions that the executor has decided are not known to survive a power cut there.
+        also: Vec<ExecutorId>,
+    },
+    /// An entry was moved.
+    Renamed {
+        /// The inode that was replaced, as of [`MetaReply::Removed`].
+        ino: Option<Ino>,
+        /// As of [`MetaReply::Removed`].
+        last: bool,
+        /// The inode that has the new name, and in an exchange that which has the old one. None where both are one.
+        moved: Vec<Ino>,
+    },
+    /// The answer to an operation on what the ranks of an open share.
+    Job {
+        /// Nobody had shared anything of this open before.
+        first: bool,
+        /// The answer.
+        told: JobTold,
     },
 }
 

@@ -75,9 +75,11 @@ fn on_a_unix_socket_no_key_is_needed() {
 fn a_wrong_key_is_noticed_by_both_sides() {
     let wrong = VolumeKey::new([5; 32]);
     let (client, server) = meet(Transport::Remote, hello(), Some(wrong.clone()));
-    // The client leaves first: it has seen that the server's proof is wrong.
+    // The client has seen that the server's proof is wrong, and lets the server know.
     assert!(matches!(client, Err(HandshakeError::Key)));
-    assert!(server.is_err());
+    assert!(matches!(server, Err(HandshakeError::Key)), "{server:?}");
+    let (client, server) = meet(Transport::Remote, hello(), None);
+    assert!(matches!((client, server), (Err(HandshakeError::Key), Err(HandshakeError::Key))));
 
     // A client that doesn't care still gets nowhere.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();

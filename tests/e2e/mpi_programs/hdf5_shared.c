@@ -4,6 +4,7 @@
  *
  * grid     512 x 384 doubles, columns dealt out in turn, collective
  * chunked  256 x 256 ints in chunks, allocated early, a quarter for each process
+ * wide     600 x 1200 ints in chunks of 60 x 60, the rows dealt out in blocks, collective
  * rows     a row of 1,000 longs for each process, independent calls
  * The bytes depend on the number of processes alone. */
 #include <hdf5.h>
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 512, COLUMNS = 384, SIDE = 256, LENGTH = 1000 };
+enum { ROWS = 512, COLUMNS = 384, SIDE = 256, HIGH = 600, WIDE = 1200, LENGTH = 1000 };
 
 static int rank, ranks;
 
@@ -82,6 +83,30 @@ static void chunked(hid_t data, hid_t how, int owner, int write) {
   H5Sclose(space);
 }
 
+/* Parts of many chunks in one collective access: with Open MPI the extent of its file type is shorter than its data. */
+static void wide(hid_t data, hid_t how, int owner, int write) {
+  static int values[HIGH][WIDE];
+  long first = (long)HIGH * owner / ranks, end = (long)HIGH * (owner + 1) / ranks;
+  hsize_t start[2] = {(hsize_t)first, 0}, count[2] = {(hsize_t)(end - first), WIDE}, whole[2] = {HIGH, WIDE};
+  hid_t space = MUST(H5Dget_space(data)), memory = MUST(H5Screate_simple(2, whole, NULL));
+  MUST(H5Sselect_hyperslab(space, H5S_SELECT_SET, start, NULL, count, NULL));
+  MUST(H5Sselect_hyperslab(memory, H5S_SELECT_SET, start, NULL, count, NULL));
+  memset(values, 0, sizeof values);
+  for (long r = first; write && r < end; r++)
+    for (long c = 0; c < WIDE; c++)
+      values[r][c] = chunk_value(r, c);
+  if (write)
+    MUST(H5Dwrite(data, H5T_NATIVE_INT, memory, space, how, values));
+  else
+    MUST(H5Dread(data, H5T_NATIVE_INT, memory, space, how, values));
+  for (long r = first; r < end; r++)
+    for (long c = 0; c < WIDE; c++)
+      if (values[r][c] != chunk_value(r, c))
+        must(-1, "a wrong value in the wide chunks");
+  H5Sclose(memory);
+  H5Sclose(space);
+}
+
 static void rows(hid_t data, int owner, int write) {
   long values[LENGTH] = {0};
   hsize_t start[2] = {(hsize_t)owner, 0}, count[2] = {1, LENGTH};
@@ -123,24 +148,27 @@ int main(int argc, char **argv) {
   hid_t access = MUST(H5Pcreate(H5P_FILE_ACCESS)), how = MUST(H5Pcreate(H5P_DATASET_XFER));
   MUST(H5Pset_fapl_mpio(access, MPI_COMM_WORLD, MPI_INFO_NULL));
   MUST(H5Pset_dxpl_mpio(how, H5FD_MPIO_COLLECTIVE));
-  hid_t file, parts[3];
+  hid_t file, parts[4];
   if (write) {
     file = MUST(H5Fcreate(argv[2], H5F_ACC_TRUNC, H5P_DEFAULT, access));
     parts[0] = dataset(file, "grid", H5T_IEEE_F64LE, ROWS, COLUMNS, 0);
     parts[1] = dataset(file, "chunked", H5T_STD_I32LE, SIDE, SIDE, 100);
     parts[2] = dataset(file, "rows", H5T_STD_I64LE, (hsize_t)ranks, LENGTH, 0);
+    parts[3] = dataset(file, "wide", H5T_STD_I32LE, HIGH, WIDE, 60);
   } else {
     file = MUST(H5Fopen(argv[2], H5F_ACC_RDONLY, access));
     parts[0] = MUST(H5Dopen2(file, "grid", H5P_DEFAULT));
     parts[1] = MUST(H5Dopen2(file, "chunked", H5P_DEFAULT));
     parts[2] = MUST(H5Dopen2(file, "rows", H5P_DEFAULT));
+    parts[3] = MUST(H5Dopen2(file, "wide", H5P_DEFAULT));
   }
   /* Read by another process than wrote it. */
   int owner = write ? rank : (rank + 1) % ranks;
   grid(parts[0], how, owner, write);
   chunked(parts[1], how, owner, write);
   rows(parts[2], owner, write);
-  for (int i = 0; i < 3; i++)
+  wide(parts[3], how, owner, write);
+  for (int i = 0; i < 4; i++)
     MUST(H5Dclose(parts[i]));
   H5Pclose(how);
   H5Pclose(access);

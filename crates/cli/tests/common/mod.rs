@@ -2,6 +2,8 @@
 //! a test started is gone when it ends, also when it fails.
 #![allow(dead_code)] // each test file uses its own part of this
 
+pub mod users;
+
 use rustix::process::{Pid, Signal, kill_process};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

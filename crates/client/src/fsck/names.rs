@@ -161,7 +161,7 @@ impl Fsck<'_> {
 
     pub(super) fn found_names(&mut self, ino: Ino, what: String, repaired: bool) {
         let (wrong, node) = (Wrong::Names, None);
-        self.found(Finding { wrong, ino, node, what, repaired });
+        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
     }
 
     /// What is true at one moment of those of these inodes that do not change.

@@ -12,7 +12,12 @@ pub(super) fn right(attr: &Attr, tiles: Option<&Tiles>) -> BTreeMap<At, u64> {
     if attr.kind != Kind::File {
         return BTreeMap::new();
     }
-    let base = attr.layout.pieces().map(|at| (at, 0));
+    // Who changes a file changes the object first, so it is as long as the inode says, at least.
+    let least = match attr.layout.is_tiled() {
+        true => tiles.map_or(0, |tiles| tiles.base_size),
+        false => attr.size,
+    };
+    let base = attr.layout.pieces().map(|at| (at, least));
     base.chain(tiles.into_iter().flat_map(Tiles::objects)).collect()
 }
 

@@ -9,10 +9,11 @@ use std::ops::ControlFlow;
 use tatami_wire::{Ino, ShardId};
 
 /// Under these tags, what belongs to the inodes of one shard is one range.
-const RANGES: [u8; 8] = [
+const RANGES: [u8; 9] = [
     tag::ENTRY,
     tag::GROWN,
     tag::INODE,
+    tag::JOB,
     tag::PIECE,
     tag::TILED,
     tag::UNSETTLED,
@@ -116,6 +117,9 @@ mod tests {
                 keys::grown(ino),
                 keys::tiled(ino),
                 keys::piece(ino, 1),
+                keys::job(ino, 4),
+                keys::job_rank(ino, 4, client, 5),
+                keys::job_place(ino, 4, 6),
                 keys::dropped(NodeId(2), ino, Piece(3)),
                 // Lives elsewhere.
                 keys::young(Ino::new(ShardId(15), shard, 8)),
@@ -139,12 +143,12 @@ mod tests {
                 all.extend(some);
                 rounds += 1;
             }
-            assert_eq!(all.len(), 3 * 12);
+            assert_eq!(all.len(), 3 * 15);
             assert!(all.iter().all(|(key, _)| block.has_key(key)));
             all.sort();
             all.dedup();
-            assert_eq!(all.len(), 3 * 12);
-            assert!(keys_max > 1 || rounds >= 36);
+            assert_eq!(all.len(), 3 * 15);
+            assert!(keys_max > 1 || rounds >= 45);
         }
     }
 

@@ -11,18 +11,22 @@
 //! get, scan ◀── recent over sealed over tables
 //! ```
 //!
-//! A full disk is no reason to stop for ever, so there are three lines of defence against it:
+//! A full disk is no reason to stop, and users fill it with the bytes of files, so there are four lines of
+//! defence against it:
 //!
-//! 1. [`FjallStore::has_room`] looks at the free space, so that the namespace
-//!    refuses to grow before the disk is really full.
-//! 2. The log's blocks are reserved on disk ahead of time, so that what
-//!    frees space (removals) can still be written when users have filled the disk.
-//! 3. If a commit fails with `ENOSPC` nevertheless, the log ends where it ended before. If a table
+//! 1. A [`Reserve`](super::reserve::Reserve) is given back piece by piece when there is no room left: names go on.
+//! 2. [`FjallStore::has_room`] looks at the free space and the reserve, so that the namespace
+//!    refuses to grow before both are used up.
+//! 3. The log's blocks are reserved on disk ahead of time, so that what
+//!    frees space (removals) can still be written then.
+//! 4. If a commit fails with `ENOSPC` nevertheless, the log ends where it ended before. If a table
 //!    cannot be written, its log stays and it is tried again.
 
 use super::log::{self, Log, ReadError};
+use super::mark::{self, Mark, Marked};
 use super::recent::{self, Both, Recent};
-use super::{Change, Chore, Store, StoreError, Visit, journal, prefix_end};
+use super::reserve::Reserve;
+use super::{Change, Chore, Store, StoreError, SyncWork, Visit, manifest, prefix_end};
 use fjall::compaction::Leveled;
 use fjall::config::{PartitioningPolicy, PinningPolicy};
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -47,23 +51,42 @@ const MERGED: u64 = 32 << 20;
 /// How much longer a level may be than the one before it. What is merged into a level is written with up to
 /// so much of what was there.
 const LEVEL_RATIO: f32 = 4.0;
-/// Free space that the store wants to see before it grows, in bytes: a
-/// table, and a compaction's beginning. On small disks a sixteenth of them.
+/// Free space, or reserve, that the store wants to see before it grows, in bytes: a
+/// table, and a compaction's beginning. On small disks a part of them.
 const ROOM: u64 = 64 << 20;
+/// That part of a small disk: one in so many. With half of the reserve gone, names are still removed.
+const SMALL_SHARE: u64 = 32;
 /// Free space with which it is not looked again at once, in bytes.
 const PLENTY: u64 = 8 * ROOM;
 /// Questions for room that are answered without a look, after one that found
 /// plenty: a look is a system call, and users do not write [`PLENTY`] so fast.
 /// If they do, the other two defences hold.
 const LOOKS_SPARED: u32 = 256;
+/// More inode numbers, and more of anything else that is counted, than changes in logs can tell of: two logs have
+/// no more bytes, and a small disk on which they go on beyond that is full.
+const LOST: u64 = 4 * LOG;
 /// Bytes committed between two looks at the log's length and the chore's end.
 const LOOK_EVERY: u64 = 1 << 20;
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opening {
+    /// A number by which two boots of the machine are told apart, 0 where it is not known: only a power cut leaves
+    /// holes in a log.
+    pub boot: u64,
+    /// Go on with what can be read where a log is damaged, though acknowledged changes are lost.
+    pub accept_loss: bool,
+}
 
 /// A store in a directory of its own.
 pub struct FjallStore {
     path: PathBuf,
     open: Option<Open>,
     poisoned: Option<&'static str>,
+    /// The boot of the machine.
+    boot: u64,
+    /// Up to where the log was synced, beside it. There is one before there is a log.
+    mark: Option<Mark>,
     /// `None` until the first commit, see [`FjallStore::commit_first`].
     log: Option<Log>,
     /// What the log holds.
@@ -80,8 +103,14 @@ pub struct FjallStore {
     since_look: u64,
     /// Questions for room still to be answered without a look.
     looks_spared: u32,
+    /// What is given back when the disk is full.
+    reserve: Reserve,
     /// What was cut off the log when the store was opened.
     cut: Option<String>,
+    /// See [`Store::lost`].
+    lost: u64,
+    /// Number and end of the log as another thread began to sync it.
+    syncing: Option<(u64, u64)>,
 }
 
 struct Open {
@@ -94,17 +123,22 @@ impl FjallStore {
     ///
     /// # Errors
     /// [`StoreError::Locked`] when another process has it open,
-    /// [`StoreError::Format`] when a newer version wrote it, and those of the disk.
-    pub fn open(path: &Path) -> Result<FjallStore, StoreError> {
+    /// [`StoreError::Format`] when another version wrote it, [`StoreError::Lost`] when a log is damaged and
+    /// `opening` does not accept that, and those of the disk.
+    pub fn open(path: &Path, opening: Opening) -> Result<FjallStore, StoreError> {
         std::fs::create_dir_all(path).map_err(|e| io(path, "create directory", e))?;
         clear_unfinished(path)?;
-        let cut = mend_journal(path)?;
+        let lock = lock_for_check(path)?;
+        manifest::check(path)?;
+        drop(lock);
         // From here on we have the lock.
         let open = Some(open_database(path)?);
         let mut store = FjallStore {
             path: path.to_owned(),
             open,
             poisoned: None,
+            boot: opening.boot,
+            mark: None,
             log: None,
             recent: Recent::default(),
             sealed: Arc::default(),
@@ -113,16 +147,56 @@ impl FjallStore {
             ended: None,
             since_look: 0,
             looks_spared: 0,
-            cut,
+            reserve: Reserve::default(),
+            cut: None,
+            lost: 0,
+            syncing: None,
         };
-        store.read_logs()?;
+        match store.read_logs() {
+            Err(StoreError::Lost { .. }) if opening.accept_loss => store.salvage()?,
+            result => result?,
+        }
         store.prepare_chore();
         Ok(store)
     }
 
+    /// Keeps up to `bytes` of the disk for this store from now on, a sixteenth of the disk at most. What cannot be had
+    /// now is taken when there is room.
+    ///
+    /// # Errors
+    /// [`StoreError::Io`]: the reserve's file can be neither opened nor made.
+    pub fn with_reserve(mut self, bytes: u64) -> Result<FjallStore, StoreError> {
+        let (free, total) = self.free().unwrap_or_default();
+        match Reserve::open(&self.path, bytes, total, free) {
+            Ok(reserve) => self.reserve = reserve,
+            Err(e) => tolerable(e).map_err(|e| io(&self.path, "make a reserve", e))?,
+        }
+        Ok(self)
+    }
+
+    /// Gives back of the reserve what is missing for `bytes` on the disk.
+    fn make_room(&mut self, bytes: u64) {
+        let Some((free, _)) = self.free() else { return };
+        self.reserve.release(bytes.saturating_sub(free));
+    }
+
+    /// Appends to the log; where the disk is full, with room from the reserve.
+    fn append(&mut self, batch: &[Change]) -> std::io::Result<()> {
+        let Some(log) = &mut self.log else { return Ok(()) };
+        loop {
+            match log.append(batch) {
+                // Each round leaves less of the reserve.
+                Err(e) if no_space(&e) && self.reserve.release(self.reserve.step()) => {
+                    log.claim(self.reserve.step());
+                }
+                appended => return appended,
+            }
+        }
+    }
+
     /// What was cut off the end of the log when the store was opened, in a sentence. After a
     /// power cut that is what was written and not synced; after the death of the process, at
-    /// most one batch that nobody was told of.
+    /// most one batch that nobody was told of; where a loss was accepted, what was lost.
     pub fn cut(&self) -> Option<&str> {
         self.cut.as_deref()
     }
@@ -131,6 +205,15 @@ impl FjallStore {
     fn read_logs(&mut self) -> Result<(), StoreError> {
         let dir = self.path.clone();
         let numbers = log::list(&dir).map_err(|e| io(&dir, "list", e))?;
+        let marked = mark::read(&dir).map_err(|e| io(&mark::path(&dir), "read", e))?;
+        let marked = match (marked, numbers.last()) {
+            (Some(marked), _) => marked,
+            (None, None) => Marked::default(),
+            (None, Some(_)) => {
+                let (path, what) = (show(&mark::path(&dir)), "it is missing or does not read");
+                return Err(StoreError::Lost { path, at: 0, what });
+            }
+        };
         let mut sealed = Recent::default();
         let mut former: Option<(u64, log::Found)> = None;
         for number in numbers {
@@ -139,15 +222,24 @@ impl FjallStore {
             let found = log::read(&dir, number, &mut |(key, value)| {
                 changes.change(&key, value.as_deref());
             });
-            let Some(found) = found.map_err(|e| read_error(&path, e))? else {
+            let found = match found.map_err(|e| read_error(&path, e))? {
+                Some(found) => found,
+                None if number <= marked.log => {
+                    let what = "the log has no header";
+                    return Err(StoreError::Lost { path: show(&path), at: 0, what });
+                }
                 // It was being made when the process died.
-                std::fs::remove_file(&path).map_err(|e| io(&path, "remove unfinished file", e))?;
-                continue;
+                None => {
+                    std::fs::remove_file(&path)
+                        .map_err(|e| io(&path, "remove unfinished file", e))?;
+                    continue;
+                }
             };
             if let Some((before, whole)) = former.take() {
                 if number != before + 1 || whole.end != found.before {
-                    let what = "a log does not go on where the one before it ended".to_owned();
-                    return Err(StoreError::Damaged { path: show(&path), what });
+                    let what = "the log does not go on to where the next one begins";
+                    let path = show(&log::path(&dir, before));
+                    return Err(StoreError::Lost { path, at: whole.end, what });
                 }
                 let older = std::mem::take(&mut self.recent);
                 older.each(|key, value| sealed.change(key, value));
@@ -156,19 +248,85 @@ impl FjallStore {
             self.recent = changes;
             former = Some((number, found));
         }
+        let newest = former.as_ref().map_or(0, |(number, _)| *number);
+        if newest < marked.log {
+            let (path, what) = (show(&log::path(&dir, marked.log)), "the log is not there");
+            return Err(StoreError::Lost { path, at: 0, what });
+        }
         if let Some((number, found)) = former {
             let path = log::path(&dir, number);
+            if let Some(what) = marked.damage(number, &found, self.boot) {
+                return Err(StoreError::Lost { path: show(&path), at: found.end, what });
+            }
             let resumed = Log::resume(&dir, number, &found, self.reserve());
             let (log, cut) = resumed.map_err(|e| io(&path, "open", e))?;
+            self.begin_mark(Marked { log: number, end: log.end(), ..marked })?;
+            self.lost = if marked.lost { LOST } else { 0 };
             self.log = Some(log);
-            self.cut = cut.map(|cut| told(&path, cut)).or(self.cut.take());
+            self.cut = cut.map(|cut| told(&path, cut));
         }
         self.sealed = Arc::new(sealed);
         Ok(())
     }
 
+    /// Takes over what can be read of damaged logs, and puts them aside.
+    fn salvage(&mut self) -> Result<(), StoreError> {
+        let dir = self.path.clone();
+        (self.recent, self.sealed, self.sealed_log) = Default::default();
+        let numbers = log::list(&dir).map_err(|e| io(&dir, "list", e))?;
+        let mut all = Recent::default();
+        for &number in &numbers {
+            log::salvage(&dir, number, &mut |(key, value)| all.change(&key, value.as_deref()))
+                .map_err(|e| io(&log::path(&dir, number), "read", e))?;
+        }
+        let Open { db, keyspace } = self.opened()?;
+        write_table(db, keyspace, &all).map_err(|e| self.error("write a table", e))?;
+        // The oldest first: if this is cut short, those that are left are the newer ones, and lie over the table.
+        let mut kept = Vec::new();
+        for &number in &numbers {
+            let put = log::put_aside(&dir, number);
+            let put = put.map_err(|e| io(&log::path(&dir, number), "put aside", e))?;
+            kept.push(show(&put));
+        }
+        let marked = mark::read(&dir).map_err(|e| io(&mark::path(&dir), "read", e))?;
+        let newest = numbers.last().copied().max(marked.map(|marked| marked.log)).unwrap_or(0);
+        let log = Log::create(&dir, newest + 1, 0, self.reserve());
+        let log = log.map_err(|e| io(&log::path(&dir, newest + 1), "make a log", e))?;
+        self.begin_mark(Marked {
+            log: newest + 1,
+            end: log.end(),
+            lost: true,
+            ..Marked::default()
+        })?;
+        self.log = Some(log);
+        self.lost = LOST;
+        self.cut = Some(format!(
+            "{}: a log was damaged, and the loss was accepted: what could be read of it was taken over; the damaged              file is kept as {}",
+            dir.display(),
+            kept.join(", ")
+        ));
+        Ok(())
+    }
+
+    fn begin_mark(&mut self, marked: Marked) -> Result<(), StoreError> {
+        let mark = Mark::begin(&self.path, Marked { boot: self.boot, closed: false, ..marked });
+        self.mark = Some(mark.map_err(|e| io(&mark::path(&self.path), "write", e))?);
+        Ok(())
+    }
+
+    /// Tells the mark how far the log is synced.
+    fn note_synced(&mut self) {
+        if let (Some(mark), Some(log)) = (&mut self.mark, &self.log)
+            && mark.note(log.number(), log.synced()).is_err()
+        {
+            // The log is synced. The mark says less than the truth until it can be written again.
+        }
+    }
+
     fn opened(&self) -> Result<&Open, StoreError> {
-        self.open.as_ref().ok_or_else(|| self.poison_error())
+        let full = || StoreError::Full { path: show(&self.path) };
+        let why_not = || if self.poisoned.is_some() { self.poison_error() } else { full() };
+        self.open.as_ref().ok_or_else(why_not)
     }
 
     fn poison_error(&self) -> StoreError {
@@ -198,9 +356,15 @@ impl FjallStore {
                 return self.poison("a commit", e);
             }
         }
-        // Where a log cannot be made yet, the next commit is a first one too.
-        match Log::create(&self.path, 1, 0, self.reserve()) {
-            Ok(log) => self.log = Some(log),
+        // Where a log cannot be made yet, the next commit is a first one too. The mark comes first: a log without one
+        // has lost it.
+        let boot = self.boot;
+        let mark = Mark::begin(&self.path, Marked { boot, ..Marked::default() });
+        match mark.and_then(|mark| Ok((mark, Log::create(&self.path, 1, 0, self.reserve())?))) {
+            Ok((mark, log)) => {
+                (self.mark, self.log) = (Some(mark), Some(log));
+                self.note_synced();
+            }
             Err(e) => tolerable(e).or_else(|e| {
                 let e = io(&self.path, "make a log", e);
                 self.poison("making a log", e)
@@ -233,18 +397,20 @@ impl FjallStore {
 
     /// Begins a new log.
     fn begin_log(&mut self) -> Result<(), StoreError> {
-        let Some(old) = &self.log else { return Ok(()) };
+        let reserve = self.reserve();
+        let Some(old) = &mut self.log else { return Ok(()) };
         // What the new log holds must not survive a power cut that the end of the old one does not.
         if let Err(e) = old.sync() {
             let e = io(old.path(), "fsync", e);
             return self.poison("an fsync", e);
         }
-        match Log::create(&self.path, old.number() + 1, old.end(), self.reserve()) {
+        match Log::create(&self.path, old.number() + 1, old.end(), reserve) {
             Ok(new) => {
                 self.sealed_log = Some(old.number());
                 let next = Recent::as_large_as(&self.recent);
                 self.sealed = Arc::new(std::mem::replace(&mut self.recent, next));
                 self.log = Some(new);
+                self.note_synced();
                 self.prepare_chore();
                 Ok(())
             }
@@ -264,7 +430,11 @@ impl FjallStore {
 
     /// Makes the chore that writes the sealed records to a table.
     fn prepare_chore(&mut self) {
-        let (Some(Open { db, keyspace }), Some(_)) = (&self.open, self.sealed_log) else { return };
+        let Some(sealed_log) = self.sealed_log.filter(|_| self.open.is_some()) else { return };
+        // The table is no longer than the log.
+        let log = std::fs::metadata(log::path(&self.path, sealed_log));
+        self.make_room(log.map_or(LOG, |log| log.len()).min(LOG));
+        let Some(Open { db, keyspace }) = &self.open else { return };
         let (db, keyspace, sealed) = (db.clone(), keyspace.clone(), self.sealed.clone());
         let (sender, ended) = channel();
         self.chore = Some(Box::new(move || {
@@ -310,6 +480,9 @@ impl FjallStore {
             }
         }
         self.sealed_log = None;
+        if let Some((free, _)) = self.free() {
+            self.reserve.refill(free);
+        }
         // To give back so many small pieces of memory takes a while.
         let sealed = std::mem::take(&mut self.sealed);
         self.chore = Some(Box::new(move || drop(sealed)));
@@ -318,15 +491,18 @@ impl FjallStore {
 
     /// Opens the database anew if one of fjall's workers has failed and there is room now.
     fn mend_tables(&mut self) -> Result<(), StoreError> {
-        let fine = self.opened()?.db.persist(PersistMode::Buffer).is_ok();
+        let fine = self.open.as_ref().is_some_and(|o| o.db.persist(PersistMode::Buffer).is_ok());
         self.looks_spared = 0;
-        if fine || !self.has_room() {
+        // The reserve does not count: merging tables would use it up.
+        if fine || self.free().is_some_and(|(free, total)| free < wanted_room(total)) {
             return Ok(());
         }
         self.chore = None;
         self.open = None;
         match open_database(&self.path) {
             Ok(open) => self.open = Some(open),
+            // Somebody was faster than we to fill it again: the next look tries once more.
+            Err(StoreError::Full { .. }) => {}
             Err(e) => return self.poison("opening again after the disk was full", e),
         }
         Ok(())
@@ -419,17 +595,16 @@ impl Store for FjallStore {
         if batch.is_empty() {
             return Ok(());
         }
-        let Some(log) = &mut self.log else { return self.commit_first(batch) };
-        let before = log.end();
-        if let Err(e) = log.append(batch) {
+        let Some(before) = self.log.as_ref().map(Log::end) else { return self.commit_first(batch) };
+        if let Err(e) = self.append(batch) {
             self.looks_spared = 0;
             if no_space(&e) {
                 return Err(StoreError::Full { path: show(&self.path) });
             }
-            let e = io(log.path(), "commit", e);
+            let e = io(self.log.as_ref().map_or(&self.path, Log::path), "commit", e);
             return self.poison("a commit", e);
         }
-        self.since_look += log.end() - before;
+        self.since_look += self.log.as_ref().map_or(before, Log::end) - before;
         batch.iter().for_each(|(key, value)| self.recent.change(key, value.as_deref()));
         Ok(())
     }
@@ -439,14 +614,49 @@ impl Store for FjallStore {
             return Err(self.poison_error());
         }
         // Older logs were synced before this one began, and so is what is in tables.
-        let Some(log) = &self.log else { return Ok(()) };
+        let Some(log) = &mut self.log else { return Ok(()) };
         match log.sync() {
-            Ok(()) => Ok(()),
+            Ok(()) => {
+                self.note_synced();
+                Ok(())
+            }
             Err(e) => {
                 let e = io(log.path(), "fsync", e);
                 self.poison("an fsync", e)
             }
         }
+    }
+
+    fn begin_sync(&mut self) -> Result<Option<SyncWork>, StoreError> {
+        if self.poisoned.is_some() {
+            return Err(self.poison_error());
+        }
+        // As in `sync`.
+        let Some(log) = &self.log else { return Ok(None) };
+        match log.begin_sync() {
+            Ok(work) => {
+                self.syncing = Some((log.number(), log.end()));
+                Ok(Some(work))
+            }
+            // The system has no descriptors left: here, then.
+            Err(_) => self.sync().map(|()| None),
+        }
+    }
+
+    fn end_sync(&mut self, result: std::io::Result<()>) -> Result<(), StoreError> {
+        let begun = self.syncing.take();
+        if let Err(e) = result {
+            let e = io(&self.path, "fsync", e);
+            return self.poison("an fsync", e);
+        }
+        // A log that has ended meanwhile was synced as a whole before the next one began.
+        if let (Some((number, end)), Some(log)) = (begun, &mut self.log)
+            && log.number() == number
+        {
+            log.end_sync(end);
+            self.note_synced();
+        }
+        Ok(())
     }
 
     fn has_room(&mut self) -> bool {
@@ -459,11 +669,31 @@ impl Store for FjallStore {
         if free >= PLENTY {
             self.looks_spared = LOOKS_SPARED;
         }
-        free >= ROOM.min(total / 16)
+        self.reserve.refill(free);
+        // What the reserve has just taken counts once, as the reserve.
+        let free = self.free().map_or(free, |(free, _)| free);
+        free.saturating_add(self.reserve.len()) >= wanted_room(total)
+    }
+
+    fn recover(&mut self) -> bool {
+        self.looks_spared = 0;
+        // A look tries what failed once more. What is wrong otherwise, the next commit tells.
+        self.has_room() && self.poisoned.is_none() && self.look().is_ok() && self.open.is_some()
     }
 
     fn take_chore(&mut self) -> Option<Chore> {
         self.chore.take()
+    }
+
+    fn close(&mut self) -> Result<(), StoreError> {
+        self.sync()?;
+        self.poisoned = Some("closing");
+        let Some(mark) = &mut self.mark else { return Ok(()) };
+        mark.close().map_err(|e| io(&mark::path(&self.path), "write", e))
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost
     }
 }
 
@@ -484,7 +714,7 @@ fn write_table(db: &Database, keyspace: &Keyspace, changes: &Recent) -> Result<(
 }
 
 /// What was cut off, in a sentence.
-fn told(path: &Path, cut: journal::Cut) -> String {
+fn told(path: &Path, cut: log::Cut) -> String {
     let kept = match cut.kept {
         Some(kept) => format!("they are kept in {}", kept.display()),
         None => "there was no room to keep them".into(),
@@ -492,6 +722,11 @@ fn told(path: &Path, cut: journal::Cut) -> String {
     let (bytes, at) = (cut.bytes, cut.at);
     let path = path.display();
     format!("{path}: {bytes} bytes behind the last whole batch, at byte {at}, were cut off; {kept}")
+}
+
+/// Bytes that are to be free before the store grows, on a disk of `total` bytes.
+fn wanted_room(total: u64) -> u64 {
+    ROOM.min(total / SMALL_SHARE)
 }
 
 /// A full disk is no failure where one can go on without.
@@ -502,17 +737,16 @@ fn tolerable(e: std::io::Error) -> std::io::Result<()> {
 fn read_error(path: &Path, e: ReadError) -> StoreError {
     match e {
         ReadError::Io(e) => io(path, "read", e),
-        ReadError::Newer(format) => {
+        ReadError::Format(format) => {
             StoreError::Format { path: show(path), what: format!("a log of format {format}") }
         }
-        ReadError::Damaged(what) => StoreError::Damaged { path: show(path), what: what.into() },
+        ReadError::Damaged(what) => StoreError::Lost { path: show(path), at: 0, what },
     }
 }
 
-/// See [`journal::mend`]. Under the lock that fjall takes too, lest it happen to
-/// the journal of a daemon that runs.
-fn mend_journal(path: &Path) -> Result<Option<String>, StoreError> {
-    let (lock, Some(newest)) = (path.join("lock"), newest_journal(path)) else { return Ok(None) };
+/// The lock that fjall takes, too, while it is not open yet. `None` where there is nothing to lock.
+fn lock_for_check(path: &Path) -> Result<Option<std::fs::File>, StoreError> {
+    let lock = path.join("lock");
     let lock = match std::fs::OpenOptions::new().read(true).write(true).open(&lock) {
         Ok(lock) => lock,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -522,8 +756,7 @@ fn mend_journal(path: &Path) -> Result<Option<String>, StoreError> {
         std::fs::TryLockError::WouldBlock => StoreError::Locked { path: show(path) },
         std::fs::TryLockError::Error(e) => io(path, "lock", e),
     })?;
-    let cut = journal::mend(&newest).map_err(|e| io(&newest, "read", e))?;
-    Ok(cut.map(|cut| told(&newest, cut)))
+    Ok(Some(lock))
 }
 
 fn open_database(path: &Path) -> Result<Open, StoreError> {
@@ -578,16 +811,6 @@ fn clear_unfinished(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-fn newest_journal(path: &Path) -> Option<PathBuf> {
-    let number = |p: &PathBuf| p.file_name()?.to_str()?.strip_suffix(".jnl")?.parse::<u64>().ok();
-    std::fs::read_dir(path)
-        .ok()?
-        .filter_map(|entry| entry.ok().map(|e| e.path()))
-        .filter_map(|p| number(&p).map(|n| (n, p)))
-        .max()
-        .map(|(_, p)| p)
-}
-
 fn no_space(e: &std::io::Error) -> bool {
     matches!(e.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
@@ -628,7 +851,7 @@ fn store_error(path: &Path, op: &'static str, e: fjall::Error) -> StoreError {
     }
 }
 
-fn io(path: &Path, op: &'static str, source: std::io::Error) -> StoreError {
+pub(super) fn io(path: &Path, op: &'static str, source: std::io::Error) -> StoreError {
     StoreError::Io { path: show(path), op, source }
 }
 

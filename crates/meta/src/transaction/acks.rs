@@ -16,8 +16,14 @@ const TOGETHER_MAX: usize = 4096;
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Acks {
+    /// They wait for a sync: see [`Meta::acknowledge_once_lasting`](crate::Meta::acknowledge_once_lasting).
+    pub wait_for_sync: bool,
     /// Done since the last commit.
     staged: Vec<Txid>,
+    /// Committed, if they wait for a sync.
+    unsynced: Vec<Txid>,
+    /// Those of them that the sync under way concerns.
+    syncing: Vec<Txid>,
     /// By coordinator, and since when the first waits.
     done: BTreeMap<ExecutorId, (Timestamp, Vec<Txid>)>,
     now: Timestamp,
@@ -31,9 +37,28 @@ impl Acks {
     }
 
     pub fn committed(&mut self) {
-        for txid in self.staged.drain(..) {
+        let staged = std::mem::take(&mut self.staged);
+        match self.wait_for_sync {
+            true => self.unsynced.extend(staged),
+            false => self.are_done(staged),
+        }
+    }
+
+    fn are_done(&mut self, txids: Vec<Txid>) {
+        for txid in txids {
             self.done.entry(txid.executor).or_insert((self.now, Vec::new())).1.push(txid);
         }
+    }
+
+    /// A sync of all that is committed begins.
+    pub fn begin_sync(&mut self) {
+        self.syncing.append(&mut self.unsynced);
+    }
+
+    /// What was committed when the sync began survives a power cut.
+    pub fn synced(&mut self) {
+        let synced = std::mem::take(&mut self.syncing);
+        self.are_done(synced);
     }
 
     pub fn undone(&mut self) {

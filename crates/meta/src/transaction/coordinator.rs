@@ -1,21 +1,22 @@
 //! What an executor does for operations of its own clients that need other executors.
 
 use super::locking::Grip;
+use super::locks::inode_of;
 use super::participant::{ASK_AGAIN, ASK_SOON};
 use super::preparing::Attempt;
 use super::record::{Committed, Part};
 use super::splits::{self, NOBODY};
 use super::{Applied, Finished, Out, Ticket, later};
 use crate::error::{Failure, Outcome};
-use crate::keys::{self, Key};
-use crate::record::{Damaged, encode_reply};
+use crate::keys::{self, Key, Parsed};
+use crate::record::{Damaged, Entry, encode_reply};
 use crate::shard::{Context, Meta, execute};
 use crate::store::Store;
 use crate::txn::{Again, Done, Share, Txn};
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
-use tatami_wire::transaction::{Age, PeerMessage, Refusal, Txid};
+use tatami_wire::transaction::{Age, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, Timestamp};
 
 /// A message without an answer is sent again after so many ms.
@@ -79,6 +80,7 @@ pub(super) enum Phase {
 pub(crate) struct Decided {
     pub left: BTreeMap<ExecutorId, Part>,
     pub again_at: Timestamp,
+    pub since: Timestamp,
     /// The inodes of this executor that it has changed.
     pub changed: Vec<Ino>,
 }
@@ -322,6 +324,8 @@ impl<S: Store> Meta<S> {
                 return Vec::new();
             }
         };
+        // Of names that a split brings elsewhere, some may have been synced before: it must not be lost in part.
+        self.moves.wants_sync |= job.split().is_some();
         for (txid, record) in records {
             self.tx.by_txid.remove(&txid);
             self.state.put(keys::committed(txid), Some(record));
@@ -337,8 +341,12 @@ impl<S: Store> Meta<S> {
                 let changed = changed.clone();
                 self.tx.outs.push(Out { to, message, changed, seen: Vec::new() });
             }
-            let again_at = later(self.tx.now, AGAIN);
-            self.tx.decided.insert(txid, Decided { left, again_at, changed: changed.clone() });
+            let again_at = later(self.tx.now, self.tx.finish_again);
+            if self.tx.decided.is_empty() {
+                self.tx.finish_at = again_at;
+            }
+            let (since, changed) = (self.tx.now, changed.clone());
+            self.tx.decided.insert(txid, Decided { left, again_at, since, changed });
         }
         if ctx.client != NOBODY {
             self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
@@ -448,6 +456,27 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
+    /// The executors whose part in what was decided about the names of these inodes may not survive a power cut there yet.
+    pub(crate) fn parts_in_names(&self, inos: &[Ino]) -> Vec<ExecutorId> {
+        let inos: BTreeSet<Ino> = inos.iter().copied().collect();
+        let concerns = |item: &Item<Bytes>| {
+            let leads = || Entry::decode(item.value.as_deref()?).ok().map(|entry| entry.ino);
+            let entry = matches!(keys::parse(&item.key), Some(Parsed::Entry { .. }));
+            let of = inode_of(&item.key).into_iter();
+            of.chain(entry.then(leads).flatten()).any(|ino| inos.contains(&ino))
+        };
+        let mut also = BTreeSet::new();
+        for Decided { left, changed, .. } in self.tx.decided.values() {
+            let ours = changed.iter().any(|ino| inos.contains(ino));
+            for (executor, part) in left {
+                if ours || part.writes.iter().any(concerns) {
+                    also.insert(*executor);
+                }
+            }
+        }
+        also.into_iter().collect()
+    }
+
     /// Somebody meets locks of a transaction of ours.
     pub(super) fn tell_fate(
         &mut self,
@@ -496,16 +525,25 @@ impl<S: Store> Meta<S> {
             }
             self.go_on(job, now);
         }
+        if self.tx.finish_at <= now {
+            self.finish_again(now);
+        }
+    }
+
+    /// Tells the outcome again to those who have not acknowledged it in time.
+    fn finish_again(&mut self, now: Timestamp) {
         let late: Vec<_> = self.tx.decided.iter_mut().filter(|(_, d)| d.again_at <= now).collect();
         let mut sent = Vec::new();
         for (txid, decided) in late {
-            decided.again_at = later(now, AGAIN);
+            decided.again_at = later(now, self.tx.finish_again);
             for (executor, Part { life, writes }) in &decided.left {
                 let (life, writes) = (*life, writes.clone());
                 let message = PeerMessage::Finish { txid: *txid, life, writes };
                 sent.push((*executor, message, decided.changed.clone()));
             }
         }
+        let next = self.tx.decided.values().map(|decided| decided.again_at).min();
+        self.tx.finish_at = next.unwrap_or(now);
         for (executor, message, changed) in sent {
             self.tx.tell(executor, message, changed);
         }

@@ -189,6 +189,9 @@ pub(crate) fn inode_of(key: &[u8]) -> Option<Ino> {
         | Parsed::Orphan { ino, .. }
         | Parsed::Writer { ino, .. }
         | Parsed::Piece { ino, .. }
+        | Parsed::Job { ino, .. }
+        | Parsed::JobRank { ino, .. }
+        | Parsed::JobPlace { ino, .. }
         | Parsed::Garbage { ino, .. }
         | Parsed::Dropped { ino, .. } => Some(ino),
         _ => None,

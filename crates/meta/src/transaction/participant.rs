@@ -237,6 +237,8 @@ impl<S: Store> Meta<S> {
         let only_read = |item: &Item<Digest>| !writes.iter().any(|write| write.key == item.key);
         let reads = reads.into_iter().filter(only_read).map(|item| item.key).collect();
         let prepared = Prepared { age, life, reads, intents: Vec::new(), writes };
+        // It is part of a split: see `Meta::take_effect`.
+        self.moves.wants_sync = true;
         self.state.put(keys::locked(txid), Some(prepared.encode()?));
         let ask_at = later(self.tx.now, ASK);
         self.state.locks.add(txid, prepared, ask_at);

@@ -182,14 +182,46 @@ fn a_copied_time_survives_the_close() {
         tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime: old, changed: set.ctime }, true)
             .expect("commit");
     assert_eq!((told.mtime, told.ctime), (old, set.ctime.moved_to(old)), "ctime never goes back");
+    // Another mount has set the time since; the object still has what this one had set.
     let future = Timestamp::from_sec(1 << 40);
-    let told = tell(
-        &mut s,
-        f.ino,
-        DataState { size: 9, blocks: 8, mtime: future, changed: set.ctime },
-        true,
-    );
-    assert_eq!(told.map(|a| (a.mtime, a.ctime)), Ok((future, s.time())));
+    let state = DataState { size: 9, blocks: 8, mtime: future, changed: s.time().plus_sec(5) };
+    let again = tell(&mut s, f.ino, state, true).expect("commit");
+    assert_eq!((again.size, again.mtime), (9, old));
+    assert_eq!(again.ctime, told.ctime.moved_to(old));
+}
+
+#[test]
+fn the_last_change_is_never_before_the_last_modification() {
+    // The clock of the disk is ahead of the shard's, by a tick on one machine, or behind.
+    for ahead in [true, false] {
+        let mut s = Shard::new();
+        let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
+        let mut before = f.clone();
+        for step in 1..6 {
+            let at = s.time().plus_sec(if ahead { 5 } else { -5 });
+            let at = Timestamp { nsec: step, ..at };
+            let state = DataState { size: 7, blocks: 8, mtime: at, changed: at };
+            let told = tell(&mut s, f.ino, state, false).expect("commit");
+            let mut shown = before.clone();
+            shown.take_bytes(&state);
+            let told_times = |attr: &Attr| (attr.mtime, attr.ctime);
+            assert_eq!(told_times(&told), told_times(&shown), "as a client has shown it");
+            assert!(told.ctime >= told.mtime, "{told:?}");
+            assert!(told.mtime > before.mtime && told.ctime > before.ctime, "{told:?} {before:?}");
+            let again = tell(&mut s, f.ino, state, false).expect("commit");
+            assert_eq!(
+                (again.mtime, again.ctime),
+                (told.mtime, told.ctime),
+                "one change, one time"
+            );
+            let moded = s.chmod(f.ino, 0o600 + step as u16 % 8).expect("chmod");
+            assert!(moded.ctime > told.ctime && moded.mtime == told.mtime);
+            let now = s.setattr(f.ino, times(None, Some(SetTime::Now))).expect("touch");
+            assert!(now.mtime > told.mtime && now.mtime == now.ctime, "{now:?}");
+            before = now;
+        }
+        s.assert_sound();
+    }
 }
 
 #[test]

@@ -210,7 +210,9 @@ impl Shard {
 
     fn removed(&mut self, op: MetaOp) -> Result<(Option<Ino>, bool), Errno> {
         match self.apply(op)? {
-            MetaReply::Removed { ino, last } => Ok((ino, last)),
+            MetaReply::Removed { ino, last } | MetaReply::Renamed { ino, last, .. } => {
+                Ok((ino, last))
+            }
             other => panic!("not removed: {other:?}"),
         }
     }

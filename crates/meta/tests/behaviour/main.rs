@@ -7,6 +7,7 @@ mod crashes;
 mod entries;
 mod exactly_once;
 mod harness;
+mod jobs;
 mod model;
 mod model_run;
 mod on_disk;

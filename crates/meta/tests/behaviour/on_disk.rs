@@ -5,7 +5,7 @@ use crate::harness::*;
 use std::ops::ControlFlow;
 use std::path::Path;
 use tatami_meta::store::{Change, Store, StoreError};
-use tatami_meta::{Context, FjallStore, Meta, OpenError};
+use tatami_meta::{Context, FjallStore, Meta, OpenError, Opening};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
 use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
 
@@ -13,7 +13,7 @@ use tatami_wire::{Cred, Errno, Timestamp, VolumeId};
 const LOG: &str = "00000001.log";
 
 fn open(path: &Path) -> FjallStore {
-    FjallStore::open(path).expect("opens")
+    FjallStore::open(path, Opening::default()).expect("opens")
 }
 
 fn put(key: &str, value: &str) -> Change {
@@ -231,9 +231,259 @@ fn a_log_that_misses_its_end_is_told() {
     drop(store);
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
     file.set_len(1 << 20).expect("cut");
-    match FjallStore::open(dir.path()).map(|_| ()) {
-        Err(StoreError::Damaged { .. }) => {}
+    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
+        Err(StoreError::Lost { .. }) => {}
         other => panic!("not refused: {other:?}"),
+    }
+    // What is left of it and all that came after it is there when the loss is accepted.
+    let store = accepting(dir.path());
+    let keys = (0..1200u32).filter(|n| store.get(&n.to_be_bytes()).expect("get").is_some());
+    let keys: Vec<u32> = keys.collect();
+    assert!(keys.len() > 50 && keys.first() == Some(&0) && keys.last() == Some(&1199), "{keys:?}");
+}
+
+fn accepting(path: &Path) -> FjallStore {
+    let opening = Opening { accept_loss: true, ..Opening::default() };
+    FjallStore::open(path, opening).expect("opens with what is left")
+}
+
+fn flip(file: &Path, byte: usize, bit: u8) {
+    let mut bytes = std::fs::read(file).expect("read");
+    bytes[byte] ^= 1 << bit;
+    std::fs::write(file, bytes).expect("write");
+}
+
+/// A store with a table and a log of 50 batches, the last ones of them not synced; it was closed, or its process died.
+fn damageable(path: &Path, closed: bool) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut store = open(path);
+    let record = |n: u32| (n.to_be_bytes().to_vec(), vec![n as u8 | 1; 20 + n as usize % 100]);
+    let mut expected: std::collections::BTreeMap<_, _> = (0..2000).map(record).collect();
+    let first: Vec<Change> = expected.iter().map(|(k, v)| (k.clone(), Some(v.clone()))).collect();
+    store.commit(&first).expect("commit");
+    for n in 1950..2000u32 {
+        let value = vec![9; 300];
+        store.commit(&[(n.to_be_bytes().to_vec(), Some(value.clone()))]).expect("commit");
+        expected.insert(n.to_be_bytes().to_vec(), value);
+        if n % 10 == 7 {
+            store.sync().expect("sync");
+        }
+    }
+    if closed {
+        store.close().expect("close");
+    }
+    expected
+}
+
+#[test]
+fn a_flipped_bit_in_the_middle_of_a_closed_log_is_told_and_can_be_accepted() {
+    let dir = tempfile::tempdir().expect("directory");
+    let mut expected = damageable(dir.path(), true);
+    drop(open(dir.path()));
+    // A batch takes 24 + 6 + 4 + 300 bytes, behind the header of 36.
+    let (batch, log) = (20, dir.path().join(LOG));
+    flip(&log, 36 + batch * 334 + 100, 3);
+    let refused =
+        FjallStore::open(dir.path(), Opening::default()).map(|_| ()).expect_err("refused");
+    let StoreError::Lost { at, .. } = &refused else { panic!("{refused}") };
+    assert_eq!(*at as usize, 36 + batch * 334);
+    let told = refused.to_string();
+    assert!(told.contains(LOG) && told.contains("--accept-loss"), "{told}");
+    assert!(!log.with_extension("log.cut").exists(), "nothing is done before somebody decides");
+    let mut store = accepting(dir.path());
+    assert!(store.lost() > 0 && store.cut().is_some_and(|cut| cut.contains("00000001.log.cut")));
+    assert!(log.with_extension("log.cut").exists());
+    // One batch is lost, and none behind it.
+    expected.insert(1970u32.to_be_bytes().to_vec(), vec![1970u32 as u8 | 1; 20 + 1970 % 100]);
+    assert_eq!(all_of(&store).expect("scan"), expected);
+    store.commit(&[put("next", "1")]).expect("commit");
+    drop(store);
+    assert!(
+        open(dir.path()).lost() > 0,
+        "until it is closed, what was counted may not have been raised"
+    );
+    open(dir.path()).close().expect("close");
+    let store = open(dir.path());
+    assert_eq!((store.lost(), store.cut()), (0, None));
+    assert_eq!(store.get(b"next").expect("get"), Some(b"1".to_vec()));
+}
+
+/// The slow part of a sync may be done by another thread, while batches follow that it does not cover.
+#[test]
+fn what_another_thread_synced_is_missed_as_well_and_no_more() {
+    let dir = tempfile::tempdir().expect("directory");
+    let batch = |n: u8| [(vec![n], Some(vec![n; 300]))];
+    let live = dir.path().join("live");
+    let mut store = open(&live);
+    for n in 1..=5 {
+        store.commit(&batch(n)).expect("commit");
+    }
+    let work = store.begin_sync().expect("begins").expect("another thread does it");
+    store.commit(&batch(6)).expect("commit");
+    store.commit(&batch(7)).expect("commit");
+    let synced = work();
+    store.end_sync(synced).expect("ends");
+    drop(store);
+    // The first batch went to a table; the others take 24 + 6 + 1 + 300 bytes each, behind the header of 36.
+    for (bad, told) in [(2, true), (5, true), (6, false), (7, false)] {
+        let copy = dir.path().join(format!("bad-{bad}"));
+        copy_tree(&live, &copy);
+        flip(&copy.join(LOG), 36 + (bad - 2) * 331 + 100, 1);
+        let opened = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() });
+        assert_eq!(matches!(opened, Err(StoreError::Lost { .. })), told, "batch {bad}");
+        assert_eq!(opened.is_ok(), !told, "batch {bad}");
+    }
+}
+
+#[test]
+fn a_log_that_is_shorter_than_what_was_synced_or_gone_is_told() {
+    let dir = tempfile::tempdir().expect("directory");
+    for closed in [true, false] {
+        let live = dir.path().join(format!("closed-{closed}"));
+        let expected = damageable(&live, closed);
+        let used = 36 + 50 * 334;
+        for length in [0, 20, 36, 37, used / 2, used - 334 * 3, used - 1, used] {
+            let copy = dir.path().join(format!("{closed}-{length}"));
+            copy_tree(&live, &copy);
+            let file = std::fs::OpenOptions::new().write(true).open(copy.join(LOG)).expect("log");
+            file.set_len(length as u64).expect("cut");
+            let opened = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() });
+            // Of one that was not closed, the last two batches were not synced.
+            let may_be_lost = if closed { 0 } else { 2 };
+            match opened {
+                Ok(store) => {
+                    assert!(length >= used - may_be_lost * 334, "{length} of {used} is no error");
+                    let found = all_of(&store).expect("scan");
+                    assert_eq!(found.len(), expected.len());
+                    assert_eq!(found == expected, length == used);
+                }
+                Err(StoreError::Lost { .. }) => assert!(length < used - may_be_lost * 334),
+                Err(e) => panic!("{e}"),
+            }
+        }
+        for gone in [LOG, "mark"] {
+            let copy = dir.path().join(format!("{closed}-{gone}"));
+            copy_tree(&live, &copy);
+            std::fs::remove_file(copy.join(gone)).expect("remove");
+            let refused = FjallStore::open(&copy, Opening::default()).map(|_| ());
+            assert!(matches!(refused, Err(StoreError::Lost { .. })), "{gone}: {refused:?}");
+            let left = all_of(&accepting(&copy)).expect("scan");
+            assert_eq!(left == expected, gone == "mark", "what is there is taken over");
+        }
+    }
+}
+
+fn all_of(store: &FjallStore) -> Result<std::collections::BTreeMap<Vec<u8>, Vec<u8>>, StoreError> {
+    let mut found = std::collections::BTreeMap::new();
+    store.scan(&[], &[], &mut |k, v| {
+        found.insert(k.to_vec(), v.to_vec());
+        ControlFlow::Continue(())
+    })?;
+    Ok(found)
+}
+
+/// All files below a directory.
+fn files(dir: &Path) -> Vec<std::path::PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(dir).expect("list") {
+        let entry = entry.expect("entry");
+        match entry.file_type().expect("type").is_dir() {
+            true => found.extend(files(&entry.path())),
+            false => found.push(entry.path()),
+        }
+    }
+    found.sort();
+    found
+}
+
+/// A bit flips in each kind of file of a store, at its ends and in between: what is read is what was written, or there is
+/// an error.
+#[test]
+fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
+    let dir = tempfile::tempdir().expect("directory");
+    let live = dir.path().join("live");
+    let expected = damageable(&live, true);
+    // What is reserved need not be copied each time.
+    let log = std::fs::OpenOptions::new().write(true).open(live.join(LOG)).expect("log");
+    log.set_len(36 + 50 * 334).expect("cut");
+    let (mut told, mut kinds) = (std::collections::BTreeMap::new(), 0);
+    for file in files(&live) {
+        let name = file.strip_prefix(&live).expect("below").to_owned();
+        let bytes = std::fs::read(&file).expect("read");
+        let used = bytes.iter().rposition(|b| *b != 0).map_or(0, |last| last + 1);
+        if used == 0 {
+            continue;
+        }
+        kinds += 1;
+        let ends = [0, 5, 9, used.saturating_sub(10), used.saturating_sub(4), used - 1];
+        let between = (1..6).map(|n| used * n / 6);
+        let places = ends.into_iter().chain(between).map(|at| at.min(used - 1));
+        let places: std::collections::BTreeSet<usize> = places.collect();
+        for at in places {
+            let copy = dir.path().join("copy");
+            copy_tree(&live, &copy);
+            flip(&copy.join(&name), at, (at % 8) as u8);
+            let what = format!("{} at {at} of {used}", name.display());
+            let read = std::panic::catch_unwind(|| {
+                let store = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() })?;
+                let all = all_of(&store)?;
+                // Filters and indexes are asked for single keys.
+                for key in expected.keys() {
+                    assert_eq!(store.get(key)?.as_ref(), expected.get(key), "{what}");
+                }
+                Ok::<_, StoreError>(all)
+            });
+            match read {
+                Ok(Ok(found)) => assert!(found == expected, "{what}: it is read as something else"),
+                Ok(Err(e)) => {
+                    assert!(e.to_string().contains("copy"), "{what}: no path: {e}");
+                    *told.entry(name.clone()).or_insert(0) += 1;
+                }
+                Err(_) => panic!("{what}: a panic"),
+            }
+            std::fs::remove_dir_all(&copy).expect("remove");
+        }
+    }
+    assert!(kinds >= 8, "there are {kinds} files");
+    for part in [LOG, "keyspaces/1/tables/0", "keyspaces/1/current", "version"] {
+        assert!(told.contains_key(Path::new(part)), "nothing told of {part}: {told:?}");
+    }
+}
+
+/// After a loss, no number of an inode that is not known any more is given out again: its object may be there.
+#[test]
+fn numbers_of_inodes_that_were_lost_are_not_given_out_again() {
+    let dir = tempfile::tempdir().expect("directory");
+    let now = Timestamp::from_sec(1);
+    let make = |meta: &mut Meta<FjallStore>, n: u64| {
+        let ctx = Context { now, client: A, slot: 0, seq: n, trusted: true };
+        let op = MetaOp::Create {
+            parent: ROOT,
+            name: name(&format!("f{n}")),
+            node: NewNode::File(LAYOUT),
+            mode: 0o644,
+            umask: 0,
+            exclusive: true,
+            open: None,
+        };
+        let applied = meta.apply(&ctx, &Cred::ROOT, &op);
+        let tatami_meta::Applied::Done(Ok(MetaReply::Created { attr, .. })) = applied else {
+            panic!("{applied:?}")
+        };
+        meta.sync().expect("sync");
+        attr.ino
+    };
+    let mut meta = Meta::open(open(dir.path()), config(), now).expect("opens");
+    let before: Vec<_> = (1..200).map(|n| make(&mut meta, n)).collect();
+    drop(meta);
+    // All but the header is gone, and with it the batch that said how many numbers are taken.
+    let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
+    file.set_len(36).expect("cut");
+    assert!(FjallStore::open(dir.path(), Opening::default()).is_err());
+    for _ in 0..2 {
+        let mut meta = Meta::open(accepting(dir.path()), config(), now).expect("opens");
+        let ino = make(&mut meta, 1000);
+        assert!(before.iter().all(|old| old.0 < ino.0), "{ino} was given out before");
+        drop(meta);
     }
 }
 
@@ -282,7 +532,7 @@ fn copy_tree(from: &Path, to: &Path) {
 fn one_process_at_a_time() {
     let dir = tempfile::tempdir().expect("directory");
     let _store = open(dir.path());
-    match FjallStore::open(dir.path()).map(|_| ()) {
+    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
         Err(e @ StoreError::Locked { .. }) => assert!(e.to_string().contains("another process")),
         other => panic!("not locked: {other:?}"),
     }
@@ -293,7 +543,7 @@ fn a_store_of_a_newer_format_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().expect("directory");
     drop(open(dir.path()));
     std::fs::write(dir.path().join("version"), b"FJL\x09").expect("write");
-    match FjallStore::open(dir.path()).map(|_| ()) {
+    match FjallStore::open(dir.path(), Opening::default()).map(|_| ()) {
         Err(e @ StoreError::Format { .. }) => {
             assert!(e.to_string().contains("use the version that wrote it"));
         }
@@ -311,10 +561,10 @@ fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
     assert!(matches!(refused, OpenError::Volume { .. }));
     let mut store = open(dir.path());
     let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
-    shard[8] = 9;
+    shard[8] = 10;
     store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
     let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Newer { found: 9, known: 8 }), "{refused}");
+    assert!(matches!(refused, OpenError::Newer { found: 10, known: 9 }), "{refused}");
 }
 
 #[test]
@@ -336,7 +586,8 @@ fn a_store_whose_making_was_cut_short_is_made_again() {
     let dir = tempfile::tempdir().expect("directory");
     drop(open(dir.path()));
     std::fs::remove_file(dir.path().join("version")).expect("remove");
-    let refused = FjallStore::open(dir.path()).map(|_| ()).expect_err("refused");
+    let refused =
+        FjallStore::open(dir.path(), Opening::default()).map(|_| ()).expect_err("refused");
     assert!(matches!(refused, StoreError::Damaged { .. }), "never deletes a finished store");
 }
 

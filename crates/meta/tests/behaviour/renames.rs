@@ -45,7 +45,7 @@ fn what_is_replaced_can_be_kept() {
         mode: Replace,
         keep: true,
     };
-    assert_eq!(s.apply(op), Ok(MetaReply::Removed { ino: Some(g), last: true }));
+    assert_eq!(s.apply(op), Ok(MetaReply::Renamed { ino: Some(g), last: true, moved: vec![f] }));
     assert_eq!(s.getattr(g).map(|a| a.nlink), Ok(0));
     assert_eq!(s.lookup(ROOT, "g").map(|a| a.ino), Ok(f));
     s.assert_sound();

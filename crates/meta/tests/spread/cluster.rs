@@ -136,6 +136,10 @@ pub struct Cluster {
     pub opens: BTreeMap<u8, BTreeSet<Ino>>,
     /// A node has died, and forgotten them.
     died: bool,
+    /// Nodes sync once a second, and tell each other what lasts.
+    sync: bool,
+    /// Who has answered each client last.
+    pub answered_by: BTreeMap<u8, ExecutorId>,
 }
 
 const COMES_BACK: u64 = 120;
@@ -171,6 +175,8 @@ impl Cluster {
             parcels: 0,
             opens: BTreeMap::new(),
             died: false,
+            sync: false,
+            answered_by: BTreeMap::new(),
         };
         (0..usize::from(nodes)).for_each(|node| cluster.up(node));
         cluster
@@ -187,6 +193,9 @@ impl Cluster {
         let mut meta = Meta::open(store, config, now).expect("opens");
         if let Some(entries) = self.split_above {
             meta.split_above(entries);
+        }
+        if self.sync {
+            meta.acknowledge_once_lasting();
         }
         self.lives[node] = Some(Life::Up(Box::new(meta)));
         self.tell_opens(node);
@@ -208,6 +217,31 @@ impl Cluster {
             if let Some(meta) = self.meta(node) {
                 meta.split_above(entries);
             }
+        }
+    }
+
+    /// From now on nodes sync once a second, and acknowledge what lasts.
+    pub fn sync_by_themselves(&mut self) {
+        self.sync = true;
+        for node in 0..self.lives.len() {
+            if let Some(meta) = self.meta(node) {
+                meta.acknowledge_once_lasting();
+            }
+        }
+    }
+
+    /// A client has a node sync on behalf of these inodes. Returns who else has a part in their names.
+    pub fn sync_names(&mut self, node: usize, inos: &[Ino]) -> Vec<ExecutorId> {
+        self.seq += 1;
+        let (now, seq) = (self.time(), self.seq);
+        let meta = self.meta(node).expect("it is up");
+        let ctx = Context { now, client: ClientId([99; 16]), slot: 0, seq, trusted: true };
+        let op = MetaOp::SyncNames { inos: inos.to_vec() };
+        let answer = meta.apply(&ctx, &Cred::ROOT, &op).at_once();
+        meta.sync().expect("memory does not fail");
+        match answer {
+            Ok(MetaReply::NamesSynced { also, .. }) => also,
+            other => panic!("not synced: {other:?}"),
         }
     }
 
@@ -234,6 +268,13 @@ impl Cluster {
         self.kill(node, 30);
         if let Some(Life::Down(store, _)) = self.lives[node].as_mut() {
             store.power_cut(kept);
+        }
+    }
+
+    /// A node that is down loses all that was not synced.
+    pub fn lose_unsynced(&mut self, node: usize) {
+        if let Some(Life::Down(store, _)) = self.lives[node].as_mut() {
+            store.power_cut(0);
         }
     }
 
@@ -325,6 +366,7 @@ impl Cluster {
         }
         let asked = self.asked.remove(&client).expect("it asked");
         self.longest = self.longest.max(self.now - asked.since);
+        self.answered_by.insert(client, node);
         self.answers.insert(client, result);
     }
 
@@ -520,6 +562,9 @@ impl Cluster {
             self.order_move();
         }
         for node in 0..self.lives.len() {
+            if self.sync && self.now % 1000 == node as u64 * 10 {
+                self.sync(node);
+            }
             self.further_move(node);
             let Some(meta) = self.meta(node) else { continue };
             if meta.deadline().is_some_and(|deadline| deadline <= time) {
@@ -528,6 +573,14 @@ impl Cluster {
                     self.collect(node);
                 }
             }
+        }
+    }
+
+    /// A node writes its log out.
+    fn sync(&mut self, node: usize) {
+        if let Some(meta) = self.meta(node) {
+            let work = meta.begin_sync().expect("memory does not fail");
+            assert!(work.is_none(), "memory syncs at once");
         }
     }
 

@@ -8,5 +8,6 @@ mod mending;
 mod moving;
 mod same;
 mod splitting;
+mod syncing;
 #[path = "../common/words.rs"]
 mod words;

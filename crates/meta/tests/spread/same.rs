@@ -47,6 +47,10 @@ impl Inos {
             MetaReply::Removed { ino, last } => {
                 MetaReply::Removed { ino: ino.map(|ino| self.number(ino)), last }
             }
+            MetaReply::Renamed { ino, last, moved } => {
+                let moved = moved.into_iter().map(|ino| self.number(ino)).collect();
+                MetaReply::Renamed { ino: ino.map(|ino| self.number(ino)), last, moved }
+            }
             MetaReply::Entries { entries, end, parent, upto } => {
                 let plain =
                     |entry: DirEntry| DirEntry { ino: self.number(entry.ino), attr: None, ..entry };

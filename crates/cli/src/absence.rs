@@ -1,0 +1,130 @@
+//! Why a node cannot be reached, as far as can be seen from here, and what to do about it: each of these
+//! looks like a daemon that is down, and for most of them `tatami up` is no help.
+
+use crate::daemon;
+use crate::place::{ASK_TIMEOUT, Place};
+use std::io::ErrorKind;
+use std::net::{TcpStream, ToSocketAddrs};
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+use tatami_client::connection::{ConnectError, Endpoint};
+use tatami_cluster::NodeEntry;
+
+/// Longest wait for a port to answer.
+const PORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absence {
+    /// What is wrong, part of a sentence.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Absence {
+    /// Looks why the node could not be reached.
+    pub fn of(place: &Place, entry: &NodeEntry, error: &ConnectError) -> Absence {
+        let flag = place.dir_flag();
+        let socket_failed = match error {
+            ConnectError::Unreachable { endpoint, source } => match endpoint {
+                Endpoint::Unix(_) | Endpoint::Through(..) => Some(source.kind()),
+                Endpoint::Tcp(_) => None,
+            },
+            ConnectError::Handshake { .. } => None,
+        };
+        if !error.may_pass() {
+            return Absence {
+                why: error.to_string(),
+                remedy: format!("see its log, {}", daemon::log_file(&entry.dir).display()),
+            };
+        }
+        if socket_failed == Some(ErrorKind::PermissionDenied) {
+            let owner = [&entry.socket, &entry.dir, &place.dir];
+            let owner = owner.iter().find_map(|path| path.metadata().ok()).map(|m| m.uid());
+            let owner = owner.map_or("another user".to_owned(), |uid| format!("user {uid}"));
+            return Absence {
+                why: format!("the volume belongs to {owner} and is not open to others: {error}"),
+                remedy: format!(
+                    "run this as that user; or have that user set mount.allow_other = true in {} and start \
+                     the volume anew: tatami down, then tatami up",
+                    place.dir.join("tatami.toml").display()
+                ),
+            };
+        }
+        let process = daemon::running(entry);
+        let no_socket = [Some(ErrorKind::NotFound), Some(ErrorKind::ConnectionRefused)];
+        if no_socket.contains(&socket_failed)
+            && place.is_here(entry)
+            && (process.is_some() || port_answers(&entry.address))
+        {
+            return Absence {
+                why: format!(
+                    "its socket {} is gone, though its port {} answers",
+                    entry.socket.display(),
+                    entry.address
+                ),
+                remedy: format!(
+                    "start it anew: tatami node stop --force{flag} {}, then tatami up{flag}",
+                    entry.name
+                ),
+            };
+        }
+        if let Some(process) = process {
+            return Absence {
+                why: format!(
+                    "its daemon (process {}) runs and does not answer ({error})",
+                    process.pid
+                ),
+                remedy: format!(
+                    "see its log, {}; to end it: tatami node stop --force{flag} {}",
+                    daemon::log_file(&entry.dir).display(),
+                    entry.name
+                ),
+            };
+        }
+        if !place.is_here(entry) {
+            return Absence {
+                why: format!("down, or not to be reached from here ({error})"),
+                remedy: format!(
+                    "{} is on another machine, {}: look there: tatami status; to start it, there: tatami up",
+                    entry.name, entry.address
+                ),
+            };
+        }
+        Absence {
+            why: format!("down ({error})"),
+            remedy: format!("to start what is down: tatami up{flag}"),
+        }
+    }
+
+    /// The node took the question and did not answer.
+    pub fn of_silent(place: &Place, entry: &NodeEntry) -> Absence {
+        let silent = format!("silent for {} s", ASK_TIMEOUT.as_secs());
+        let why = match daemon::running(entry) {
+            Some(process) => {
+                format!("its daemon (process {}) runs and does not answer ({silent})", process.pid)
+            }
+            None => silent,
+        };
+        let remedy = match place.is_here(entry) {
+            true => format!(
+                "see its log, {}; to end it: tatami node stop --force{} {}",
+                daemon::log_file(&entry.dir).display(),
+                place.dir_flag(),
+                entry.name
+            ),
+            false => format!(
+                "{} is on another machine, {}: look there: tatami status",
+                entry.name, entry.address
+            ),
+        };
+        Absence { why, remedy }
+    }
+}
+
+/// Whether a process accepts connections at this address.
+fn port_answers(address: &str) -> bool {
+    let Ok(addresses) = address.to_socket_addrs() else { return false };
+    addresses.into_iter().any(|at| TcpStream::connect_timeout(&at, PORT_TIMEOUT).is_ok())
+}

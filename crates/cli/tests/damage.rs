@@ -1,0 +1,130 @@
+//! A disk that gives other bytes back than were written, or takes none any more.
+
+mod common;
+
+use common::{Said, Volume};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const NOTHING: [&str; 0] = [];
+/// How long something may take that happens by itself.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// Directories, and files in each.
+const DIRS: usize = 12;
+const FILES: usize = 40;
+
+/// Flips a bit of a file in the middle of what is not zero, and says where.
+fn flip_in_the_middle(file: &Path) -> usize {
+    let mut bytes = std::fs::read(file).expect("read");
+    let used = bytes.iter().rposition(|b| *b != 0).expect("something is in it");
+    bytes[used / 2] ^= 4;
+    std::fs::write(file, bytes).expect("written");
+    used / 2
+}
+
+/// The names that `tatami ls` shows, or `None` where it says that it cannot.
+fn names(volume: &Volume, dir: usize) -> Option<usize> {
+    let said = volume.run("ls", [format!(":/tree/d{dir}")]);
+    match said.code {
+        Some(0) => Some(said.out.lines().count()),
+        _ => {
+            assert!(!said.err.is_empty(), "{said:?}");
+            None
+        }
+    }
+}
+
+#[test]
+fn one_flipped_bit_stops_one_executor_and_the_loss_can_be_accepted() {
+    let volume = Volume::new();
+    volume.run("up", ["--no-mount", "--executors", "2"]).works();
+    let tree = volume.path("tree");
+    for dir in 0..DIRS {
+        let dir = tree.join(format!("d{dir}"));
+        std::fs::create_dir_all(&dir).expect("made");
+        for file in 0..FILES {
+            std::fs::write(dir.join(format!("f{file}")), "x").expect("written");
+        }
+    }
+    volume.run("cp", ["-r", tree.to_str().expect("UTF-8"), ":/"]).works();
+    assert!((0..DIRS).all(|dir| names(&volume, dir) == Some(FILES)));
+    volume.run("down", NOTHING).works();
+    let log = volume.path("node0/meta/0001/00000001.log");
+    flip_in_the_middle(&log);
+
+    let refused = |said: &Said| {
+        said.fails(3, &[log.to_str().expect("UTF-8"), "at byte", "--accept-loss"]);
+    };
+    refused(&volume.run("up", ["--no-mount"]));
+    // Again, with the daemon running.
+    refused(&volume.run("up", ["--no-mount"]));
+    refused(&volume.run("node start", ["0"]));
+    let status = volume.run("status", ["--json"]);
+    assert_eq!((status.code, &status.json()["healthy"]), (Some(3), &false.into()), "{status:?}");
+    let trouble = status.json()["nodes"][0]["trouble"].to_string();
+    assert!(trouble.contains("00000001.log") && trouble.contains("executor 1"), "{trouble}");
+    // What the other executor has is all there; of what this one has nothing is shown, rather than a part.
+    let seen: Vec<_> = (0..DIRS).map(|dir| names(&volume, dir)).collect();
+    assert!(seen.iter().all(|n| n.is_none_or(|n| n == FILES)), "{seen:?}");
+    assert!(seen.iter().any(Option::is_some) && seen.iter().any(Option::is_none), "{seen:?}");
+    assert!(!log.with_extension("log.cut").exists(), "nobody has decided anything yet");
+
+    let said = volume.run("up", ["--no-mount", "--accept-loss"]);
+    assert!(said.works().err.contains("00000001.log.cut"), "{said:?}");
+    assert!(log.with_extension("log.cut").exists());
+    volume.run("status", NOTHING).works();
+    volume.run("fsck", ["--repair"]);
+    volume.run("fsck", NOTHING).works();
+    // What one batch told is lost: the requests that came together, which are few as they come one by one.
+    let left: usize = (0..DIRS).filter_map(|dir| names(&volume, dir)).sum();
+    assert!(left > DIRS * FILES * 3 / 4, "{left} of {} names are left", DIRS * FILES);
+    volume.run("down", NOTHING).works();
+    volume.run("up", ["--no-mount"]).works();
+    assert_eq!((0..DIRS).filter_map(|dir| names(&volume, dir)).sum::<usize>(), left);
+}
+
+/// Files below a directory.
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
+    let entries = entries.flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        assert!(start.elapsed() < PATIENCE, "it does not happen: {what}");
+        let pause = Duration::from_millis(50);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "nothing tells of what a daemon does by itself"
+        )]
+        std::thread::sleep(pause);
+    }
+}
+
+/// Each line that a daemon logs fails. It serves, and keeps house, as if it did not.
+#[test]
+fn a_daemon_that_cannot_log_does_all_else() {
+    let volume = Volume::up(1);
+    volume.run("down", NOTHING).works();
+    let full = || OpenOptions::new().write(true).open("/dev/full").expect("/dev/full");
+    let mut run = common::command(["node", "run", "--dir"]);
+    run.arg(volume.path("node0")).env("TATAMI_LOG", "trace").stdout(full()).stderr(full());
+    let mut daemon = run.spawn().expect("the daemon starts");
+    wait_for("it answers", || {
+        assert_eq!(daemon.try_wait().expect("waited"), None, "it ended");
+        volume.run("ls", [":/"]).code == Some(0)
+    });
+    let file = volume.path("file");
+    std::fs::write(&file, "bytes").expect("written");
+    volume.run("cp", [file.to_str().expect("UTF-8"), ":/"]).works();
+    let objects = || files(&volume.path("node0/objects")).len();
+    assert_eq!(objects(), 1);
+    volume.run("rm", [":/file"]).works();
+    wait_for("the object of a removed file is removed", || objects() == 0);
+    volume.run("status", NOTHING).works();
+    volume.run("down", NOTHING).works();
+    assert!(daemon.wait().expect("waited").success());
+}

@@ -1,0 +1,47 @@
+//! Why an operation failed whose error number says little: `EIO`, and what becomes of one.
+//!
+//! The number goes up through many hands, and a program gets no more than it. So the place that knows the
+//! node and the reason leaves a note for this thread, which a front end puts into its log.
+
+use std::cell::RefCell;
+use tatami_wire::Errno;
+
+thread_local! {
+    static NOTE: RefCell<Option<String>> = const { RefCell::new(None) };
+}
+
+/// Forgets what was noted, before an operation begins.
+pub fn forget_cause() {
+    NOTE.with_borrow_mut(|note| *note = None);
+}
+
+/// What was noted in this thread since [`forget_cause`].
+pub fn take_cause() -> Option<String> {
+    NOTE.with_borrow_mut(Option::take)
+}
+
+/// Notes why `errno` is answered, where its number does not tell.
+pub fn note_cause(errno: Errno, why: impl FnOnce() -> String) {
+    if matches!(errno, Errno::EIO | Errno::EPROTO | Errno::EINTR) || errno.name().is_none() {
+        NOTE.with_borrow_mut(|note| *note = Some(why()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_little_is_explained() {
+        forget_cause();
+        note_cause(Errno::ENOENT, || unreachable!("it tells enough"));
+        assert_eq!(take_cause(), None);
+        note_cause(Errno::EIO, || "the disk".into());
+        note_cause(Errno::EPROTO, || "node 1".into());
+        assert_eq!(take_cause().as_deref(), Some("node 1"));
+        assert_eq!(take_cause(), None);
+        note_cause(Errno(7777), || "node 2".into());
+        forget_cause();
+        assert_eq!(take_cause(), None);
+    }
+}

@@ -1,0 +1,62 @@
+//! Paths of the inodes that were found: an inode does not know its names.
+
+use super::Finding;
+use crate::Client;
+use std::collections::HashMap;
+use tatami_wire::{Cred, Errno, Ino, Kind, READDIR_MAX};
+
+/// Most directories that are remembered while the tree is walked; those below others are not walked beyond that.
+const PENDING_MAX: usize = 1_000_000;
+
+/// Goes through the whole tree for a path of each inode that is still wrong. What cannot be read is passed over.
+pub(super) fn add(client: &Client, findings: &mut [Finding]) {
+    let open = findings.iter_mut().filter(|finding| !finding.repaired);
+    let mut wanted: HashMap<Ino, Vec<&mut Finding>> = HashMap::new();
+    for finding in open {
+        wanted.entry(finding.ino).or_default().push(finding);
+    }
+    give(&mut wanted, Ino::ROOT, b"/");
+    let mut pending = vec![(Ino::ROOT, Vec::new())];
+    while let Some((dir, path)) = pending.pop()
+        && !wanted.is_empty()
+    {
+        if let Err(error) = walk(client, (dir, &path), &mut wanted, &mut pending) {
+            tracing::debug!(%dir, %error, "a directory was passed over in the search for paths");
+        }
+    }
+}
+
+fn walk(
+    client: &Client,
+    (dir, path): (Ino, &[u8]),
+    wanted: &mut HashMap<Ino, Vec<&mut Finding>>,
+    pending: &mut Vec<(Ino, Vec<u8>)>,
+) -> Result<(), Errno> {
+    let mut after = 0;
+    loop {
+        let part = client.read_dir(&Cred::ROOT, dir, after, READDIR_MAX, false)?;
+        let before = after;
+        after = part.entries.last().map_or(after, |entry| entry.cookie);
+        for entry in part.entries {
+            let is_dir = entry.kind == Kind::Dir && pending.len() < PENDING_MAX;
+            if !is_dir && !wanted.contains_key(&entry.ino) {
+                continue;
+            }
+            let path = [path, b"/", &entry.name[..]].concat();
+            give(wanted, entry.ino, &path);
+            if is_dir {
+                pending.push((entry.ino, path));
+            }
+        }
+        // Forward, or a broken directory would be asked for ever.
+        if part.end || after <= before {
+            return Ok(());
+        }
+    }
+}
+
+fn give(wanted: &mut HashMap<Ino, Vec<&mut Finding>>, ino: Ino, path: &[u8]) {
+    for finding in wanted.remove(&ino).into_iter().flatten() {
+        finding.path = Some(String::from_utf8_lossy(path).into_owned());
+    }
+}

@@ -1,0 +1,147 @@
+//! Bytes that an inode has and its object has not: a disk was lost, or somebody removed or cut
+//! the object behind our back.
+//!
+//! A client that changes the length of a file changes the object first, and then tells the shard. So an object is at
+//! least as long as its inode says, unless the shard has yet to hear of a truncation. A client truncates a file only
+//! while it has the file open for writing. The shard notes such an open, and gives the inode a new version for it.
+//!
+//! So bytes are lost if three things hold: the object is too short, no client has the file open for writing, and the
+//! inode has the same version before and after the look at the object. The shard tells a client of other clients
+//! only; each client remembers its own truncations.
+//!
+//! While another client has the file open for writing, a missing object is lost, because no truncation removes an
+//! object. An object that is merely too short is not taken for lost then.
+
+use crate::Client;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece};
+
+/// Most objects that are remembered as reported; beyond, some are reported again.
+const REPORTED_MAX: usize = 4096;
+
+/// Most inodes of which we remember that we are cutting them. Where so many cuts could not be told to their shards, no byte is
+/// taken for lost.
+const CUTTING_MAX: usize = 65_536;
+
+/// Cuts of our own of which the shard has not heard yet, and what was reported as lost.
+#[derive(Default)]
+pub(crate) struct Losses {
+    cutting: Mutex<HashMap<Ino, u32>>,
+    reported: Mutex<HashSet<(Ino, Piece)>>,
+}
+
+impl Losses {
+    /// We are about to cut an object of `ino`: until [`Losses::end_cut`] its length tells nothing.
+    pub(crate) fn begin_cut(&self, ino: Ino) {
+        let mut cutting = self.cutting.lock();
+        if cutting.len() < CUTTING_MAX || cutting.contains_key(&ino) {
+            *cutting.entry(ino).or_default() += 1;
+        }
+    }
+
+    /// The shard has been told of a cut, or nothing was cut.
+    pub(crate) fn end_cut(&self, ino: Ino) {
+        let mut cutting = self.cutting.lock();
+        if let Some(count) = cutting.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                cutting.remove(&ino);
+            }
+        }
+    }
+
+    /// The shard has been told how long the object is, also of a cut of which it could not be told before.
+    pub(crate) fn forget_cuts(&self, ino: Ino) {
+        self.cutting.lock().remove(&ino);
+    }
+
+    fn is_cutting(&self, ino: Ino) -> bool {
+        let cutting = self.cutting.lock();
+        cutting.len() >= CUTTING_MAX || cutting.contains_key(&ino)
+    }
+
+    /// Whether this is the first that is heard of it.
+    fn note(&self, ino: Ino, piece: Piece) -> bool {
+        let mut reported = self.reported.lock();
+        if reported.len() >= REPORTED_MAX {
+            reported.clear();
+        }
+        reported.insert((ino, piece))
+    }
+}
+
+/// An object that is too short, as it was looked at.
+pub(crate) struct Short {
+    pub(crate) node: NodeId,
+    pub(crate) piece: Piece,
+    /// Bytes that it should have at least.
+    pub(crate) least: u64,
+    /// Bytes that it has; `None` where it is not there.
+    pub(crate) has: Option<u64>,
+}
+
+impl Client {
+    /// Whether bytes of `ino` are lost for good. `look` looks at an object, given the inode as it is, and
+    /// tells if it is too short for that inode.
+    ///
+    /// # Errors
+    /// Those of the shard and of `look`.
+    pub(crate) fn is_lost(
+        &self,
+        ino: Ino,
+        look: impl FnOnce(&Attr) -> Result<Option<Short>, Errno>,
+    ) -> Result<bool, Errno> {
+        let before = self.getattr(&Cred::ROOT, ino)?;
+        // The order counts: a cut that begins after this question, and of which the shard hears before the next one, has
+        // changed the version.
+        if self.losses.is_cutting(ino) {
+            return Ok(false);
+        }
+        let Some(short) = look(&before)? else { return Ok(false) };
+        if self.losses.is_cutting(ino) {
+            return Ok(false);
+        }
+        let after = self.getattr(&Cred::ROOT, ino)?;
+        let is_written = before.written_elsewhere || after.written_elsewhere;
+        if before.version != after.version || is_written && short.has.is_some() {
+            return Ok(false);
+        }
+        self.report_lost(ino, &short);
+        Ok(true)
+    }
+
+    /// Tells, once, of an object that lacks bytes.
+    pub(crate) fn report_lost(&self, ino: Ino, short: &Short) {
+        if self.losses.note(ino, short.piece) {
+            tracing::error!(
+                %ino, node = short.node.0, object = short.piece.0, least = short.least,
+                has = short.has.unwrap_or(0), there = short.has.is_some(),
+                "bytes of a file are lost: reading them fails with EIO; tatami fsck --lost names the file"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cuts_are_counted_and_reports_bounded() {
+        let losses = Losses::default();
+        losses.begin_cut(Ino(5));
+        losses.begin_cut(Ino(5));
+        losses.end_cut(Ino(5));
+        assert!(losses.is_cutting(Ino(5)) && !losses.is_cutting(Ino(6)));
+        losses.end_cut(Ino(5));
+        losses.end_cut(Ino(5));
+        assert!(!losses.is_cutting(Ino(5)));
+        assert!(losses.note(Ino(5), Piece(0)));
+        assert!(!losses.note(Ino(5), Piece(0)) && losses.note(Ino(5), Piece(1)));
+        for ino in 0..2 * REPORTED_MAX as u64 {
+            losses.note(Ino(ino), Piece(0));
+        }
+        assert!(losses.reported.lock().len() <= REPORTED_MAX);
+    }
+}

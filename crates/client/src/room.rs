@@ -1,0 +1,104 @@
+//! On which node the bytes of a new file go: our own, or the next one with room where the own disk is full.
+
+use crate::Client;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
+use tatami_wire::{Layout, NodeId};
+
+/// A disk with fewer bytes available takes no new files.
+const FULL: u64 = 64 << 20;
+/// On small disks that part of them: one in so many.
+const SMALL_SHARE: u64 = 16;
+/// What another node has said of its room counts for so long; so does its silence.
+const ASKED: Duration = Duration::from_secs(2);
+
+/// What becomes of new files when the disk of their own node is full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WhenFull {
+    /// They go to the next node that has room, by number; to the own one where none has.
+    #[default]
+    Next,
+    /// They stay on the own node: writing to them fails with `ENOSPC`.
+    Refuse,
+}
+
+/// What is known of the room on other nodes.
+#[derive(Default)]
+pub(crate) struct Rooms {
+    when_full: WhenFull,
+    asked: Mutex<HashMap<NodeId, (Instant, bool)>>,
+}
+
+impl Rooms {
+    pub(crate) fn new(when_full: WhenFull) -> Rooms {
+        Rooms { when_full, ..Rooms::default() }
+    }
+}
+
+impl Client {
+    /// Where the bytes of a new file go: whole, to the node we are on, or to
+    /// the first node when we are on none; to the next one where that has no room ([`WhenFull`]).
+    pub fn new_layout(&self) -> Layout {
+        let node = self.home().unwrap_or(NodeId(0));
+        if self.rooms.when_full == WhenFull::Refuse {
+            return Layout::Whole { node };
+        }
+        let map = self.map();
+        if self.home().is_none_or(|home| has_room_here(&map, home)) {
+            return Layout::Whole { node };
+        }
+        let (before, after): (Vec<NodeId>, Vec<NodeId>) = map
+            .nodes
+            .iter()
+            .map(|info| info.id)
+            .filter(|id| *id != node)
+            .partition(|id| *id < node);
+        let next = after.into_iter().chain(before).find(|id| self.has_room(*id));
+        Layout::Whole { node: next.unwrap_or(node) }
+    }
+
+    /// Whether another node has room for new files.
+    fn has_room(&self, node: NodeId) -> bool {
+        if let Some((at, answer)) = self.rooms.asked.lock().get(&node)
+            && at.elapsed() < ASKED
+        {
+            return *answer;
+        }
+        let answer = match self.admin(node, AdminCall::Space) {
+            Ok(AdminReply::Space(space)) => !is_full(space.available, space.total),
+            _ => false,
+        };
+        self.rooms.asked.lock().insert(node, (Instant::now(), answer));
+        answer
+    }
+}
+
+/// Whether the disk of our own node has room for new files. It is looked at itself: that costs no request.
+fn has_room_here(map: &ClusterMap, home: NodeId) -> bool {
+    let info = map.nodes.iter().find(|info| info.id == home);
+    let Some(dir) = info.and_then(|info| Path::new(&info.socket).parent()) else { return true };
+    rustix::fs::statvfs(dir).map_or(true, |disk| {
+        let bytes = |blocks: u64| blocks.saturating_mul(disk.f_frsize);
+        !is_full(bytes(disk.f_bavail), bytes(disk.f_blocks))
+    })
+}
+
+fn is_full(available: u64, total: u64) -> bool {
+    available < FULL.min(total / SMALL_SHARE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_is_full_before_its_last_byte() {
+        let (mib, tib) = (1 << 20, 1 << 40);
+        assert!(is_full(63 * mib, tib) && !is_full(64 * mib, tib));
+        assert!(is_full(mib, 32 * mib) && !is_full(2 * mib, 32 * mib));
+        assert!(!is_full(0, 0), "one that tells nothing");
+    }
+}

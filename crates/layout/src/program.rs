@@ -1,0 +1,289 @@
+//! The view that a program sets: any filetype, each copy one extent after the other, also where copies overlap.
+//!
+//! A [`View`] is in file order and shows no byte twice; tiles and the index rely on that. Programs set views that are
+//! not so: with Open MPI the extent of a structure counts the explicit bounds of its parts only, and may be shorter
+//! than the data. HDF5 and PnetCDF make such types, and access the first copy alone. So:
+//!
+//! - An access within the first copy goes through a [`View`] of that copy: one tile, as under any other view.
+//! - Any other access through such a view is cut into stretches, each of which is put into file order
+//!   ([`ProgramView::in_file_order`]). Of bytes that are written twice the later one in the stream counts.
+
+use crate::shape::{Body, Kind, Order, Shape};
+use crate::view::{MAX_OFFSET, View, ViewError, place};
+
+/// Runs of the file that one stretch has at most.
+const PARTS_MAX: usize = 1 << 12;
+/// Bytes that one stretch has at most.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// A file view as a program sets it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ProgramView {
+    disp: u64,
+    etype: u64,
+    /// No byte of it lies before its displacement 0.
+    filetype: Shape,
+    /// The same view, or that of the first copy alone.
+    view: Option<View>,
+    /// Stream bytes that are accessed through `view`.
+    direct: u64,
+}
+
+/// A stretch of a [`ProgramView`], brought into file order.
+#[derive(Clone, Debug)]
+pub struct InFileOrder {
+    view: View,
+    size: u64,
+    len: u64,
+    parts: Vec<Part>,
+}
+
+/// Bytes that are contiguous in the stream and in the file.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// File offset; then the place in file order.
+    at: u64,
+    len: u64,
+}
+
+impl From<View> for ProgramView {
+    fn from(view: View) -> ProgramView {
+        let (disp, etype, filetype) = (view.disp(), view.etype_size(), view.filetype().clone());
+        ProgramView { disp, etype, filetype, view: Some(view), direct: u64::MAX }
+    }
+}
+
+impl ProgramView {
+    /// The view of `MPI_File_set_view`: copies of `filetype`, one extent after the other, from byte `disp` of the file
+    /// on. `etype_size` in bytes; it may be 0 for a filetype without data.
+    ///
+    /// # Errors
+    ///
+    /// A filetype that is no multiple of the etype, whose displacements decrease, or whose first copy begins outside
+    /// of the file. How later copies lie is no error.
+    pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<ProgramView, ViewError> {
+        let size = filetype.size();
+        if size > 0 && (etype_size == 0 || !size.is_multiple_of(etype_size)) {
+            return Err(ViewError::Etype { filetype: size, etype: etype_size });
+        }
+        let order = filetype.body.kind.facts().order;
+        if order == Order::Mixed {
+            return Err(ViewError::Decreasing);
+        }
+        let first = i128::from(disp) + i128::from(filetype.true_lb());
+        let first = u64::try_from(first).ok().filter(|first| *first.max(&disp) <= MAX_OFFSET);
+        let first = first.ok_or(ViewError::Outside)?;
+        let (disp, filetype) = match filetype.true_lb() < 0 {
+            true => (first, from_zero(&filetype)?),
+            false => (disp, filetype),
+        };
+        let (view, direct) = match View::new(disp, etype_size, filetype.clone()) {
+            Ok(view) => (Some(view), u64::MAX),
+            Err(ViewError::Disorder) if order == Order::Apart => {
+                (alone(disp, etype_size, &filetype), size)
+            }
+            Err(ViewError::Disorder) => (None, 0),
+            Err(error) => return Err(error),
+        };
+        Ok(ProgramView { disp, etype: etype_size, filetype, view, direct })
+    }
+
+    /// Bytes of the etype.
+    pub fn etype_size(&self) -> u64 {
+        self.etype
+    }
+
+    /// The view through which the stream bytes `stream .. stream + len` may be accessed as they are; `None` where they
+    /// are to be brought into file order.
+    pub fn direct(&self, stream: u64, len: u64) -> Option<&View> {
+        let fits = self.direct == u64::MAX || stream.saturating_add(len) <= self.direct;
+        self.view.as_ref().filter(|_| fits)
+    }
+
+    /// The file offset of byte `stream`; `u64::MAX` when that lies outside of the file, or the view shows nothing.
+    pub fn offset_of(&self, stream: u64) -> u64 {
+        if let Some(view) = self.direct(stream, 1) {
+            return view.offset_of(stream);
+        }
+        let size = self.filetype.size();
+        let at = self.copy_at(stream / size)
+            + i128::from(self.body().disp)
+            + i128::from(place(&self.body().kind, stream % size));
+        u64::try_from(at).ok().filter(|at| *at <= MAX_OFFSET).unwrap_or(u64::MAX)
+    }
+
+    /// The stream position behind the last byte that lies before `offset` of the file. Where copies do not lie one
+    /// after the other in the file, but go back or stay where they are, only the first one counts.
+    pub fn stream_before(&self, offset: u64) -> u64 {
+        if let Some(view) = self.direct(0, u64::MAX) {
+            return view.stream_before(offset).0;
+        }
+        let offset = i128::from(offset.min(MAX_OFFSET + 1));
+        let (size, extent) = (self.filetype.size(), i128::from(self.filetype.extent()));
+        // The last copy that begins before.
+        let way = offset - 1 - self.copy_at(0) - i128::from(self.filetype.true_lb());
+        if way < 0 {
+            return 0;
+        }
+        let copy = if extent > 0 { u64::try_from(way / extent).unwrap_or(u64::MAX) } else { 0 };
+        let below = offset - self.copy_at(copy) - i128::from(self.body().disp);
+        let data = i64::try_from(below).map_or(size, |below| data_below(&self.body().kind, below));
+        copy.saturating_mul(size).saturating_add(data)
+    }
+
+    /// As much of the stream bytes `stream .. stream + len` as makes one stretch, and lies before the first of them that is
+    /// at or past byte `end` of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`ViewError::Outside`] where one of these bytes lies before the file.
+    pub fn in_file_order(&self, stream: u64, len: u64, end: u64) -> Result<InFileOrder, ViewError> {
+        let size = self.filetype.size();
+        let end = i128::from(end.min(MAX_OFFSET + 1));
+        let (mut parts, mut done): (Vec<Part>, u64) = (Vec::new(), 0);
+        let len = len.min(BYTES_MAX).min(u64::MAX - stream);
+        'copies: while size > 0 && done < len {
+            let (copy, from) = ((stream + done) / size, (stream + done) % size);
+            let copy = self.copy_at(copy);
+            for (disp, block) in self.filetype.blocks(from, (len - done).min(size - from)) {
+                let at = copy + i128::from(disp);
+                let inside = (end - at).clamp(0, i128::from(block)) as u64;
+                if inside > 0 {
+                    let at = u64::try_from(at).map_err(|_| ViewError::Outside)?;
+                    parts.push(Part { at, len: inside });
+                    done += inside;
+                }
+                if inside < block || parts.len() >= PARTS_MAX {
+                    break 'copies;
+                }
+            }
+        }
+        InFileOrder::of(parts, done)
+    }
+
+    fn body(&self) -> &Body {
+        &self.filetype.body
+    }
+
+    /// Where in the file the displacement 0 of a copy lies.
+    fn copy_at(&self, copy: u64) -> i128 {
+        i128::from(self.disp) + i128::from(copy) * i128::from(self.filetype.extent())
+    }
+}
+
+impl InFileOrder {
+    fn of(mut parts: Vec<Part>, len: u64) -> Result<InFileOrder, ViewError> {
+        let mut sorted: Vec<Part> = parts.clone();
+        sorted.sort_unstable_by_key(|part| part.at);
+        sorted.dedup_by(|next, last| {
+            let joins = next.at <= last.at + last.len;
+            if joins {
+                last.len = last.len.max(next.at + next.len - last.at);
+            }
+            joins
+        });
+        let mut starts = Vec::with_capacity(sorted.len());
+        let mut size = 0;
+        for run in &sorted {
+            starts.push(size);
+            size += run.len;
+        }
+        for part in &mut parts {
+            let run = sorted.partition_point(|run| run.at <= part.at) - 1;
+            part.at = starts[run] + (part.at - sorted[run].at);
+        }
+        let disp = sorted.first().map_or(0, |run| run.at);
+        let blocks: Vec<(u64, i64)> =
+            sorted.iter().map(|run| (run.len, (run.at - disp) as i64)).collect();
+        let shape = Shape::bytes(1).and_then(|byte| Shape::hindexed(&blocks, &byte));
+        // The runs are apart and within the file, so the first copy of their shape always makes a view.
+        let view = shape.ok().and_then(|shape| alone(disp, 1, &shape)).ok_or(ViewError::Outside)?;
+        Ok(InFileOrder { view, size, len, parts })
+    }
+
+    /// A view whose first [`InFileOrder::size`] bytes are those of the stretch, in file order.
+    pub fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Bytes of the file, each counted once.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes of the stream.
+    pub fn stream_len(&self) -> u64 {
+        self.len
+    }
+
+    /// Puts the bytes of the stream into file order: `stream` has [`InFileOrder::stream_len`] bytes, `file`
+    /// [`InFileOrder::size`]. Of two for one place the later one counts.
+    pub fn sort(&self, stream: &[u8], file: &mut [u8]) {
+        let mut from = 0;
+        for part in &self.parts {
+            let len = part.len as usize;
+            file[part.at as usize..][..len].copy_from_slice(&stream[from..][..len]);
+            from += len;
+        }
+    }
+
+    /// The reverse of [`InFileOrder::sort`]. Of bytes in file order there may be less than all: returns how many of the
+    /// stream are told by then.
+    pub fn unsort(&self, file: &[u8], stream: &mut [u8]) -> usize {
+        let mut to = 0;
+        for part in &self.parts {
+            let len = part.len as usize;
+            let there = file.get(part.at as usize..).map_or(0, |rest| rest.len().min(len));
+            if there > 0 {
+                stream[to..][..there].copy_from_slice(&file[part.at as usize..][..there]);
+                to += there;
+            }
+            if there < len {
+                break;
+            }
+        }
+        to
+    }
+}
+
+/// The same filetype with its lowest byte at displacement 0.
+fn from_zero(filetype: &Shape) -> Result<Shape, ViewError> {
+    let by = filetype.true_lb().checked_neg().ok_or(ViewError::Outside)?;
+    let body = filetype.body.shifted(by);
+    body.and_then(|body| Shape::from_body(0, filetype.extent(), body))
+        .map_err(|_| ViewError::Outside)
+}
+
+/// The view of the first copy of a filetype whose blocks are apart. A byte lies between it and the next copy, so that
+/// no such view is that of all bytes, whose writes are ordered otherwise. `None` where that does not fit into a file.
+fn alone(disp: u64, etype: u64, filetype: &Shape) -> Option<View> {
+    let extent = filetype.true_extent().checked_add(1)?;
+    View::new(disp, etype, Shape::resized(0, extent, filetype).ok()?).ok()
+}
+
+/// How many bytes of a part's data there are up to and with the last one that lies before place `limit`.
+fn data_below(kind: &Kind, limit: i64) -> u64 {
+    let (mut kind, mut limit, mut before) = (kind, limit, 0);
+    loop {
+        match kind {
+            Kind::Run(len) => return before + (limit.max(0) as u64).min(*len),
+            Kind::Vector(v) => {
+                // The blocks of a view's filetype do not go back.
+                let copies = v.count - 1;
+                let copy = match (limit - 1).checked_div(v.stride) {
+                    Some(copy) => (copy.max(0) as u64).min(copies),
+                    None => copies,
+                };
+                before += copy * v.child.size();
+                limit -= copy as i64 * v.stride;
+                kind = &v.child;
+            }
+            Kind::List(l) => {
+                let part = l.parts.partition_point(|part| part.disp < limit).saturating_sub(1);
+                before += l.parts[part].start;
+                limit -= l.parts[part].disp;
+                kind = &l.parts[part].kind;
+            }
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! The mark beside the logs: which log is the newest, how far it was synced, and whether the store was closed. By it a
+//! log that lost something is told from one that ends where it always ended.
+//!
+//! ```text
+//! mark := slot, zeros up to 512, slot
+//! slot := "TATAMI-Y" │ sequence u64 │ boot u64 │ log u64 │ end u64 │ flags u64 │ checksum u64
+//! ```
+//!
+//! Numbers are little-endian; flags are 1 for closed and 2 for lost; the checksum is xxh3 of the 48 bytes before it. Slots are written in turn, and the one
+//! with the higher sequence counts: a write that is cut short leaves the other one.
+//!
+//! After each sync of the log the mark is written, and not synced itself: that would be a second fsync for each. So it
+//! lags behind after a power cut, no longer than the kernel keeps a page; what the log's own batches tell lags behind
+//! by one sync. Either may say less than the truth, never more. It is synced when the store is opened and closed.
+
+use super::log::Found;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use xxhash_rust::xxh3::xxh3_64;
+
+const CLOSED: u64 = 1;
+const LOST: u64 = 2;
+const MAGIC: [u8; 8] = *b"TATAMI-Y";
+const SLOT: usize = 56;
+/// Bytes from one slot to the next: each is in a sector of its own.
+const SECTOR: u64 = 512;
+
+/// What a mark says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Marked {
+    /// The boot of the machine in which the store was opened last.
+    pub boot: u64,
+    /// The newest log; 0 when there was none yet.
+    pub log: u64,
+    /// Up to where that was synced.
+    pub end: u64,
+    /// The store was closed there: nothing follows.
+    pub closed: bool,
+    /// A loss was accepted, and what may have been counted in what was lost may not have been raised yet.
+    pub lost: bool,
+}
+
+impl Marked {
+    /// What is missing of the newest log, of that number, if something is; `boot` is that of the machine now, or 0.
+    pub fn damage(&self, number: u64, found: &Found, boot: u64) -> Option<&'static str> {
+        let is_newest = self.log == number;
+        if is_newest && self.closed && found.end != self.end {
+            return Some("the store was closed, and the log ends elsewhere");
+        }
+        let synced = if is_newest { found.synced.max(self.end) } else { found.synced };
+        if found.end < synced {
+            return Some("a batch that was synced does not read");
+        }
+        // Without a power cut all that was written is there, but for the end of the last batch.
+        let no_power_cut = boot != 0 && self.boot == boot;
+        (no_power_cut && found.behind.is_some())
+            .then_some("a batch does not read, and later ones do")
+    }
+}
+
+/// A mark that is kept up to date.
+pub(super) struct Mark {
+    file: File,
+    sequence: u64,
+    last: Marked,
+}
+
+/// Where the mark lies.
+pub(super) fn path(dir: &Path) -> PathBuf {
+    dir.join("mark")
+}
+
+/// What the mark says. `None` where there is none, or none of its slots reads.
+///
+/// # Errors
+/// Those of the disk.
+pub(super) fn read(dir: &Path) -> io::Result<Option<Marked>> {
+    let bytes = match std::fs::read(path(dir)) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(e),
+    };
+    let slots = [0, SECTOR as usize].into_iter().filter_map(|at| decode(bytes.get(at..)?));
+    Ok(slots.max_by_key(|(sequence, _)| *sequence).map(|(_, marked)| marked))
+}
+
+impl Mark {
+    /// Writes a new mark over what is there, and makes sure that a power cut brings nothing back that it said before.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn begin(dir: &Path, marked: Marked) -> io::Result<Mark> {
+        let path = path(dir);
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut slots = vec![0; SECTOR as usize + SLOT];
+        let _ = file.read_at(&mut slots, 0)?;
+        let sequence = [0, SECTOR as usize].into_iter().filter_map(|at| decode(&slots[at..]));
+        let sequence = sequence.map(|(sequence, _)| sequence).max().unwrap_or(0);
+        let mut mark = Mark { file, sequence, last: marked };
+        // Both slots, in this order: until the second is there, the first counts, and says the same.
+        for _ in 0..2 {
+            mark.write(marked)?;
+            mark.file.sync_all()?;
+        }
+        File::open(dir)?.sync_all()?;
+        Ok(mark)
+    }
+
+    /// The log is synced up to `end`, as far as this boot of the machine goes.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn note(&mut self, log: u64, end: u64) -> io::Result<()> {
+        let marked = Marked { log, end, closed: false, ..self.last };
+        if marked == self.last {
+            return Ok(());
+        }
+        self.write(marked)
+    }
+
+    /// The store is closed, and all is well; that survives a power cut.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn close(&mut self) -> io::Result<()> {
+        self.write(Marked { closed: true, lost: false, ..self.last })?;
+        self.file.sync_data()
+    }
+
+    fn write(&mut self, marked: Marked) -> io::Result<()> {
+        self.sequence += 1;
+        let slot = encode(self.sequence, marked);
+        self.file.write_all_at(&slot, self.sequence % 2 * SECTOR)?;
+        self.last = marked;
+        Ok(())
+    }
+}
+
+fn encode(sequence: u64, marked: Marked) -> [u8; SLOT] {
+    let Marked { boot, log, end, closed, lost } = marked;
+    let flags = if closed { CLOSED } else { 0 } | if lost { LOST } else { 0 };
+    let mut slot = [0; SLOT];
+    slot[..8].copy_from_slice(&MAGIC);
+    let fields = [sequence, boot, log, end, flags];
+    for (at, field) in (8..).step_by(8).zip(fields) {
+        slot[at..at + 8].copy_from_slice(&field.to_le_bytes());
+    }
+    let sum = xxh3_64(&slot[..SLOT - 8]);
+    slot[SLOT - 8..].copy_from_slice(&sum.to_le_bytes());
+    slot
+}
+
+/// The sequence of a slot and what it says, if it is whole.
+fn decode(bytes: &[u8]) -> Option<(u64, Marked)> {
+    let (slot, _) = bytes.split_first_chunk::<SLOT>()?;
+    let (body, sum) = slot.split_at(SLOT - 8);
+    if sum != xxh3_64(body).to_le_bytes() || body[..8] != MAGIC {
+        return None;
+    }
+    let field = |n: usize| body[8 * n..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+    let (boot, log, end) = (field(2), field(3), field(4));
+    let (closed, lost) = (field(5) & CLOSED != 0, field(5) & LOST != 0);
+    Some((field(1), Marked { boot, log, end, closed, lost }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_word_counts_whatever_becomes_of_the_slot_that_is_written() {
+        let dir = tempfile::tempdir().expect("directory");
+        assert_eq!(read(dir.path()).expect("reads"), None);
+        let first = Marked { boot: 7, log: 1, end: 36, ..Marked::default() };
+        let mut mark = Mark::begin(dir.path(), first).expect("begins");
+        assert_eq!(read(dir.path()).expect("reads"), Some(first));
+        for end in [100, 200, 300] {
+            let before = std::fs::read(path(dir.path())).expect("read");
+            mark.note(1, end).expect("notes");
+            let now = Marked { end, ..first };
+            assert_eq!(read(dir.path()).expect("reads"), Some(now));
+            // Half of what was written got to the disk.
+            let whole = std::fs::read(path(dir.path())).expect("read");
+            let mut torn = whole.clone();
+            for (n, byte) in torn.iter_mut().enumerate().filter(|(n, _)| n % 512 >= 28) {
+                *byte = before.get(n).copied().unwrap_or(0);
+            }
+            std::fs::write(path(dir.path()), &torn).expect("write");
+            let then = read(dir.path()).expect("reads").expect("one of both");
+            assert!(then == now || then.end < end, "{then:?}");
+            std::fs::write(path(dir.path()), &whole).expect("write");
+        }
+        mark.close().expect("closes");
+        let closed = Marked { end: 300, closed: true, ..first };
+        assert_eq!(read(dir.path()).expect("reads"), Some(closed));
+        drop(mark);
+        // What was closed is open again, in both slots.
+        let again = Marked { boot: 8, closed: false, ..closed };
+        drop(Mark::begin(dir.path(), again).expect("begins"));
+        let bytes = std::fs::read(path(dir.path())).expect("read");
+        for at in [0, 512] {
+            assert_eq!(decode(&bytes[at..]).expect("whole").1, again);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_leaves_what_the_other_slot_says_and_two_leave_nothing() {
+        let dir = tempfile::tempdir().expect("directory");
+        let first = Marked { boot: 7, log: 1, end: 36, ..Marked::default() };
+        let mut mark = Mark::begin(dir.path(), first).expect("begins");
+        mark.note(1, 100).expect("notes");
+        let whole = std::fs::read(path(dir.path())).expect("read");
+        for bit in 0..SLOT * 8 {
+            let mut bytes = whole.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(path(dir.path()), &bytes).expect("write");
+            let said = read(dir.path()).expect("reads").expect("the other slot");
+            assert!(said.end == 36 || said.end == 100);
+            bytes[SECTOR as usize + bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(path(dir.path()), &bytes).expect("write");
+            assert_eq!(read(dir.path()).expect("reads"), None);
+        }
+    }
+}

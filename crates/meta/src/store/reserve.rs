@@ -1,0 +1,106 @@
+//! Room on the disk that is kept for the store: a file of no other use, cut shorter when a log or a
+//! table finds the disk full.
+//!
+//! Users fill the disk with the bytes of files, and the kernel writes many of those itself, so no
+//! bound that the daemon watches over would hold. What is allocated already, nobody else can take. The
+//! room that is given back for a log is at once allocated for that.
+
+use rustix::fs::FallocateFlags;
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+
+/// The file's name, in the directory of the store.
+const NAME: &str = "reserve";
+/// A store keeps no larger part of its disk: one in so many.
+const DISK_SHARE: u64 = 16;
+/// Most bytes that are given back for a log at a time.
+const STEP_MAX: u64 = 1 << 20;
+/// Fewer bytes are not worth a system call.
+const LEAST: u64 = 64 << 10;
+
+/// See the module. Without a file, where it cannot be made, it is empty.
+#[derive(Default)]
+pub(super) struct Reserve {
+    file: Option<File>,
+    /// Bytes that it has, all of them allocated.
+    len: u64,
+    /// Bytes that it is to have.
+    target: u64,
+}
+
+impl Reserve {
+    /// That of the store in `dir`, of `bytes` on a disk of `total` bytes of which `free` are free.
+    pub fn open(dir: &Path, bytes: u64, total: u64, free: u64) -> std::io::Result<Reserve> {
+        let target = bytes.min(total / DISK_SHARE);
+        let path = dir.join(NAME);
+        let file =
+            OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        let mut reserve = Reserve { len: file.metadata()?.len(), file: Some(file), target };
+        reserve.release(reserve.len.saturating_sub(target));
+        reserve.refill(free);
+        Ok(reserve)
+    }
+
+    /// Bytes that it has.
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Bytes that are given back for a log at a time.
+    pub fn step(&self) -> u64 {
+        (self.target / 4).clamp(LEAST, STEP_MAX)
+    }
+
+    /// Gives `bytes` back to the disk, or all that there are; whether that was any.
+    pub fn release(&mut self, bytes: u64) -> bool {
+        let Some(file) = self.file.as_ref().filter(|_| self.len > 0 && bytes > 0) else {
+            return false;
+        };
+        let len = self.len.saturating_sub(bytes);
+        if file.set_len(len).is_err() {
+            return false;
+        }
+        self.len = len;
+        true
+    }
+
+    /// Takes back what is missing, but no more than a half of what is free.
+    pub fn refill(&mut self, free: u64) {
+        let bytes = (self.target.saturating_sub(self.len)).min(free / 2);
+        let Some(file) = self.file.as_ref().filter(|_| bytes >= LEAST) else { return };
+        match rustix::fs::fallocate(file, FallocateFlags::empty(), self.len, bytes) {
+            Ok(()) => self.len += bytes,
+            // Part of it may have been allocated. Where the disk cannot allocate ahead, there is no reserve.
+            Err(_) => _ = file.set_len(self.len),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn it_gives_back_and_takes_back_within_its_bounds() {
+        let dir = tempfile::tempdir().expect("directory");
+        let on_disk = || std::fs::metadata(dir.path().join(NAME)).expect("is there").len();
+        let mut reserve = Reserve::open(dir.path(), 4 * MIB, 1 << 40, 1 << 40).expect("opens");
+        assert_eq!((reserve.len(), on_disk()), (4 * MIB, 4 * MIB));
+        assert!(reserve.release(MIB) && reserve.release(2 * MIB));
+        assert_eq!((reserve.len(), on_disk()), (MIB, MIB));
+        reserve.refill(2 * MIB);
+        assert_eq!(reserve.len(), 2 * MIB, "a half of what is free");
+        reserve.refill(LEAST);
+        assert_eq!(reserve.len(), 2 * MIB);
+        assert!(reserve.release(u64::MAX));
+        assert!(!reserve.release(1), "it is empty");
+        drop(reserve);
+        let reserve = Reserve::open(dir.path(), 4 * MIB, 32 * MIB, 1 << 40).expect("opens");
+        assert_eq!(reserve.len(), 2 * MIB, "a sixteenth of the disk");
+        drop(reserve);
+        let reserve = Reserve::open(dir.path(), 0, 1 << 40, 1 << 40).expect("opens");
+        assert_eq!((reserve.len(), on_disk()), (0, 0), "none is wanted any more");
+    }
+}

@@ -1,0 +1,79 @@
+//! Threads that died of a panic: a mistake in the program. One that the node cannot do without ends it ([`crate::node::Alarm`]),
+//! housekeeping begins again, and a connection breaks off and is made anew by its client. In each case `status` says so.
+
+use parking_lot::Mutex;
+use std::sync::Once;
+
+/// Longest text of a panic that is kept, in characters.
+const TEXT_MAX: usize = 300;
+
+#[derive(Default)]
+struct Deaths {
+    count: u64,
+    last: String,
+}
+
+static DEATHS: Mutex<Deaths> = Mutex::new(Deaths { count: 0, last: String::new() });
+
+/// Takes note of threads of this process that die from now on.
+pub fn note_deaths() {
+    static NOTED: Once = Once::new();
+    NOTED.call_once(|| {
+        let before = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let thread = std::thread::current();
+            DEATHS.lock().note(thread.name().unwrap_or("one without a name"), &info.to_string());
+            before(info);
+        }));
+    });
+}
+
+/// What is to be told of them.
+pub(crate) fn trouble() -> Option<String> {
+    DEATHS.lock().told()
+}
+
+impl Deaths {
+    fn note(&mut self, thread: &str, text: &str) {
+        self.count += 1;
+        let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        self.last = format!("{thread}: {line}").chars().take(TEXT_MAX).collect();
+    }
+
+    fn told(&self) -> Option<String> {
+        let Deaths { count, last } = self;
+        (*count > 0).then(|| {
+            format!(
+                "{count} of its threads died since it was started, the last one {last}: this is a mistake in tatami, \
+                 please report it; what they did goes on, and a restart of the node takes this message away"
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_thread_that_died_is_told_in_one_line() {
+        let mut deaths = Deaths::default();
+        assert_eq!(deaths.told(), None);
+        deaths.note("first", "why");
+        deaths.note("second", &format!("on purpose\n{}", "x".repeat(10_000)));
+        let told = deaths.told().expect("trouble");
+        assert!(told.starts_with("2 of its threads") && told.contains("second: on purpose x"));
+        assert!(!told.contains('\n') && told.len() < 2 * TEXT_MAX, "{told}");
+    }
+
+    #[test]
+    fn a_thread_that_dies_is_noted() {
+        note_deaths();
+        let died = std::thread::Builder::new().name("the test's".into()).spawn(|| {
+            panic!("on purpose");
+        });
+        assert!(died.expect("a thread").join().is_err());
+        // Other tests have threads that die, too.
+        assert!(trouble().is_some_and(|told| told.contains("on purpose")));
+    }
+}

@@ -1,0 +1,211 @@
+//! Ranks that wait for the lock that their open shares ([`tatami_wire::job`]): their answers are held until the lock
+//! is theirs.
+//!
+//! Whose turn it is the shard's records say. Here is only to whom it is to be told, so nothing is lost with it: a
+//! rank whose connection broke asks again.
+
+use crate::round::Answer;
+use std::time::{Duration, Instant};
+use tatami_wire::job::{HOLD_MILLIS, JobOp, JobTold};
+use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
+use tatami_wire::{ClientId, Ino};
+
+/// An answer is held for at most so long.
+const HOLD: Duration = Duration::from_millis(HOLD_MILLIS);
+/// Most answers that are held; beyond, ranks are told at once that they wait, and ask again.
+const HELD_MAX: usize = 64 * 1024;
+
+/// A rank of an open.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct WaitingRank {
+    ino: Ino,
+    open: u64,
+    client: ClientId,
+    rank: u32,
+}
+
+/// An answer that is held.
+struct HeldAnswer {
+    whose: WaitingRank,
+    to: usize,
+    seq: u64,
+    since: Instant,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct JobLocks {
+    /// The oldest first.
+    held: Vec<HeldAnswer>,
+}
+
+/// What a request of a round may have done to the locks that opens share.
+enum FreedLock {
+    Of(Ino, u64),
+    Any,
+}
+
+impl JobLocks {
+    /// Takes the answers out of a round that was committed whose ranks must wait, and adds those to ranks that need
+    /// wait no longer. `holder` tells who has the lock of an open now.
+    pub(crate) fn take(
+        &mut self,
+        round: &mut Vec<Answer>,
+        holder: impl Fn(Ino, u64) -> Option<(ClientId, u32)>,
+    ) {
+        let mut freed: Vec<FreedLock> = round.iter().filter_map(freed_by).collect();
+        let room = HELD_MAX.saturating_sub(self.held.len());
+        let waits: Vec<HeldAnswer> = round
+            .extract_if(.., |answer| waiting_rank(answer).is_some())
+            .filter_map(|answer| {
+                let (whose, since) = (waiting_rank(&answer)?, Instant::now());
+                Some(HeldAnswer { whose, to: answer.to, seq: answer.seq, since })
+            })
+            .collect();
+        for (n, held) in waits.into_iter().enumerate() {
+            if n >= room {
+                round.push(told(&held, JobTold::Waits));
+                continue;
+            }
+            // It may have got the lock since, and its connection have broken before it heard of that.
+            freed.push(FreedLock::Of(held.whose.ino, held.whose.open));
+            self.held.retain(|old| old.whose != held.whose);
+            self.held.push(held);
+        }
+        if self.held.is_empty() {
+            return;
+        }
+        for freed in freed {
+            let opens = match freed {
+                FreedLock::Of(ino, open) => vec![(ino, open)],
+                FreedLock::Any => {
+                    let mut all: Vec<_> =
+                        self.held.iter().map(|held| (held.whose.ino, held.whose.open)).collect();
+                    all.sort_unstable();
+                    all.dedup();
+                    all
+                }
+            };
+            for (ino, open) in opens {
+                let Some((client, rank)) = holder(ino, open) else { continue };
+                let whose = WaitingRank { ino, open, client, rank };
+                if let Some(at) = self.held.iter().position(|held| held.whose == whose) {
+                    round.push(told(&self.held.remove(at), JobTold::Locked));
+                }
+            }
+        }
+    }
+
+    /// A connection has ended.
+    pub(crate) fn closed(&mut self, at: usize) {
+        self.held.retain(|held| held.to != at);
+    }
+
+    /// These shards (the first, and how many) are another executor's now. Returns answers to the ranks that wait.
+    pub(crate) fn forget(&mut self, (first, count): (u16, u16), epoch: u64) -> Vec<Answer> {
+        let gone = |held: &mut HeldAnswer| {
+            let shard = held.whose.ino.shard().0;
+            shard >= first && shard - first < count
+        };
+        let elsewhere = || Ok(MetaReply::Elsewhere { epoch });
+        let gone = self.held.extract_if(.., gone);
+        gone.map(|held| Answer::new(held.to, held.seq, elsewhere(), None)).collect()
+    }
+
+    /// When the oldest answer is given anyhow.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.held.first().map(|held| held.since + HOLD)
+    }
+
+    /// Answers that were held for so long.
+    pub(crate) fn overdue(&mut self, now: Instant) -> Vec<Answer> {
+        let late = self.held.extract_if(.., |held| held.since + HOLD <= now);
+        late.map(|held| told(&held, JobTold::Waits)).collect()
+    }
+}
+
+fn told(held: &HeldAnswer, told: JobTold) -> Answer {
+    Answer::new(held.to, held.seq, Ok(MetaReply::Job { first: false, told }), None)
+}
+
+/// The rank that must wait, if the answer says so.
+fn waiting_rank(answer: &Answer) -> Option<WaitingRank> {
+    let (ctx, MetaCall { op, .. }) = answer.request.as_ref()?;
+    match (op, &answer.result) {
+        (MetaOp::Job { ino, open, rank, .. }, Ok(MetaReply::Job { told: JobTold::Waits, .. })) => {
+            Some(WaitingRank { ino: *ino, open: *open, client: ctx.client, rank: *rank })
+        }
+        _ => None,
+    }
+}
+
+fn freed_by(answer: &Answer) -> Option<FreedLock> {
+    match &answer.request.as_ref()?.1.op {
+        MetaOp::Job { ino, open, op: JobOp::Unlock, .. } => Some(FreedLock::Of(*ino, *open)),
+        MetaOp::ExpireClient { .. } => Some(FreedLock::Any),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_meta::Context;
+    use tatami_wire::{Cred, ShardId, Timestamp};
+
+    const FILE: Ino = Ino(7);
+
+    fn answer(to: usize, rank: u32, op: JobOp, told: JobTold) -> Answer {
+        let client = ClientId([rank as u8; 16]);
+        let (now, slot, seq) = (Timestamp::from_sec(1), 0, u64::from(rank));
+        let ctx = Context { now, client, slot, seq, trusted: true };
+        let op = MetaOp::Job { ino: FILE, open: 5, rank, joined: true, op };
+        let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
+        Answer::new(to, seq, Ok(MetaReply::Job { first: false, told }), Some((ctx, call)))
+    }
+
+    fn waits(to: usize, rank: u32) -> Answer {
+        answer(to, rank, JobOp::Lock, JobTold::Waits)
+    }
+
+    fn is_locked(answer: &Answer) -> bool {
+        matches!(answer.result, Ok(MetaReply::Job { told: JobTold::Locked, .. }))
+    }
+
+    fn holds(rank: u32) -> impl Fn(Ino, u64) -> Option<(ClientId, u32)> {
+        move |ino, open| (ino == FILE && open == 5).then_some((ClientId([rank as u8; 16]), rank))
+    }
+
+    #[test]
+    fn a_rank_hears_when_the_lock_is_its_own_and_not_before() {
+        let mut locks = JobLocks::default();
+        let mut round = vec![waits(1, 1), waits(2, 2)];
+        locks.take(&mut round, holds(0));
+        assert!(round.is_empty());
+        // Rank 1 was the next; it has broken off and asked again, on another connection.
+        locks.closed(1);
+        let mut round = vec![answer(9, 0, JobOp::Unlock, JobTold::Done)];
+        locks.take(&mut round, holds(1));
+        assert_eq!(round.len(), 1, "the answer to whoever freed it");
+        let mut round = vec![waits(3, 1)];
+        locks.take(&mut round, holds(1));
+        assert!(round.len() == 1 && round[0].to == 3 && is_locked(&round[0]));
+        let mut round = vec![answer(3, 1, JobOp::Unlock, JobTold::Done)];
+        locks.take(&mut round, holds(2));
+        assert!(round.len() == 2 && round[1].to == 2 && is_locked(&round[1]));
+        assert!(locks.deadline().is_none());
+    }
+
+    #[test]
+    fn a_rank_that_waits_for_long_asks_again() {
+        let mut locks = JobLocks::default();
+        locks.take(&mut vec![waits(1, 1), waits(2, 2)], holds(0));
+        let due = locks.deadline().expect("two wait");
+        assert!(locks.overdue(due - HOLD).is_empty());
+        let late = locks.overdue(due + HOLD);
+        assert!(late.len() == 2 && !late.iter().any(is_locked));
+        locks.take(&mut vec![waits(1, 1)], holds(0));
+        let elsewhere = locks.forget((0, u16::MAX), 3);
+        assert!(matches!(elsewhere[..], [Answer { result: Ok(MetaReply::Elsewhere { .. }), .. }]));
+    }
+}

@@ -1,0 +1,295 @@
+//! Connections whose other side has not proved yet that it may come in. They have no thread, and a bounded number
+//! of places: those that come over TCP, those of each ordinary user of this machine, and those of
+//! the superuser and the daemon's own user have places of their own, so that none of
+//! these can keep out another. Where the places are taken, the oldest that has said nothing goes.
+
+use crate::peer::Peer;
+use crate::stream::Stream;
+use rustix::net::{RecvFlags, SendFlags};
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{Duration, Instant};
+use tatami_wire::handshake::{Greeting, HandshakeError, Hello, Identity};
+
+/// The first byte of a connection must come within this time.
+pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
+/// A handshake must be over after this time.
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most strangers over TCP.
+const NETWORK_MAX: usize = 1024;
+/// Most of one ordinary user of this machine.
+const USER_MAX: usize = 128;
+/// Most of all ordinary users of this machine.
+const USERS_MAX: usize = 512;
+/// Most of the superuser and the daemon's own user.
+const TRUSTED_MAX: usize = 512;
+/// Each of the three gets no more than one in so many of the descriptors that the process may have.
+const DESCRIPTOR_SHARE: usize = 8;
+/// Bytes that are taken at a time.
+const CHUNK: usize = 512;
+
+/// Whose places a stranger takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It came over TCP: nobody knows yet who it is.
+    Network,
+    /// An ordinary user of this machine, as the kernel tells.
+    User(u32),
+    /// The superuser or the daemon's own user, likewise.
+    Trusted,
+}
+
+impl Origin {
+    pub(crate) fn of(stream: &Stream, peer: &Peer) -> Origin {
+        match (stream, peer.uid()) {
+            (Stream::Tcp(_), _) => Origin::Network,
+            (Stream::Unix(_), Some(uid)) => Origin::User(uid),
+            (Stream::Unix(_), None) => Origin::Trusted,
+        }
+    }
+}
+
+/// One connection in its handshake.
+pub(crate) struct Stranger {
+    pub(crate) stream: Stream,
+    pub(crate) peer: Peer,
+    pub(crate) greeting: Greeting,
+}
+
+/// What has become of a stranger that was heard.
+pub(crate) enum Heard {
+    /// More must come.
+    Waits,
+    /// It is who it says.
+    Known(Box<Hello>),
+    /// Nothing will come of it.
+    Failed(HandshakeError),
+}
+
+impl Stranger {
+    /// Takes what it has said since, and answers, without waiting.
+    pub(crate) fn hear(&mut self, identity: &Identity) -> Heard {
+        let mut chunk = [0; CHUNK];
+        loop {
+            let room = self.greeting.wanted().min(CHUNK);
+            let flags = RecvFlags::DONTWAIT;
+            let got = match rustix::net::recv(&self.stream, &mut chunk[..room], flags) {
+                Ok((0, _)) => {
+                    let end = io::Error::from(io::ErrorKind::UnexpectedEof);
+                    return Heard::Failed(HandshakeError::Io(end));
+                }
+                Ok((got, _)) => got,
+                Err(rustix::io::Errno::AGAIN) => return Heard::Waits,
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(e) => return Heard::Failed(HandshakeError::Io(e.into())),
+            };
+            let mut answer = Vec::new();
+            let hello = self.greeting.take(&chunk[..got], identity, &mut answer);
+            let said = say_at_once(&self.stream, &answer);
+            match (hello, said) {
+                (Err(e), _) => return Heard::Failed(e),
+                (_, Err(e)) => return Heard::Failed(HandshakeError::Io(e)),
+                (Ok(Some(hello)), Ok(())) => return Heard::Known(Box::new(hello)),
+                (Ok(None), Ok(())) => {}
+            }
+        }
+    }
+}
+
+/// Sends what must fit the socket's buffer: a new connection has room for a handshake.
+pub(crate) fn say_at_once(stream: &Stream, bytes: &[u8]) -> io::Result<()> {
+    if bytes.is_empty() {
+        return Ok(());
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    match rustix::io::retry_on_intr(|| rustix::net::send(stream, bytes, flags))? {
+        sent if sent == bytes.len() => Ok(()),
+        _ => Err(io::ErrorKind::WriteZero.into()),
+    }
+}
+
+/// Whether the other side has said something, for the choice of who goes.
+pub(crate) trait Talks {
+    fn is_silent(&self) -> bool;
+}
+
+impl Talks for Stranger {
+    fn is_silent(&self) -> bool {
+        self.greeting.is_silent()
+    }
+}
+
+struct Entry<T> {
+    origin: Origin,
+    since: Instant,
+    stranger: T,
+}
+
+impl<T: Talks> Entry<T> {
+    fn deadline(&self) -> Instant {
+        let within = if self.stranger.is_silent() { FIRST_BYTE } else { HANDSHAKE_TIMEOUT };
+        self.since + within
+    }
+}
+
+/// All strangers, by a number that goes up with each.
+pub(crate) struct Strangers<T> {
+    entries: BTreeMap<u64, Entry<T>>,
+    next: u64,
+    /// Most of the network, of one user, of all users, and of the trusted.
+    most: [usize; 4],
+}
+
+impl<T: Talks> Strangers<T> {
+    /// Nobody yet. The first gets the number `first`.
+    pub(crate) fn new(first: u64) -> Strangers<T> {
+        use rustix::process::{Resource, getrlimit};
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let share = usize::try_from(descriptors).unwrap_or(usize::MAX) / DESCRIPTOR_SHARE;
+        let most = [NETWORK_MAX, USER_MAX, USERS_MAX, TRUSTED_MAX].map(|most| most.min(share));
+        Strangers { entries: BTreeMap::new(), next: first, most }
+    }
+
+    /// Takes one in that came at `now`. Its number; and whoever had to go for it.
+    pub(crate) fn add(&mut self, origin: Origin, now: Instant, stranger: T) -> (u64, Option<T>) {
+        let [network, user, users, trusted] = self.most;
+        let is_user = |origin: Origin| matches!(origin, Origin::User(_));
+        let gone = match origin {
+            Origin::Network => self.make_room(network, |other| other == origin),
+            Origin::Trusted => self.make_room(trusted, |other| other == origin),
+            Origin::User(_) => self
+                .make_room(user, |other| other == origin)
+                .or_else(|| self.make_room(users, is_user)),
+        };
+        let number = self.next;
+        self.next += 1;
+        self.entries.insert(number, Entry { origin, since: now, stranger });
+        (number, gone)
+    }
+
+    /// Sends the one away that can be spared most, if so many or more share these places.
+    fn make_room(&mut self, most: usize, shares: impl Fn(Origin) -> bool) -> Option<T> {
+        let sharing = || self.entries.iter().filter(|(_, entry)| shares(entry.origin));
+        if sharing().count() < most {
+            return None;
+        }
+        let silent = sharing().find(|(_, entry)| entry.stranger.is_silent());
+        let (number, _) = silent.or_else(|| sharing().next())?;
+        let number = *number;
+        self.remove(number)
+    }
+
+    /// Sends one away, of whatever origin, because the process has no descriptors left.
+    pub(crate) fn spare_one(&mut self) -> Option<T> {
+        self.make_room(0, |_| true)
+    }
+
+    pub(crate) fn get(&mut self, number: u64) -> Option<&mut T> {
+        self.entries.get_mut(&number).map(|entry| &mut entry.stranger)
+    }
+
+    pub(crate) fn remove(&mut self, number: u64) -> Option<T> {
+        self.entries.remove(&number).map(|entry| entry.stranger)
+    }
+
+    /// When the next one is to be sent away, if nobody says anything.
+    pub(crate) fn next_deadline(&self) -> Option<Instant> {
+        self.entries.values().map(Entry::deadline).min()
+    }
+
+    /// Those whose time is over, taken out.
+    pub(crate) fn take_late(&mut self, now: Instant) -> Vec<T> {
+        let late =
+            |(number, entry): (&u64, &Entry<T>)| (entry.deadline() <= now).then_some(*number);
+        let late: Vec<u64> = self.entries.iter().filter_map(late).collect();
+        late.into_iter().filter_map(|number| self.remove(number)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Name, and whether it has said something.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Person(u32, bool);
+
+    impl Talks for Person {
+        fn is_silent(&self) -> bool {
+            !self.1
+        }
+    }
+
+    fn strangers(most: [usize; 4]) -> Strangers<Person> {
+        Strangers { most, ..Strangers::new(3) }
+    }
+
+    #[test]
+    fn the_oldest_that_has_said_nothing_goes_first() {
+        let now = Instant::now();
+        let mut strangers = strangers([3, 1, 1, 1]);
+        for person in [Person(0, true), Person(1, false), Person(2, false)] {
+            assert_eq!(strangers.add(Origin::Network, now, person).1, None);
+        }
+        let mut gone = |person| strangers.add(Origin::Network, now, person).1;
+        assert_eq!(gone(Person(3, true)), Some(Person(1, false)));
+        assert_eq!(gone(Person(4, true)), Some(Person(2, false)));
+        assert_eq!(gone(Person(5, true)), Some(Person(0, true)), "where all talk, the oldest");
+    }
+
+    #[test]
+    fn nobody_takes_the_places_of_others() {
+        let now = Instant::now();
+        let mut strangers = strangers([4, 2, 4, 2]);
+        strangers.add(Origin::Trusted, now, Person(0, false));
+        strangers.add(Origin::User(7), now, Person(1, false));
+        for n in 100..200 {
+            let (_, gone) = strangers.add(Origin::Network, now, Person(n, false));
+            assert!(gone.is_none_or(|Person(gone, _)| gone >= 100));
+            let (_, gone) = strangers.add(Origin::User(8), now, Person(n, false));
+            assert!(gone.is_none_or(|Person(gone, _)| gone >= 100));
+        }
+        assert_eq!(strangers.entries.len(), 1 + 1 + 4 + 2);
+    }
+
+    #[test]
+    fn silence_is_borne_for_a_second_and_slowness_for_ten() {
+        let start = Instant::now();
+        let mut strangers = strangers([9; 4]);
+        let (silent, _) = strangers.add(Origin::Network, start, Person(0, false));
+        let (slow, _) = strangers.add(Origin::Network, start, Person(1, true));
+        assert!(silent == 3 && slow == 4);
+        assert_eq!(strangers.next_deadline(), Some(start + FIRST_BYTE));
+        assert_eq!(strangers.take_late(start + FIRST_BYTE), [Person(0, false)]);
+        assert_eq!(strangers.next_deadline(), Some(start + HANDSHAKE_TIMEOUT));
+        assert_eq!(strangers.take_late(start + HANDSHAKE_TIMEOUT), [Person(1, true)]);
+        assert_eq!(strangers.next_deadline(), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_places_are_bounded(
+            arrivals in prop::collection::vec((0..4u32, any::<bool>()), 0..200),
+        ) {
+            let now = Instant::now();
+            let mut strangers = strangers([5, 3, 4, 2]);
+            for (n, (origin, talks)) in arrivals.into_iter().enumerate() {
+                let origin = match origin {
+                    0 => Origin::Network,
+                    1 => Origin::Trusted,
+                    user => Origin::User(user),
+                };
+                let (number, _) = strangers.add(origin, now, Person(n as u32, talks));
+                prop_assert!(strangers.get(number).is_some(), "the newest stays");
+                let count = |shares: &dyn Fn(Origin) -> bool| {
+                    strangers.entries.values().filter(|entry| shares(entry.origin)).count()
+                };
+                prop_assert!(count(&|origin| origin == Origin::Network) <= 5);
+                prop_assert!(count(&|origin| origin == Origin::Trusted) <= 2);
+                prop_assert!(count(&|origin| matches!(origin, Origin::User(_))) <= 4);
+                prop_assert!(count(&|origin| origin == Origin::User(2)) <= 3);
+            }
+        }
+    }
+}

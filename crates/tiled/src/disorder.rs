@@ -1,0 +1,95 @@
+//! Accesses through a view whose bytes do not follow one another in the file: stretch by stretch, each in file order.
+
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::memory::Buffer;
+use rustix::io::Errno;
+use std::path::Path;
+use tatami_layout::{InFileOrder, MAX_OFFSET, ProgramView, Shape};
+
+/// Memory of one access, which stretches are copied through.
+#[derive(Default)]
+struct Room {
+    stream: Vec<u8>,
+    file: Vec<u8>,
+}
+
+impl Room {
+    /// The bytes of a stretch in the order of the stream, and in that of the file.
+    fn of(&mut self, stretch: &InFileOrder) -> (&mut [u8], &mut [u8]) {
+        self.stream.resize(stretch.stream_len() as usize, 0);
+        self.file.resize(stretch.size() as usize, 0);
+        (&mut self.stream, &mut self.file)
+    }
+}
+
+/// The stream bytes `stream .. stream + len`, as far as one stretch goes, before byte `end` of the file.
+fn next(
+    operation: &'static str,
+    path: &Path,
+    view: &ProgramView,
+    (stream, len): (u64, u64),
+    end: u64,
+) -> Result<InFileOrder> {
+    view.in_file_order(stream, len, end)
+        .map_err(|e| Error::because(operation, path, Errno::INVAL, e.to_string()))
+}
+
+fn one_byte(path: &Path) -> Result<Shape> {
+    Shape::bytes(1).map_err(|e| Error::because("access", path, Errno::INVAL, e.to_string()))
+}
+
+/// Writes all of `data` from stream position `stream` on. Of bytes for one place the later one counts.
+///
+/// # Errors
+/// Those of the engine; `EINVAL` for bytes before the file, `EFBIG` past its largest offset.
+pub fn write(
+    engine: &mut dyn Engine,
+    view: &ProgramView,
+    stream: u64,
+    data: &Buffer<'_>,
+    path: &Path,
+) -> Result<()> {
+    let (byte, mut room, mut done) = (one_byte(path)?, Room::default(), 0);
+    while done < data.len() {
+        let rest = (stream + done, data.len() - done);
+        let stretch = next("write", path, view, rest, MAX_OFFSET + 1)?;
+        if stretch.stream_len() == 0 {
+            return Err(Error::new("write", path, Errno::FBIG));
+        }
+        let (from, to) = room.of(&stretch);
+        data.gather(done, from);
+        stretch.sort(from, to);
+        engine.write(stretch.view(), 0, &Buffer::of(to, &byte))?;
+        done += stretch.stream_len();
+    }
+    Ok(())
+}
+
+/// Reads what `into` can hold from stream position `stream` on, up to the first byte that lies past the end of the file;
+/// bytes read.
+///
+/// # Errors
+/// Those of the engine; `EINVAL` for bytes before the file.
+pub fn read(
+    engine: &mut dyn Engine,
+    view: &ProgramView,
+    stream: u64,
+    into: &mut Buffer<'_>,
+    path: &Path,
+) -> Result<u64> {
+    let (byte, mut room, mut done) = (one_byte(path)?, Room::default(), 0);
+    let end = engine.size()?;
+    while done < into.len() {
+        let stretch = next("read", path, view, (stream + done, into.len() - done), end)?;
+        let (to, from) = room.of(&stretch);
+        let got = engine.read(stretch.view(), 0, &mut Buffer::of(from, &byte))? as usize;
+        let told = stretch.unsort(&from[..got], to);
+        into.scatter(done, &to[..told]);
+        done += told as u64;
+        if told == 0 {
+            break;
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,452 @@
+//! Bytes that are lost: the directory of a node, or single objects, are gone or cut behind the back of the daemons. Whoever
+//! reads what is not there gets an error, and not a file that looks whole.
+
+use serde_json::Value;
+use std::fs::{self, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tatami_tests::command::ask;
+use tatami_tests::files::{create, get, open, put, refused, stat};
+use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
+use tatami_tests::model::pattern;
+use tatami_tests::seed::scaled;
+use tatami_tests::{Cluster, Setup};
+use tatami_wire::Ino;
+
+const LEN: usize = 3_000_000;
+const LEFT: usize = 1000;
+/// Rounds of a writer that cuts a file beside its readers.
+const ROUNDS: u64 = 300;
+/// Exit code of fsck(8): something is wrong and was left so.
+const WRONG: Option<i32> = Some(4);
+
+/// The backing files of all objects of an inode, on all nodes.
+fn objects(cluster: &Cluster, ino: u64) -> Vec<PathBuf> {
+    let bucket = format!("objects/{:02x}", ino & 0xff);
+    let of_node = |node: u16| cluster.dir().join(format!("node{node}")).join(&bucket);
+    let dirs = (0..cluster.nodes()).filter_map(|node| fs::read_dir(of_node(node)).ok());
+    let all = dirs.flat_map(|dir| dir.map(|entry| entry.expect("reads").path()));
+    let prefix = format!("{ino:016x}.");
+    let is_its = |path: &PathBuf| {
+        path.file_name().expect("a name").to_str().expect("text").starts_with(&prefix)
+    };
+    let mut found: Vec<_> = all.filter(is_its).collect();
+    found.sort();
+    found
+}
+
+/// The one object of a whole file.
+fn object(cluster: &Cluster, path: &Path) -> PathBuf {
+    let found = objects(cluster, stat(path).ino());
+    assert_eq!(found.len(), 1, "{}", path.display());
+    found.into_iter().next().expect("one")
+}
+
+fn cut(path: &Path, len: usize) {
+    OpenOptions::new().write(true).open(path).expect("open").set_len(len as u64).expect("cut");
+}
+
+/// Lets `damage` happen while nothing runs.
+fn behind_their_back(cluster: &Cluster, damage: impl FnOnce()) {
+    cluster.down();
+    damage();
+    cluster.up();
+}
+
+fn eio<T>(result: std::io::Result<T>) {
+    assert_eq!(refused(result), libc::EIO);
+}
+
+/// Reads all that can be read in pieces, until an error or the end.
+fn read_on(path: &Path) -> (Vec<u8>, Option<i32>) {
+    let (mut file, mut all, mut piece) = (open(path), Vec::new(), vec![0; 100]);
+    loop {
+        match file.read(&mut piece) {
+            Ok(0) => return (all, None),
+            Ok(n) => all.extend_from_slice(&piece[..n]),
+            Err(e) => return (all, e.raw_os_error()),
+        }
+    }
+}
+
+fn told(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
+    let said = ask(cluster.command("fsck").arg("--json").args(options));
+    let told: Value = serde_json::from_str(&said.out).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    (said.code, told["findings"].as_array().expect("a list").clone())
+}
+
+/// Until the check finds so many things: it lets files be that somebody has just had open for writing.
+fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, Vec<Value>) {
+    let end = Instant::now() + Duration::from_secs(120);
+    loop {
+        let (code, findings) = told(cluster, options);
+        if findings.len() == count {
+            return (code, findings);
+        }
+        assert!(Instant::now() < end, "{findings:?}");
+    }
+}
+
+/// Waits until this is so.
+fn until(mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(120);
+    while !holds() {
+        assert!(Instant::now() < end, "it does not come true");
+    }
+}
+
+fn lost_bytes_are_errors(cluster: Cluster) {
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    fs::create_dir(a.join("dir")).expect("mkdir");
+    let (gone, short) = (Path::new("dir/gone"), Path::new("dir/short"));
+    let bytes = pattern(7, 0, LEN);
+    for name in [gone, short, Path::new("dir/sound"), Path::new("dir/replaced")] {
+        put(a.join(name), &bytes);
+    }
+    // Files that legitimately have no byte, or holes.
+    drop(create(a.join("dir/empty")));
+    create(a.join("dir/sparse")).set_len(LEN as u64).expect("ftruncate");
+    let grown = create(a.join("dir/grown"));
+    grown.write_all_at(b"x", 10).expect("write");
+    grown.set_len(LEN as u64).expect("ftruncate");
+    drop(grown);
+    let at: Vec<_> = [gone, short, Path::new("dir/replaced")]
+        .iter()
+        .map(|name| object(&cluster, &a.join(name)))
+        .collect();
+    behind_their_back(&cluster, || {
+        fs::remove_file(&at[0]).expect("removed");
+        cut(&at[1], LEFT);
+        fs::remove_file(&at[2]).expect("removed");
+    });
+
+    for mount in [&a, &b] {
+        assert_eq!(get(mount.join("dir/sound")), bytes);
+        assert_eq!(get(mount.join("dir/empty")), b"");
+        assert_eq!(get(mount.join("dir/sparse")), vec![0; LEN]);
+        assert_eq!(get(mount.join("dir/grown")).len(), LEN);
+        assert_eq!(read_on(&mount.join(gone)), (Vec::new(), Some(libc::EIO)));
+        // The kernel may read more at a time than it is asked for, and then gets none of it.
+        // The other mount has just had it open for writing, and tells of the close a moment later.
+        until(|| {
+            let (left, error) = read_on(&mount.join(short));
+            assert!(left.len() <= LEFT && bytes.starts_with(&left), "{} bytes", left.len());
+            error == Some(libc::EIO)
+        });
+        for name in [gone, short] {
+            let path = mount.join(name);
+            eio(fs::read(&path));
+            eio(open(&path).read_exact_at(&mut [0; 10], LEN as u64 - 10));
+            eio(fs::copy(&path, mount.join("copy")));
+            // Nothing makes a file of it that looks whole.
+            eio(OpenOptions::new().append(true).open(&path).expect("open").write_all(b"more"));
+            let file = OpenOptions::new().read(true).write(true).open(&path).expect("open");
+            eio(file.write_all_at(b"more", 5));
+            eio(file.set_len(LEN as u64 + 5));
+            eio(file.set_len(LEN as u64 - 5));
+            drop(file);
+            assert_eq!(stat(&path).len(), LEN as u64);
+        }
+        fs::remove_file(mount.join("copy")).expect("unlink");
+    }
+    for name in [gone, short] {
+        let path = format!(":/{}", name.display());
+        // A file that a mount has just had open for writing may still count as being written.
+        let name = name.to_str().expect("text");
+        until(|| {
+            let cat = ask(cluster.command("cat").arg(&path));
+            cat.code != Some(0) && cat.err.contains(name)
+        });
+        let target = cluster.dir().join("taken");
+        let cp = ask(cluster.command("cp").arg(&path).arg(&target));
+        assert!(cp.code != Some(0) && cp.err.contains(name), "{cp:?}");
+    }
+    is_reported_once(&cluster, stat(a.join(gone)).ino());
+
+    // fsck names them, and leaves them as they are.
+    for options in [&["--repair"][..], &[], &["--lost"]] {
+        let (code, findings) = told_of(&cluster, options, 3);
+        assert_eq!(code, WRONG);
+        let lost: Vec<_> = findings
+            .iter()
+            .map(|f| {
+                (f["path"].as_str(), f["node"].as_str(), f["left"].as_u64(), f["bytes"].as_u64())
+            })
+            .collect();
+        let node = Some("node0");
+        for (path, left) in [("/dir/gone", 0), ("/dir/short", LEFT as u64), ("/dir/replaced", 0)] {
+            assert!(
+                lost.contains(&(Some(path), node, Some(left), Some(LEN as u64))),
+                "{findings:?}"
+            );
+        }
+    }
+    assert_eq!(read_on(&b.join(gone)).1, Some(libc::EIO));
+    until(|| {
+        let said = ask(cluster.command("fsck").arg("--lost"));
+        said.out.contains("/dir/gone") && said.out.contains("node0")
+    });
+
+    // Written anew, replaced, and cut to what is left, they are files again.
+    put(a.join(gone), b"anew");
+    assert_eq!(get(b.join(gone)), b"anew");
+    put(b.join("new"), &bytes);
+    fs::rename(b.join("new"), b.join("dir/replaced")).expect("rename");
+    assert_eq!(get(a.join("dir/replaced")), bytes);
+    OpenOptions::new()
+        .write(true)
+        .open(b.join(short))
+        .expect("open")
+        .set_len(LEFT as u64)
+        .expect("ftruncate");
+    assert_eq!(get(a.join(short)), bytes[..LEFT]);
+    OpenOptions::new()
+        .append(true)
+        .open(a.join(short))
+        .expect("open")
+        .write_all(b"x")
+        .expect("write");
+    assert_eq!(get(b.join(short)).len(), LEFT + 1);
+    cluster.finish();
+}
+
+/// Each mount tells of a file once, and where it was to be.
+fn is_reported_once(cluster: &Cluster, ino: u64) {
+    let logs = fs::read_dir(cluster.dir().join("mount-logs")).expect("logs of mounts");
+    let mut told = 0;
+    for log in logs {
+        let text = fs::read_to_string(log.expect("reads").path()).expect("a log");
+        let lines: Vec<_> = text
+            .lines()
+            .filter(|line| line.contains("bytes of a file are lost"))
+            .filter(|line| line.contains(&format!("ino={}", Ino(ino))))
+            .collect();
+        assert!(lines.len() <= 1, "{lines:?}");
+        told += lines
+            .iter()
+            .filter(|line| line.contains("node=0") && line.contains("object=0"))
+            .count();
+    }
+    assert_eq!(told, 2, "one line each");
+}
+
+#[test]
+fn lost_bytes_are_errors_on_every_way() {
+    lost_bytes_are_errors(Cluster::start(2));
+}
+
+#[test]
+fn lost_bytes_are_errors_without_passthrough() {
+    lost_bytes_are_errors(Setup::nodes(2).without_passthrough().start());
+}
+
+/// A file is cut, written and lengthened on one mount: nobody who reads it meanwhile takes that for a loss.
+fn cuts_are_no_loss(cluster: Cluster) {
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    for writer in [&a, &b] {
+        put(a.join("file"), pattern(3, 0, 100_000));
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let readers: Vec<_> = [&a, &b, &a, &b]
+                .map(|mount| {
+                    let done = &done;
+                    scope.spawn(move || {
+                        let held = open(mount.join("file"));
+                        let mut reads = 0u64;
+                        while !done.load(Ordering::Relaxed) {
+                            held.read_at(&mut vec![0; 300_000], 0).expect("an open file reads");
+                            fs::read(mount.join("file")).expect("it reads");
+                            reads += 1;
+                        }
+                        reads
+                    })
+                })
+                .into();
+            for round in 0..scaled(ROUNDS) {
+                let path = writer.join("file");
+                let flags = OpenOptions::new().write(true).truncate(round % 2 == 0).open(&path);
+                let file = flags.expect("open");
+                file.write_all_at(&pattern(5, 0, 50_000), 0).expect("write");
+                file.set_len(10).expect("ftruncate");
+                file.set_len(200_000).expect("ftruncate");
+                drop(file);
+                if round % 3 == 0 {
+                    OpenOptions::new()
+                        .append(true)
+                        .open(&path)
+                        .expect("open")
+                        .write_all(b"x")
+                        .expect("append");
+                    fs::File::options()
+                        .write(true)
+                        .open(&path)
+                        .expect("open")
+                        .set_len(30)
+                        .expect("cut");
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+            for reader in readers {
+                assert!(reader.join().expect("a reader does not panic") > 0);
+            }
+        });
+        for mount in [&a, &b] {
+            let said = fs::read_dir(cluster.dir().join("mount-logs")).expect("logs");
+            for log in said {
+                let text = fs::read_to_string(log.expect("reads").path()).expect("a log");
+                assert!(!text.contains("are lost"), "{}: {text}", mount.display());
+            }
+        }
+    }
+    cluster.finish();
+}
+
+#[test]
+fn a_file_that_is_cut_beside_its_readers_is_not_lost() {
+    cuts_are_no_loss(Cluster::start(2));
+}
+
+#[test]
+fn the_same_without_passthrough() {
+    cuts_are_no_loss(Setup::nodes(2).without_passthrough().start());
+}
+
+#[test]
+fn lost_bytes_of_a_tiled_file_are_errors() {
+    let cluster = Cluster::start(NODES);
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    // Tiles over a file that was whole before: below them, and behind them, are bytes of the base.
+    let before = pattern(9, 0, SIZE + 5000);
+    put(a.join("over"), &before);
+    let ino = stat(a.join("over")).ino();
+    let job = Job::open(&cluster, Ino(ino));
+    let (part, _) = job.write_rank(1, &pattern(1, 0, SIZE));
+    job.publish(vec![part]);
+    job.close();
+    let over = get(b.join("over"));
+    assert_eq!(over.len(), before.len());
+    tiled_file(&cluster, "all", &pattern(2, 0, SIZE));
+    let all = stat(a.join("all")).ino();
+    // Bytes that a mount writes go to the pieces, and no base comes of it.
+    let file = OpenOptions::new().write(true).open(a.join("all")).expect("open");
+    file.write_all_at(b"in place", 77).expect("write");
+    drop(file);
+    let whole = get(b.join("all"));
+    assert_eq!(&whole[77..85], b"in place");
+
+    let base = |path: &PathBuf| path.to_str().expect("text").ends_with(".00000000");
+    let of_over: Vec<_> = objects(&cluster, ino);
+    let piece = objects(&cluster, all)
+        .into_iter()
+        .find(|path| !base(path) && fs::metadata(path).expect("there").len() > 0);
+    behind_their_back(&cluster, || {
+        fs::remove_file(of_over.iter().find(|path| base(path)).expect("a base")).expect("removed");
+        fs::remove_file(piece.as_ref().expect("a piece")).expect("removed");
+    });
+    for mount in [&a, &b] {
+        let path = mount.join("over");
+        eio(fs::read(&path));
+        eio(open(&path).read_exact_at(&mut [0; 10], 0));
+        eio(open(&path).read_exact_at(&mut [0; 10], SIZE as u64 + 10));
+        let mut tile = [0; 10];
+        open(&path).read_exact_at(&mut tile, 1000).expect("what a tile has is there");
+        assert_eq!(tile, over[1000..1010]);
+        eio(OpenOptions::new().append(true).open(&path).expect("open").write_all(b"more"));
+        eio(fs::read(mount.join("all")));
+    }
+    let (code, findings) = told_of(&cluster, &["--repair"], 2);
+    let lost = |path: &str| {
+        findings.iter().any(|f| f["path"] == path && f["kind"] == "inode-without-object")
+    };
+    assert!(code == WRONG && lost("/over") && lost("/all"), "{findings:?}");
+    for name in ["over", "all"] {
+        put(a.join(name), "anew");
+        assert_eq!(get(b.join(name)), b"anew");
+    }
+    cluster.finish();
+}
+
+#[test]
+fn programs_hear_of_lost_bytes() {
+    let cluster = Cluster::start(1);
+    let a = cluster.mount(0);
+    put(a.join("file"), pattern(7, 0, LEN));
+    let at = object(&cluster, &a.join("file"));
+    behind_their_back(&cluster, || cut(&at, LEFT));
+    for program in ["cat", "md5sum"] {
+        let said = ask(Command::new(program).arg(a.join("file")).env("LC_ALL", "C"));
+        assert!(said.code != Some(0) && said.err.contains("Input/output error"), "{said:?}");
+    }
+    let said =
+        ask(Command::new("cp").arg(a.join("file")).arg(cluster.dir().join("x")).env("LC_ALL", "C"));
+    assert!(said.code != Some(0), "{said:?}");
+    fs::remove_file(a.join("file")).expect("unlink");
+    cluster.finish();
+}
+
+#[test]
+fn a_node_that_began_empty_says_so_until_it_is_settled() {
+    // A node that keeps names would take them along.
+    let cluster = Setup::nodes(2).config("[volume]\nshards = \"0\"\n").start();
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    put(a.join("here"), "here");
+    put(b.join("there"), "there");
+    assert_eq!(cluster.status()["healthy"], true);
+    cluster.down();
+    fs::remove_dir_all(cluster.dir().join("node1")).expect("removed");
+    let up = ask(cluster.command("up").args(["--nodes", "2"]));
+    assert!(up.code != Some(0) && up.err.contains("node start --empty"), "{up:?}");
+    cluster.tatami("node start", &["--empty", "node1"]);
+    cluster.up();
+    let lost = |status: &Value| status["nodes"][1]["lost_since"].as_u64();
+    let is_told = |told: bool| {
+        let status = cluster.status();
+        assert_eq!((status["healthy"] == false, lost(&status).is_some()), (told, told), "{status}");
+        let said = ask(&mut cluster.command("status"));
+        assert_eq!(said.out.contains("is degraded"), told, "{said:?}");
+        assert_eq!(said.out.contains("node forget --lost node1"), told, "{said:?}");
+    };
+    is_told(true);
+    cluster.kill_node(1);
+    cluster.start_node(1);
+    is_told(true);
+    assert_eq!(get(b.join("here")), b"here");
+    eio(fs::read(a.join("there")));
+    eio(fs::read(b.join("there")));
+    let said = ask(cluster.command("node forget").arg("node1"));
+    assert_eq!(said.code, Some(2), "it must be said what is forgotten: {said:?}");
+    cluster.tatami("node forget", &["--lost", "node1"]);
+    is_told(false);
+    cluster.kill_node(1);
+    cluster.start_node(1);
+    is_told(false);
+    eio(fs::read(a.join("there")));
+    fs::remove_file(a.join("there")).expect("unlink");
+    cluster.finish();
+}
+
+#[test]
+fn a_stopped_volume_is_checked() {
+    let cluster = Cluster::start(2);
+    let (a, b) = (cluster.mount(0), cluster.mount(1));
+    fs::create_dir(a.join("dir")).expect("mkdir");
+    put(b.join("dir/file"), pattern(7, 0, LEN));
+    let at = object(&cluster, &b.join("dir/file"));
+    let running = ask(cluster.command("fsck").arg("--offline"));
+    assert!(running.code == Some(8) && running.err.contains("is running"), "{running:?}");
+    cluster.down();
+    let stopped = ask(&mut cluster.command("fsck"));
+    assert!(stopped.code == Some(8) && stopped.err.contains("fsck --offline"), "{stopped:?}");
+    assert_eq!(told(&cluster, &["--offline"]), (Some(0), Vec::new()));
+    cut(&at, LEFT);
+    let (code, findings) = told(&cluster, &["--offline", "--repair"]);
+    assert!(code == WRONG && findings[0]["path"] == "/dir/file", "{findings:?}");
+    cluster.up();
+    eio(fs::read(a.join("dir/file")));
+    fs::remove_file(a.join("dir/file")).expect("unlink");
+    cluster.finish();
+}

@@ -1,0 +1,156 @@
+//! The file pointer and the lock that the ranks of an open share, asked of the shard by clients on several nodes:
+//! each operation is one request, nothing is counted twice or lost, and the lock goes from rank to rank in turn.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+use tatami_client::{Client, JobMember};
+use tatami_tests::job::client;
+use tatami_tests::{Cluster, Setup};
+use tatami_wire::job::{JobOp, JobTold};
+use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
+use tatami_wire::{Cred, Ino};
+
+/// No wait in these tests is longer.
+const PATIENCE: Duration = Duration::from_secs(240);
+/// The number of an open.
+const OPEN: u64 = 0xfeed;
+
+/// Requests about names so far.
+fn requests(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
+}
+
+/// Repeats `work` until it has cost no more than `most` requests and a tenth: housekeeping has some of its own.
+fn costs(cluster: &Cluster, most: u64, mut work: impl FnMut()) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let before = requests(cluster);
+        work();
+        let cost = requests(cluster) - before;
+        assert!(cost >= most, "{cost} requests: fewer than there were operations");
+        if cost <= most + most / 10 {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{cost} requests for {most} operations");
+    }
+}
+
+/// A file on the shard of the root, at node 0.
+fn file(client: &Arc<Client>) -> Ino {
+    let node = NewNode::File(client.new_layout());
+    let made = client.create(&Cred::ROOT, Ino::ROOT, b"f", node, 0o644, 0, true, None);
+    made.expect("create").attr.ino
+}
+
+fn members(cluster: &Cluster, ranks: u32) -> (Ino, Vec<JobMember>) {
+    let of = |rank: u32| client(cluster, rank as u16 % cluster.nodes());
+    let ino = file(&of(0));
+    (ino, (0..ranks).map(|rank| JobMember::new(of(rank), ino, OPEN, rank)).collect())
+}
+
+#[test]
+fn each_operation_is_one_request_however_many_ranks_contend() {
+    const ROUNDS: u64 = 100;
+    let cluster = Cluster::start(2);
+    let (_, ranks) = members(&cluster, 4);
+    let inside = AtomicBool::new(false);
+    costs(&cluster, ROUNDS * 4, || {
+        let seen: Vec<Vec<i64>> = std::thread::scope(|scope| {
+            let add = |rank: &JobMember| {
+                (0..ROUNDS).map(|_| rank.add(1).expect("add")).collect::<Vec<i64>>()
+            };
+            let all: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || add(rank))).collect();
+            all.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        });
+        assert!(seen.iter().all(|seen| seen.is_sorted()));
+        let all: BTreeSet<i64> = seen.iter().flatten().copied().collect();
+        assert_eq!(all.len() as u64, ROUNDS * 4, "each is told once");
+    });
+    costs(&cluster, 2 * ROUNDS * 4, || {
+        std::thread::scope(|scope| {
+            for rank in &ranks {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        rank.lock().expect("lock");
+                        assert!(!inside.swap(true, SeqCst), "two have the lock");
+                        inside.store(false, SeqCst);
+                        rank.unlock().expect("unlock");
+                    }
+                });
+            }
+        });
+    });
+    drop(ranks);
+    cluster.finish();
+}
+
+#[test]
+fn the_pointer_survives_its_daemon_and_goes_along_with_its_shard() {
+    let cluster = Cluster::start(2);
+    let (ino, ranks) = members(&cluster, 3);
+    let (stop, steps) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for rank in &ranks {
+            scope.spawn(|| {
+                while !stop.load(SeqCst) {
+                    rank.lock().expect("lock");
+                    let before = rank.add(1).expect("add");
+                    assert_eq!(before, rank.add(1).expect("add") - 1, "somebody else was inside");
+                    steps.fetch_add(2, SeqCst);
+                    rank.unlock().expect("unlock");
+                }
+            });
+        }
+        let some_more = || {
+            let (from, deadline) = (steps.load(SeqCst), Instant::now() + PATIENCE);
+            while steps.load(SeqCst) < from + 60 {
+                assert!(Instant::now() < deadline, "no rank gets on");
+                std::thread::yield_now();
+            }
+        };
+        for round in 0..3 {
+            some_more();
+            cluster.kill_node(0);
+            cluster.start_node(0);
+            some_more();
+            cluster.tatami("node drain", &[["node0", "node1"][round % 2]]);
+        }
+        some_more();
+        stop.store(true, SeqCst);
+    });
+    assert_eq!(ranks[1].add(0), Ok(steps.load(SeqCst) as i64), "each step counts once");
+    // When the open is over, the next of that number begins anew.
+    drop(ranks);
+    assert_eq!(JobMember::new(client(&cluster, 1), ino, OPEN, 0).add(1), Ok(0));
+    cluster.finish();
+}
+
+#[test]
+fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
+    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
+    let (ino, ranks) = members(&cluster, 1);
+    // A process that dies says nothing: of a member, the end would be told.
+    let gone = client(&cluster, 1);
+    let op = MetaOp::Job { ino, open: OPEN, rank: 7, joined: false, op: JobOp::Lock };
+    let told = gone.meta(&Cred::ROOT, op).expect("lock");
+    assert!(matches!(told, MetaReply::Job { told: JobTold::Locked, .. }), "{told:?}");
+    std::thread::scope(|scope| {
+        let (has, hears) = std::sync::mpsc::channel();
+        let waits = &ranks[0];
+        scope.spawn(move || {
+            waits.lock().expect("lock");
+            has.send(()).expect("somebody hears");
+        });
+        // It is kept for whoever is there, however long that is.
+        assert!(hears.recv_timeout(Duration::from_secs(5)).is_err(), "it was taken away");
+        drop(gone);
+        hears.recv_timeout(PATIENCE).expect("the lock of a process that is gone");
+    });
+    ranks[0].unlock().expect("unlock");
+    drop(ranks);
+    cluster.finish();
+}
