@@ -165,7 +165,7 @@ impl DataDir {
     }
 
     /// As [`DataDir::open_or_create`]. Where the node had a directory before (`had_one`), one that is made now
-    /// remembers that the other one was lost, until [`DataDir::forget_loss`].
+    /// remembers that the other one was lost, until [`LossMark::remove`].
     ///
     /// # Errors
     /// As [`DataDir::open_or_create`].
@@ -227,26 +227,41 @@ impl DataDir {
         self.path.join("meta")
     }
 
-    /// Since when it is there in the place of one that was lost; `None` where nothing was, or nobody is to be told any more.
-    pub fn lost_since(&self) -> Option<SystemTime> {
-        std::fs::metadata(self.path.join(LOST_FILE)).and_then(|meta| meta.modified()).ok()
-    }
-
-    /// Forgets that one was lost before. Whether it was.
-    ///
-    /// # Errors
-    /// Those of the file system.
-    pub fn forget_loss(&self) -> std::io::Result<bool> {
-        match std::fs::remove_file(self.path.join(LOST_FILE)) {
-            Ok(()) => File::open(&self.path)?.sync_all().map(|()| true),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(e) => Err(e),
-        }
+    /// What tells that this directory began empty in the place of one that was lost.
+    pub fn loss_mark(&self) -> LossMark {
+        LossMark { dir: self.path.clone() }
     }
 
     /// Whether this opening made it.
     pub fn is_fresh(&self) -> bool {
         self.fresh
+    }
+}
+
+/// What tells that a data directory began empty in the place of one that was lost. Unlike
+/// [`DataDir`] it holds no lock: who keeps it longer than the daemon runs keeps no other daemon out.
+#[derive(Debug, Clone)]
+pub struct LossMark {
+    dir: PathBuf,
+}
+
+impl LossMark {
+    /// Since when the directory is there in the place of one that was lost. `None` if none was
+    /// lost, or if the administrator has settled it ([`LossMark::remove`]).
+    pub fn since(&self) -> Option<SystemTime> {
+        std::fs::metadata(self.dir.join(LOST_FILE)).and_then(|meta| meta.modified()).ok()
+    }
+
+    /// Forgets that a directory was lost before. Returns whether one was.
+    ///
+    /// # Errors
+    /// Those of the file system.
+    pub fn remove(&self) -> io::Result<bool> {
+        match std::fs::remove_file(self.dir.join(LOST_FILE)) {
+            Ok(()) => File::open(&self.dir)?.sync_all().map(|()| true),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(e),
+        }
     }
 }
 
@@ -424,13 +439,12 @@ mod tests {
     fn a_directory_in_the_place_of_a_lost_one_says_so_until_that_is_settled() {
         let dir = dir();
         let open = || DataDir::open_or_replace(dir.path(), VOLUME, NODE, true).expect("opened");
-        assert!(open().lost_since().is_some());
-        let again = open();
-        assert!(!again.is_fresh() && again.lost_since().is_some(), "a start does not settle it");
-        assert!(again.forget_loss().expect("forgotten"));
-        assert!(!again.forget_loss().expect("nothing left"));
-        drop(again);
-        assert_eq!(open().lost_since(), None, "it is there");
+        let mark = open().loss_mark();
+        assert!(mark.since().is_some());
+        assert!(!open().is_fresh() && mark.since().is_some(), "a start does not settle it");
+        assert!(mark.remove().expect("forgotten"));
+        assert!(!mark.remove().expect("nothing left"));
+        assert_eq!(open().loss_mark().since(), None, "it is there");
     }
 
     #[test]

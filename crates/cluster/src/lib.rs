@@ -13,6 +13,6 @@ pub mod mountinfo;
 pub mod trusted;
 mod volume;
 
-pub use data_dir::{DATA_FORMAT, DataDir, DataDirError};
+pub use data_dir::{DATA_FORMAT, DataDir, DataDirError, LossMark};
 pub use key_file::{KeyError, KeyFile};
 pub use volume::{NODES_MAX, NodeEntry, SOCKET_PATH_MAX, VOLUME_FORMAT, VolumeError, VolumeFile};

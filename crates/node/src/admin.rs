@@ -116,7 +116,7 @@ fn execute(shared: &Arc<Shared>, call: AdminCall, peer: &Peer, connection: u64) 
             AdminReply::Done
         }
         AdminCall::ForgetLost => {
-            let was_lost = shared.dir.forget_loss()?;
+            let was_lost = shared.loss_mark.remove()?;
             tracing::info!(%peer, was_lost, "the loss of the data directory is settled");
             AdminReply::Done
         }

@@ -32,8 +32,8 @@ pub struct Node {
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
     socket: listen::SocketName,
-    /// Held until everything else is gone.
-    _dir: Arc<DataDir>,
+    /// Its lock is held until the node has ended. Threads that end later have no part of it.
+    _dir: DataDir,
 }
 
 /// Ends a node from another thread.
@@ -83,8 +83,9 @@ impl Node {
         let info = map.nodes.iter().find(|n| n.id == node).cloned();
         let info = info.ok_or(StartError::UnknownNode(node))?;
         tatami_client::raise_descriptor_limit();
-        let dir = Arc::new(DataDir::open_or_replace(&dir, map.volume, node, had_directory)?);
-        if dir.lost_since().is_some() {
+        let dir = DataDir::open_or_replace(&dir, map.volume, node, had_directory)?;
+        let loss_mark = dir.loss_mark();
+        if loss_mark.since().is_some() {
             tracing::error!(%node, "this node began empty: the data directory that it had before is lost");
         }
         let tcp = listen::tcp(&info.address, node)?;
@@ -105,7 +106,7 @@ impl Node {
             allow_other,
             started: Instant::now(),
             objects,
-            dir: dir.clone(),
+            loss_mark,
             counters: Counters::default(),
             clients: Clients::new(),
             seats: Arc::new(Seats::default()),

@@ -14,7 +14,7 @@ use std::net::Shutdown;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
-use tatami_cluster::DataDir;
+use tatami_cluster::LossMark;
 use tatami_object::ObjectStore;
 use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
 use tatami_wire::handshake::Identity;
@@ -40,7 +40,7 @@ pub(crate) struct Shared {
     pub(crate) allow_other: bool,
     pub(crate) started: Instant,
     pub(crate) objects: ObjectStore,
-    pub(crate) dir: Arc<DataDir>,
+    pub(crate) loss_mark: LossMark,
     pub(crate) counters: Counters,
     pub(crate) clients: Clients,
     pub(crate) seats: Arc<Seats>,
@@ -107,7 +107,7 @@ impl Shared {
 
     /// Since when, in seconds since 1970, the node is there without what it had before.
     fn lost_since(&self) -> Option<u64> {
-        let since = self.dir.lost_since()?.duration_since(UNIX_EPOCH);
+        let since = self.loss_mark.since()?.duration_since(UNIX_EPOCH);
         Some(since.map_or(0, |since| since.as_secs()))
     }
 
