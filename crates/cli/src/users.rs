@@ -5,12 +5,16 @@
 
 use crate::mountinfo;
 use crate::term;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::Duration;
 
 /// Most users that a message lists.
 const LISTED: usize = 8;
+/// Longest wait for what /proc tells of one process.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// One process that keeps a mount busy.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,34 +35,71 @@ pub fn in_earnest(path: &Path) -> Vec<User> {
 }
 
 /// Everybody who uses something at or below `path`, or whose mount namespace has it, by process number.
+///
+/// While a process starts another program, the kernel locks its directory in /proc, also when that waits for a file
+/// system which does not answer. Such a process is passed over after a while: unmounting tells whether it uses `path`.
 pub fn of(path: &Path) -> Vec<User> {
-    let mut found = BTreeMap::new();
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let me = std::process::id() as i32;
-    let device = mountinfo::at(path).map(|m| m.device);
-    let namespace = std::fs::read_link("/proc/self/ns/mnt").ok();
-    for process in processes.flatten() {
-        let Some(pid) = process.file_name().to_str().and_then(|n| n.parse::<i32>().ok()) else {
-            continue;
-        };
-        if pid == me {
-            continue;
-        }
-        // A process that ends meanwhile, or is another user's, shows nothing.
-        // Where it cannot be read, it counts as ours.
-        let theirs = std::fs::read_link(process.path().join("ns/mnt")).ok();
-        let elsewhere = theirs.is_some() && theirs != namespace;
-        let what = match (&device, elsewhere) {
-            (Some(device), true) => holds(&process.path(), path, device),
-            _ => uses(&process.path(), path).map(|what| (what, false)),
-        };
-        if let Some((what, has_copy_only)) = what {
-            let name = std::fs::read_to_string(process.path().join("comm")).unwrap_or_default();
-            let name = term::safe(name.trim().as_bytes());
-            found.insert(pid, User { pid, name, what, has_copy_only });
+    let pids = processes.flatten().filter_map(|p| p.file_name().to_str()?.parse::<i32>().ok());
+    look_at_each(pids.filter(|pid| *pid != me).collect(), &Mount::at(path))
+}
+
+/// A thread of its own looks at the processes in turn. One that hangs is left behind with its process.
+fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
+    let mut found = BTreeMap::new();
+    while !pids.is_empty() {
+        let (sender, receiver) = channel();
+        let (mount, all) = (mount.clone(), pids.clone());
+        std::thread::spawn(move || {
+            // The receiver is gone when this thread was left behind.
+            all.into_iter().all(|pid| sender.send(mount.user(pid)).is_ok())
+        });
+        while let Some(pid) = pids.pop_front() {
+            match receiver.recv_timeout(LOOK) {
+                Ok(Some(user)) => drop(found.insert(pid, user)),
+                Ok(None) => {}
+                Err(_) => {
+                    tracing::warn!(pid, "the process does not let itself be looked at");
+                    break;
+                }
+            }
         }
     }
     found.into_values().collect()
+}
+
+/// A mount, as far as it matters to find those who use it.
+#[derive(Clone)]
+struct Mount {
+    path: PathBuf,
+    device: Option<String>,
+    namespace: Option<PathBuf>,
+}
+
+impl Mount {
+    fn at(path: &Path) -> Mount {
+        Mount {
+            path: path.to_owned(),
+            device: mountinfo::at(path).map(|m| m.device),
+            namespace: std::fs::read_link("/proc/self/ns/mnt").ok(),
+        }
+    }
+
+    fn user(&self, pid: i32) -> Option<User> {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        // A process that ends meanwhile, or is another user's, shows nothing.
+        // Where it cannot be read, it counts as ours.
+        let theirs = std::fs::read_link(process.join("ns/mnt")).ok();
+        let elsewhere = theirs.is_some() && theirs != self.namespace;
+        let (what, has_copy_only) = match (&self.device, elsewhere) {
+            (Some(device), true) => holds(&process, &self.path, device),
+            _ => uses(&process, &self.path).map(|what| (what, false)),
+        }?;
+        let name = std::fs::read_to_string(process.join("comm")).unwrap_or_default();
+        let name = term::safe(name.trim().as_bytes());
+        Some(User { pid, name, what, has_copy_only })
+    }
 }
 
 /// A process with another mount namespace keeps the file system as long as it
