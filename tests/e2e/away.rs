@@ -1,63 +1,49 @@
 //! A node that is killed, or stopped and so answers nobody: what has nothing to do with it goes on at once.
 
-use rustix::process::Signal;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
-use std::time::Duration;
-use tatami_tests::files::{create, get, put};
+use tatami_tests::absent::{Stopped, at_once, directory_of_each};
+use tatami_tests::files::{create, get};
 use tatami_tests::{Cluster, Setup, job, process};
-use tatami_wire::Ino;
+use tatami_wire::meta::{MetaOp, MetaReply};
+use tatami_wire::{Cred, Ino};
 
 const NODES: u16 = 3;
 /// Nobody waits for so long for a node that is away: who waits for one at all is found out.
 const PATIENT: &str = "[client]\npatience_sec = 3600\n";
-/// What goes on at once takes no longer, on however slow a machine.
-const AT_ONCE: Duration = Duration::from_secs(300);
-
-/// Does what must not wait for the node that is away.
-fn at_once<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
-    let (done, result) = channel();
-    std::thread::spawn(move || done.send(work()));
-    result
-        .recv_timeout(AT_ONCE)
-        .unwrap_or_else(|_| panic!("{what}: it waits for the node, or has failed"))
-}
 
 /// A node is away, one way or the other, while `work` is done.
 fn without(cluster: &Cluster, node: u16, stopped: bool, work: impl FnOnce()) {
-    let pid = cluster.node_pid(node);
-    match stopped {
-        true => process::signal(pid, Signal::STOP),
-        false => cluster.kill_node(node),
+    let guard = stopped.then(|| Stopped::new(cluster.node_pid(node)));
+    if !stopped {
+        cluster.kill_node(node);
     }
     work();
-    match stopped {
-        true => process::signal(pid, Signal::CONT),
-        false => cluster.start_node(node),
+    if guard.is_none() {
+        cluster.start_node(node);
     }
 }
 
-/// A directory on each node, with a file in each.
-fn directory_of_each(cluster: &Cluster) -> Vec<PathBuf> {
+/// Returns when no node says any more that another has a part in the names of these directories: they were made a moment
+/// ago by transactions, and a node learns only after a while that the part of another is on its disk.
+fn await_settled(cluster: &Cluster, names: &[PathBuf]) {
     let client = job::client(cluster, 0);
-    let mut found: Vec<Option<PathBuf>> = vec![None; usize::from(NODES)];
-    for n in 0.. {
-        let (name, root) = (PathBuf::from(format!("dir{n}")), cluster.mount(0));
-        fs::create_dir(root.join(&name)).expect("mkdir");
-        // With this, the directory comes to its node.
-        put(root.join(&name).join("first"), "first");
-        let ino = Ino(fs::metadata(root.join(&name)).expect("stat").ino());
-        let node = client.map().owner(ino.shard()).expect("a shard").node.0;
-        found[usize::from(node)].get_or_insert(name);
-        if found.iter().all(Option::is_some) {
-            break;
+    for name in names {
+        let ino = Ino(fs::metadata(cluster.mount(0).join(name)).expect("stat").ino());
+        for executor in client.name_executors() {
+            let op = || MetaOp::SyncNames { inos: vec![ino, Ino::ROOT] };
+            let is_settled = || match client.meta_at(executor, &Cred::ROOT, op()) {
+                Ok(MetaReply::NamesSynced { also, .. }) => also.is_empty(),
+                other => panic!("{executor}: {other:?}"),
+            };
+            while !is_settled() {
+                process::pause();
+            }
         }
     }
-    found.into_iter().flatten().collect()
 }
 
 /// An open directory as a path that needs no directory above it.
@@ -68,7 +54,7 @@ fn within(dir: &File, name: &str) -> PathBuf {
 #[test]
 fn fsync_waits_for_no_node_that_has_nothing_of_the_file() {
     let cluster = Setup::nodes(NODES).config(PATIENT).start();
-    let names = directory_of_each(&cluster);
+    let names = directory_of_each(&cluster, NODES);
     // On each mount, each directory with a file that is held open.
     let held: Vec<Vec<(File, File)>> = (0..NODES)
         .map(|mount| {
@@ -84,6 +70,7 @@ fn fsync_waits_for_no_node_that_has_nothing_of_the_file() {
             names.iter().map(hold).collect()
         })
         .collect();
+    await_settled(&cluster, &names);
     for (round, stopped) in [true, false].into_iter().enumerate() {
         for away in 0..NODES {
             without(&cluster, away, stopped, || {

@@ -2,6 +2,7 @@
 //! themselves, programs to run, evidence of failures, random choices that can
 //! be replayed, and a model of how a file system behaves.
 
+pub mod absent;
 pub mod cluster;
 pub mod command;
 pub mod evidence;

@@ -62,7 +62,7 @@ pub fn signal(pid: i32, signal: rustix::process::Signal) {
 /// The step of waits for something that sends no event, such as the end of a
 /// process that is not a child.
 #[allow(clippy::disallowed_methods)]
-pub(crate) fn pause() {
+pub fn pause() {
     std::thread::sleep(Duration::from_millis(5));
 }
 

@@ -2,7 +2,7 @@
 //! looks like a daemon that is down, and for most of them `tatami up` is no help.
 
 use crate::daemon;
-use crate::place::{ASK_TIMEOUT, Place};
+use crate::place::Place;
 use std::io::ErrorKind;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -20,9 +20,16 @@ pub struct Absence {
     pub why: String,
     /// What to do.
     pub remedy: String,
+    /// It may be busy: it took the question and did not answer.
+    pub is_silence: bool,
 }
 
 impl Absence {
+    /// An absence that is no mere silence.
+    pub fn new(why: String, remedy: String) -> Absence {
+        Absence { why, remedy, is_silence: false }
+    }
+
     /// Looks why the node could not be reached.
     pub fn of(place: &Place, entry: &NodeEntry, error: &ConnectError) -> Absence {
         let flag = place.dir_flag();
@@ -34,23 +41,23 @@ impl Absence {
             ConnectError::Handshake { .. } => None,
         };
         if !error.may_pass() {
-            return Absence {
-                why: error.to_string(),
-                remedy: format!("see its log, {}", daemon::log_file(&entry.dir).display()),
-            };
+            return Absence::new(
+                error.to_string(),
+                format!("see its log, {}", daemon::log_file(&entry.dir).display()),
+            );
         }
         if socket_failed == Some(ErrorKind::PermissionDenied) {
             let owner = [&entry.socket, &entry.dir, &place.dir];
             let owner = owner.iter().find_map(|path| path.metadata().ok()).map(|m| m.uid());
             let owner = owner.map_or("another user".to_owned(), |uid| format!("user {uid}"));
-            return Absence {
-                why: format!("the volume belongs to {owner} and is not open to others: {error}"),
-                remedy: format!(
+            return Absence::new(
+                format!("the volume belongs to {owner} and is not open to others: {error}"),
+                format!(
                     "run this as that user; or have that user set mount.allow_other = true in {} and start \
                      the volume anew: tatami down, then tatami up",
                     place.dir.join("tatami.toml").display()
                 ),
-            };
+            );
         }
         let process = daemon::running(entry);
         let no_socket = [Some(ErrorKind::NotFound), Some(ErrorKind::ConnectionRefused)];
@@ -58,49 +65,43 @@ impl Absence {
             && place.is_here(entry)
             && (process.is_some() || port_answers(&entry.address))
         {
-            return Absence {
-                why: format!(
+            return Absence::new(
+                format!(
                     "its socket {} is gone, though its port {} answers",
                     entry.socket.display(),
                     entry.address
                 ),
-                remedy: format!(
+                format!(
                     "start it anew: tatami node stop --force{flag} {}, then tatami up{flag}",
                     entry.name
                 ),
-            };
+            );
         }
         if let Some(process) = process {
-            return Absence {
-                why: format!(
-                    "its daemon (process {}) runs and does not answer ({error})",
-                    process.pid
-                ),
-                remedy: format!(
+            return Absence::new(
+                format!("its daemon (process {}) runs and does not answer ({error})", process.pid),
+                format!(
                     "see its log, {}; to end it: tatami node stop --force{flag} {}",
                     daemon::log_file(&entry.dir).display(),
                     entry.name
                 ),
-            };
+            );
         }
         if !place.is_here(entry) {
-            return Absence {
-                why: format!("down, or not to be reached from here ({error})"),
-                remedy: format!(
+            return Absence::new(
+                format!("down, or not to be reached from here ({error})"),
+                format!(
                     "{} is on another machine, {}: look there: tatami status; to start it, there: tatami up",
                     entry.name, entry.address
                 ),
-            };
+            );
         }
-        Absence {
-            why: format!("down ({error})"),
-            remedy: format!("to start what is down: tatami up{flag}"),
-        }
+        Absence::new(format!("down ({error})"), format!("to start what is down: tatami up{flag}"))
     }
 
-    /// The node took the question and did not answer.
-    pub fn of_silent(place: &Place, entry: &NodeEntry) -> Absence {
-        let silent = format!("silent for {} s", ASK_TIMEOUT.as_secs());
+    /// The node took the question and did not answer within `timeout`.
+    pub fn of_silent(place: &Place, entry: &NodeEntry, timeout: Duration) -> Absence {
+        let silent = format!("silent for {} s", timeout.as_secs());
         let why = match daemon::running(entry) {
             Some(process) => {
                 format!("its daemon (process {}) runs and does not answer ({silent})", process.pid)
@@ -119,7 +120,7 @@ impl Absence {
                 entry.name, entry.address
             ),
         };
-        Absence { why, remedy }
+        Absence { why, remedy, is_silence: true }
     }
 }
 

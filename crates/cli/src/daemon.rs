@@ -168,7 +168,7 @@ pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome
     if let AskError::Connect(error) = &error
         && !error.is_timeout()
     {
-        let Absence { why, remedy } = Absence::of(place, entry, error);
+        let Absence { why, remedy, .. } = Absence::of(place, entry, error);
         return Err(Failure::degraded(what).because(why).try_this(remedy));
     }
     Err(Failure::degraded(what).because(error).try_this(format!(

@@ -3,14 +3,15 @@
 use crate::error::{Failure, Outcome};
 use crate::listing;
 use crate::place::{At, Place};
+use crate::status;
 use crate::term::{self, DIM, Out, Table};
 use crate::volume_path::{AnyPath, failed, last, tree, umask};
 use anstyle::Style;
 use indicatif::ProgressBar;
+use std::collections::HashSet;
 use std::io::{Read, Write};
-use tatami_client::Removing;
 use tatami_client::tree::{Tree, join};
-use tatami_wire::admin::{AdminCall, AdminReply};
+use tatami_client::{Removing, VolumeSpace};
 use tatami_wire::{Errno, Kind};
 
 /// Bytes read at a time: as much as one request carries.
@@ -353,17 +354,39 @@ pub struct DfArgs {
 /// # Errors
 /// No daemon answers.
 pub fn df(args: &DfArgs) -> Outcome {
-    let (place, tree) = open(&args.at)?;
+    let place = args.at.open()?;
+    crate::log::start(&place.config, false)?;
     let volume = place.volume()?;
-    let space = tree.client().statfs().map_err(|e| failed("cannot learn the space", e))?;
-    let nodes: Vec<_> = volume
-        .nodes
-        .iter()
-        .map(|n| match place.ask(&volume, n, &AdminCall::Space) {
-            Ok(AdminReply::Space(space)) => (n.name.clone(), Some(space)),
-            _ => (n.name.clone(), None),
-        })
-        .collect();
+    let mut space = VolumeSpace::default();
+    let mut disks = HashSet::new();
+    let mut nodes = Vec::new();
+    let mut absent = None;
+    for (entry, answer) in volume.nodes.iter().zip(status::ask_all(&place, &volume)) {
+        let told = match answer {
+            Ok(status) => Some(status),
+            Err(absence) => {
+                absent.get_or_insert((entry, absence));
+                None
+            }
+        };
+        if let Some(status) = &told {
+            space.inodes += status.inodes;
+            if disks.insert(status.space.disk) {
+                space.total += status.space.total;
+                space.free += status.space.free;
+                space.available += status.space.available;
+            }
+        }
+        nodes.push((entry.name.clone(), told.map(|status| status.space)));
+    }
+    if let Some((entry, absence)) = absent
+        && nodes.iter().all(|(_, space)| space.is_none())
+    {
+        let volume = &volume.name;
+        return Err(Failure::degraded(format!("no node of volume {volume} can be reached"))
+            .because(format!("{}: {}", entry.name, absence.why))
+            .try_this(absence.remedy));
+    }
     let mut out = Out::new();
     if args.json {
         let nodes: Vec<_> = nodes
@@ -407,7 +430,7 @@ pub fn df(args: &DfArgs) -> Outcome {
     }
     out.table(&table)?;
     if !down.is_empty() {
-        writeln!(out, "not counted, because they are down: {}", down.join(", "))?;
+        writeln!(out, "not counted, because they are down or do not answer: {}", down.join(", "))?;
     }
     writeln!(out, "{} inodes; nodes on one disk share its space", space.inodes)?;
     out.flush()?;

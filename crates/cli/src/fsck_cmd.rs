@@ -4,6 +4,7 @@ use crate::daemon;
 use crate::error::{Context, Exit, Failure, Outcome};
 use crate::offline::Offline;
 use crate::place::{At, Place};
+use crate::status;
 use crate::term::{self, BAD, GOOD, Out};
 use std::io::Write;
 use std::sync::Arc;
@@ -103,6 +104,7 @@ fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
 
 /// A session with daemons that run.
 fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
+    refuse_absent(place, volume)?;
     let all_down = || volume.nodes.iter().all(|entry| daemon::running(entry).is_none());
     place.client(None).map_err(|e| match all_down() {
         true => e.try_this(format!(
@@ -111,6 +113,29 @@ fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
         )),
         false => e,
     })
+}
+
+/// A check needs all nodes. Those that are away are told at once, rather than when the check comes to them.
+///
+/// # Errors
+/// Some nodes are away, and others are not.
+fn refuse_absent(place: &Place, volume: &VolumeFile) -> Outcome {
+    let answers = status::ask_all(place, volume);
+    let absent: Vec<_> = volume
+        .nodes
+        .iter()
+        .zip(&answers)
+        .filter_map(|(entry, answer)| Some((entry, answer.as_ref().err()?)))
+        .collect();
+    let Some((_, first)) = absent.first() else { return Ok(()) };
+    if absent.len() == answers.len() {
+        return Ok(());
+    }
+    let each = absent.iter().map(|(entry, absence)| format!("{}: {}", entry.name, absence.why));
+    let some: Vec<_> = each.collect();
+    Err(Failure::degraded("the volume can't be checked while nodes are away; nothing was checked")
+        .because(some.join("\n"))
+        .try_this(&first.remedy))
 }
 
 fn kind(wrong: Wrong) -> &'static str {

@@ -8,7 +8,7 @@ use crate::absence::Absence;
 use crate::daemon;
 use crate::error::{Failure, Outcome};
 use crate::keys::name;
-use crate::place::{AskError, At, Place, executor_name};
+use crate::place::{ASK_TIMEOUT, AskError, At, Place, executor_name};
 use crate::ports;
 use crate::term::{self, HEAD, Out};
 use serde::Serialize;
@@ -336,7 +336,7 @@ fn learn(place: &Place, volume: &VolumeFile, entry: &NodeEntry, map: &ClusterMap
 fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
     let absence = match error {
         AskError::Connect(e) if !e.is_timeout() => Absence::of(place, entry, e),
-        _ => Absence::of_silent(place, entry),
+        _ => Absence::of_silent(place, entry, ASK_TIMEOUT),
     };
     Failure::degraded(format!("{} does not answer", entry.name))
         .because(absence.why)
@@ -455,9 +455,41 @@ fn carry_out(
         }
     };
     bar.finish_and_clear();
+    let result = result.and_then(|()| await_destinations(place, volume, patience));
     // What is true now is what clients and daemons begin with, whether or not all has moved.
     let saved = save(place, volume);
     result.and(saved).map(|()| moved)
+}
+
+/// Returns when each node itself says that it has its shards. The source of a migration knows first.
+fn await_destinations(place: &Place, volume: &VolumeFile, patience: Duration) -> Outcome {
+    let start = Instant::now();
+    let of = |shards: &[ExecutorId], node: NodeId| -> Vec<bool> {
+        shards.iter().map(|owner| owner.node == node).collect()
+    };
+    for entry in &volume.nodes {
+        let node = NodeId(entry.id);
+        if !volume.shards.iter().any(|owner| owner.node == node) {
+            continue;
+        }
+        loop {
+            let map = match place.ask(volume, entry, &AdminCall::Map) {
+                Ok(AdminReply::Map(map)) => Some(map),
+                Ok(_) => None,
+                Err(error) if start.elapsed() >= patience => {
+                    return Err(no_answer(place, entry, &error));
+                }
+                Err(_) => None,
+            };
+            let knows = |map: &ClusterMap| of(&map.shards, node) == of(&volume.shards, node);
+            // Somebody else may move shards meanwhile: that is no failure of this command.
+            if map.as_ref().is_some_and(knows) || start.elapsed() >= patience {
+                break;
+            }
+            pause(LOOK);
+        }
+    }
+    Ok(())
 }
 
 #[allow(clippy::disallowed_methods)] // a daemon says nothing by itself

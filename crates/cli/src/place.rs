@@ -22,6 +22,9 @@ use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
 /// Longest wait for the answer to a question about a node's condition.
 pub const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest wait for a node's word on its health: one that says nothing for so long counts as down.
+pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Which volume, and how it is configured.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct At {
@@ -229,20 +232,36 @@ impl Place {
         let volume = self.volume()?;
         let mut said: Vec<String> = Vec::new();
         let mut remedies: Vec<String> = Vec::new();
-        for entry in &volume.nodes {
-            if node.is_some_and(|n| n.0 != entry.id) {
-                continue;
-            }
-            match Client::connect(self.options(&volume, entry)?) {
+        let meant = |entry: &&NodeEntry| node.is_none_or(|n| n.0 == entry.id);
+        // A node that says nothing is waited for when no other answers.
+        let mut silent: Vec<&NodeEntry> = Vec::new();
+        for entry in volume.nodes.iter().filter(meant) {
+            let options = self.options(&volume, entry)?;
+            match Client::connect_within(options.patience.min(QUESTION_TIMEOUT), options) {
                 Ok(client) => return Ok(Arc::new(client)),
+                Err(e) if e.is_timeout() => silent.push(entry),
                 Err(tatami_client::Error::Connect(e)) => {
-                    let Absence { why, remedy } = Absence::of(self, entry, &e);
+                    let Absence { why, remedy, .. } = Absence::of(self, entry, &e);
                     said.push(format!("{}: {why}", entry.name));
                     if !remedies.contains(&remedy) {
                         remedies.push(remedy);
                     }
                 }
                 Err(e) => said.push(format!("{}: {e}", entry.name)),
+            }
+        }
+        for entry in silent {
+            match Client::connect(self.options(&volume, entry)?) {
+                Ok(client) => return Ok(Arc::new(client)),
+                Err(_) => {
+                    let Absence { why, remedy, .. } = Absence::of_silent(
+                        self,
+                        entry,
+                        self.config.duration(name::CLIENT_PATIENCE),
+                    );
+                    said.push(format!("{}: {why}", entry.name));
+                    remedies.push(remedy);
+                }
             }
         }
         remedies.push(format!("see also: tatami status{}", self.dir_flag()));

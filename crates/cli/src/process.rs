@@ -108,6 +108,16 @@ impl Running {
         }
     }
 
+    /// Whether somebody has stopped it (SIGSTOP, a debugger): it does nothing until somebody lets it go on.
+    pub fn is_stopped(&self) -> bool {
+        // Not `stat`: the kernel locks that while a process starts another program.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
+        status.is_ok_and(|status| {
+            let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+            state.is_some_and(|state| state.trim_start().to_lowercase().starts_with('t'))
+        })
+    }
+
     /// Waits for its end; false when it still lives after `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;

@@ -4,7 +4,7 @@ use crate::absence::Absence;
 use crate::daemon;
 use crate::error::{Exit, Failure, Outcome};
 use crate::mounts::MountRecord;
-use crate::place::{AskError, At, Place};
+use crate::place::{ASK_TIMEOUT, AskError, At, Place, QUESTION_TIMEOUT};
 use crate::term::{self, BAD, DIM, GOOD, HEAD, Out, Table, WARN};
 use anstyle::Style;
 use serde::Serialize;
@@ -193,16 +193,22 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
     report
 }
 
-/// Asks all nodes at once: one that hangs costs its timeout once.
-fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Absence>> {
-    let odd =
-        |why: String| Absence { why, remedy: "use the same version of tatami on all nodes".into() };
-    let ask = |entry| match place.ask(volume, entry, &AdminCall::Status) {
-        Ok(AdminReply::Status(status)) => Ok(status),
-        Ok(_) => Err(odd("it answered something else".to_owned())),
-        Err(e) if e.is_timeout() => Err(Absence::of_silent(place, entry)),
-        Err(AskError::Connect(e)) => Err(Absence::of(place, entry, &e)),
-        Err(e) => Err(odd(e.to_string())),
+/// Asks all nodes at once: one that hangs costs its timeout once. A daemon of this machine that runs, and that nobody has
+/// stopped, is busy: it is given more time than one of which nothing can be known.
+pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Absence>> {
+    let odd = |why: String| Absence::new(why, "use the same version of tatami on all nodes".into());
+    let ask_within =
+        |timeout, entry| match place.ask_within(timeout, volume, entry, &AdminCall::Status) {
+            Ok(AdminReply::Status(status)) => Ok(status),
+            Ok(_) => Err(odd("it answered something else".to_owned())),
+            Err(e) if e.is_timeout() => Err(Absence::of_silent(place, entry, timeout)),
+            Err(AskError::Connect(e)) => Err(Absence::of(place, entry, &e)),
+            Err(e) => Err(odd(e.to_string())),
+        };
+    let is_busy = |entry| daemon::running(entry).is_some_and(|process| !process.is_stopped());
+    let ask = |entry| match ask_within(QUESTION_TIMEOUT, entry) {
+        Err(absence) if absence.is_silence && is_busy(entry) => ask_within(ASK_TIMEOUT, entry),
+        answer => answer,
     };
     std::thread::scope(|scope| {
         let asked: Vec<_> =
@@ -215,7 +221,7 @@ fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Ab
 fn node_report(entry: &NodeEntry, status: Result<NodeStatus, Absence>) -> NodeReport {
     let (status, error, remedy) = match status {
         Ok(status) => (Some(status), None, None),
-        Err(Absence { why, remedy }) => (None, Some(why), Some(remedy)),
+        Err(Absence { why, remedy, .. }) => (None, Some(why), Some(remedy)),
     };
     let s = status.as_ref();
     NodeReport {

@@ -10,6 +10,7 @@ use crate::partitions::Partitions;
 use crate::peer::{Peer, Retry};
 use crate::remote::Streams;
 use crate::room::{Rooms, WhenFull};
+use crate::space::ToldSpace;
 use crate::tiles::TiledFiles;
 use crate::ways::Ways;
 use crate::written::Away;
@@ -102,9 +103,23 @@ pub struct Client {
     pub(crate) tiled: TiledFiles,
     pub(crate) locks: Box<Locks>,
     pub(crate) away: Away,
+    pub(crate) told_space: ToldSpace,
     pub(crate) rooms: Rooms,
     pub(crate) ways: Ways,
     pub(crate) losses: Box<Losses>,
+}
+
+impl Error {
+    /// Whether a daemon was there and said nothing for as long as we waited.
+    pub fn is_timeout(&self) -> bool {
+        match self {
+            Error::Connect(e) => e.is_timeout(),
+            Error::Map { source: FrameError::Io(e), .. } => {
+                e.kind() == std::io::ErrorKind::TimedOut
+            }
+            Error::Map { .. } | Error::BadMap { .. } | Error::Random(_) => false,
+        }
+    }
 }
 
 impl Client {
@@ -114,11 +129,20 @@ impl Client {
     /// [`Error`]. A daemon that is not there is an error at once: patience is
     /// for volumes that were there before. One that is there and has no time is asked again.
     pub fn connect(options: Options) -> Result<Client, Error> {
+        let patience = options.patience;
+        Client::connect_within(patience, options)
+    }
+
+    /// As [`Client::connect`]; no single wait for the first daemon is longer than `timeout`.
+    ///
+    /// # Errors
+    /// As [`Client::connect`].
+    pub fn connect_within(timeout: Duration, options: Options) -> Result<Client, Error> {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(Error::Random)?;
         let mut caller = Caller { client: ClientId(id), volume: options.volume, key: options.key };
         let endpoint = options.endpoint;
-        let mut first = Connection::open_admin(&endpoint, &caller, options.patience)?;
+        let mut first = Connection::open_admin(&endpoint, &caller, timeout)?;
         caller.volume = Some(first.welcome.volume);
         let map: AdminResult = first
             .call(Class::Admin, 0, &AdminCall::Map)
@@ -149,6 +173,7 @@ impl Client {
             tiled: TiledFiles::default(),
             locks: Box::default(),
             away: Away::default(),
+            told_space: ToldSpace::default(),
             rooms: Rooms::new(options.when_full),
             ways: Ways::default(),
             losses: Box::default(),

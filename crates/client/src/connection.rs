@@ -1,21 +1,18 @@
 //! One blocking connection to one daemon.
 
 use crate::peer::Retry;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
-};
+use crate::socket::Socket;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
-use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
-use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Transport, Welcome};
+use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::ObjectResult;
 use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
 
@@ -121,8 +118,6 @@ impl ConnectError {
     }
 }
 
-/// Longest wait for a TCP connection to be made.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Socket buffers, in bytes: enough for a few of the largest frames.
 const SOCKET_BUFFER: usize = 4 << 20;
 /// Bytes read ahead of a reply's end at most. A payload beyond it goes straight
@@ -144,99 +139,16 @@ pub trait Sink {
     fn take(&mut self, socket: BorrowedFd<'_>, len: usize) -> io::Result<usize>;
 }
 
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-}
-
-impl Stream {
-    fn open(endpoint: &Endpoint) -> io::Result<Stream> {
-        match endpoint {
-            Endpoint::Unix(path) | Endpoint::Through(path, _) => {
-                Ok(Stream::Unix(UnixStream::connect(path)?))
-            }
-            Endpoint::Tcp(address) => {
-                let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-                for addr in address.to_socket_addrs()? {
-                    match TcpStream::connect_timeout(&addr, CONNECT_TIMEOUT) {
-                        Ok(stream) => {
-                            stream.set_nodelay(true)?;
-                            return Ok(Stream::Tcp(stream));
-                        }
-                        Err(e) => last = e,
-                    }
-                }
-                Err(last)
-            }
-        }
-    }
-
-    fn transport(&self) -> Transport {
-        match self {
-            Stream::Unix(_) => Transport::Local,
-            Stream::Tcp(_) => Transport::Remote,
-        }
-    }
-
-    fn set_timeouts(&self, timeout: Duration) -> io::Result<()> {
-        match self {
-            Stream::Unix(s) => {
-                s.set_read_timeout(Some(timeout))?;
-                s.set_write_timeout(Some(timeout))
-            }
-            Stream::Tcp(s) => {
-                s.set_read_timeout(Some(timeout))?;
-                s.set_write_timeout(Some(timeout))
-            }
-        }
-    }
-}
-
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(s) => s.as_fd(),
-            Stream::Tcp(s) => s.as_fd(),
-        }
-    }
-}
-
-impl Read for Stream {
-    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Stream::Unix(s) => s.read(buf),
-            Stream::Tcp(s) => s.read(buf),
-        }
-    }
-}
-
-impl Write for Stream {
-    /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the program we live in.
-    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
-        Ok(rustix::net::send(self.as_fd(), buf, SendFlags::NOSIGNAL)?)
-    }
-
-    /// With `MSG_NOSIGNAL`, too.
-    fn write_vectored(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        let mut none = SendAncillaryBuffer::default();
-        Ok(rustix::net::sendmsg(self.as_fd(), bufs, &mut none, SendFlags::NOSIGNAL)?)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 impl AsFd for Connection {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
+        self.socket.as_fd()
     }
 }
 
 /// A connection that has passed its handshake. Requests are answered in the
 /// order in which they are sent.
 pub struct Connection {
-    stream: Stream,
+    socket: Socket,
     out: Vec<u8>,
     /// Received and not yet consumed bytes are `input[start..end]`.
     input: Box<[u8]>,
@@ -294,12 +206,11 @@ impl Connection {
         timeout: Duration,
     ) -> Result<Connection, ConnectError> {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
-        let mut stream = Stream::open(endpoint).map_err(unreachable)?;
-        stream.set_timeouts(timeout).map_err(unreachable)?;
+        let mut socket = Socket::connect(endpoint, timeout).map_err(unreachable)?;
         if role == Role::Data {
             // Bounded by net.core.[rw]mem_max; smaller ones only cost speed.
-            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, SOCKET_BUFFER);
-            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BUFFER);
+            let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
+            let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER);
         }
         let mut nonce = [0; 16];
         getrandom::fill(&mut nonce).map_err(|e| unreachable(io::Error::other(e)))?;
@@ -309,18 +220,23 @@ impl Connection {
         };
         let Caller { client, volume, .. } = *caller;
         let hello = Hello { role, client, slot, volume, node, executor, user: None };
-        let transport = stream.transport();
+        let transport = socket.transport;
         let welcome =
-            handshake::connect(&mut stream, transport, &hello, caller.key.as_ref(), nonce)
+            handshake::connect(&mut socket, transport, &hello, caller.key.as_ref(), nonce)
                 .map_err(|source| ConnectError::Handshake { endpoint: endpoint.clone(), source })?;
         Ok(Connection {
-            stream,
+            socket,
             out: Vec::with_capacity(512),
             input: vec![0; RECEIVE_BUFFER].into_boxed_slice(),
             start: 0,
             end: 0,
             welcome,
         })
+    }
+
+    /// From now on no single wait for the daemon is longer.
+    pub(crate) fn set_patience(&mut self, patience: Duration) {
+        self.socket.patience = patience;
     }
 
     /// Sends a request, with one system call where the socket takes it at once.
@@ -337,9 +253,9 @@ impl Connection {
         self.out.clear();
         frame::encode(&mut self.out, class, seq, request, payload.len());
         if payload.is_empty() {
-            self.stream.write_all(&self.out)?;
+            self.socket.write_all(&self.out)?;
         } else {
-            frame::write_all(&mut self.stream, &self.out, payload)?;
+            frame::write_all(&mut self.socket, &self.out, payload)?;
         }
         Ok(())
     }
@@ -363,7 +279,7 @@ impl Connection {
         let buffered = len.min(self.end - self.start);
         payload[..buffered].copy_from_slice(&self.input[self.start..self.start + buffered]);
         self.start += buffered;
-        self.stream.read_exact(&mut payload[buffered..])?;
+        self.socket.read_exact(&mut payload[buffered..])?;
         Ok((reply, len))
     }
 
@@ -415,11 +331,9 @@ impl Connection {
         sink.start(len);
         let mut left = len;
         while left > 0 {
-            match sink.take(self.stream.as_fd(), left) {
-                Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
-                Ok(n) => left -= n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e.into()),
+            match self.socket.wait(|fd| sink.take(fd, left))? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                n => left -= n,
             }
         }
         Ok((reply, len))
@@ -461,11 +375,9 @@ impl Connection {
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut bufs = [IoSliceMut::new(&mut self.input[self.end..])];
             let flags = RecvFlags::CMSG_CLOEXEC;
-            let got = match rustix::net::recvmsg(&self.stream, &mut bufs, &mut ancillary, flags) {
-                Ok(message) => message.bytes,
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(e) => return Err(io::Error::from(e).into()),
-            };
+            let got = self
+                .socket
+                .wait(|fd| Ok(rustix::net::recvmsg(fd, &mut bufs, &mut ancillary, flags)?.bytes))?;
             if got == 0 {
                 return Err(FrameError::Closed);
             }
@@ -485,7 +397,7 @@ impl Connection {
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
         // Bytes that answer no request are as bad as an end.
-        rustix::net::recv(&self.stream, &mut byte, flags) != Err(rustix::io::Errno::AGAIN)
+        rustix::net::recv(&self.socket, &mut byte, flags) != Err(rustix::io::Errno::AGAIN)
     }
 
     fn receive_header(&mut self) -> Result<Header, FrameError> {
@@ -516,7 +428,7 @@ impl Connection {
             let (head, rest) = body.split_at_mut(buffered.min(len));
             head.copy_from_slice(&self.input[self.start..self.start + head.len()]);
             self.start += head.len();
-            self.stream.read_exact(rest)?;
+            self.socket.read_exact(rest)?;
             header.verify(&body)?;
             frame::decode_body(&body)?
         };
@@ -535,10 +447,9 @@ impl Connection {
     fn fill_upto(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
         while self.end - self.start < want {
             self.make_room();
-            match self.stream.read(&mut self.input[self.end..most]) {
+            match self.socket.read(&mut self.input[self.end..most]) {
                 Ok(0) => return Err(FrameError::Closed),
                 Ok(n) => self.end += n,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e.into()),
             }
         }

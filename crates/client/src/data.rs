@@ -13,6 +13,7 @@ use crate::lost::Short;
 use crate::peer::Peer;
 use crate::remote::{Told, WriteStream};
 use crate::tiled::TiledFile;
+use crate::waiting::lock_patiently;
 use parking_lot::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags, SeekFrom};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -192,7 +193,7 @@ impl DataFile {
         let Place::Here { peer, file } = &self.place else {
             return Ok(None);
         };
-        let mut file = file.lock();
+        let mut file = lock_patiently(file)?;
         if file.is_none() {
             let op = ObjectOp::OpenFd { create };
             match self
@@ -242,7 +243,7 @@ impl DataFile {
                 None => Ok(0),
             },
             Place::There { stream, .. } => {
-                stream.settle();
+                stream.settle()?;
                 let mut done = 0;
                 for chunk in buf.chunks_mut(PAYLOAD_MAX) {
                     let at = offset + done as u64;
@@ -272,7 +273,7 @@ impl DataFile {
         if len > PAYLOAD_MAX {
             return Err(Errno::EINVAL);
         }
-        stream.settle();
+        stream.settle()?;
         if let Some(new) = self.moved.get() {
             return new.read_from_memory(sink, offset, len);
         }
@@ -331,7 +332,7 @@ impl DataFile {
         match &self.place {
             Place::Here { .. } => write_fully(&*self.created()?, data, offset),
             Place::There { stream, told, .. } => {
-                let mut told = told.lock();
+                let mut told = lock_patiently(told)?;
                 for (i, chunk) in data.chunks(PAYLOAD_MAX).enumerate() {
                     let at = offset + (i * PAYLOAD_MAX) as u64;
                     let call = self.call(ObjectOp::Write { offset: at });
@@ -383,7 +384,7 @@ impl DataFile {
     pub fn flush(&self) -> Result<(), Errno> {
         match &self.place {
             Place::Here { .. } => Ok(()),
-            Place::There { stream, told, .. } => stream.flush(&mut told.lock()),
+            Place::There { stream, told, .. } => stream.flush(&mut *lock_patiently(told)?),
             Place::Tiled(file) => file.flush(),
         }
     }
@@ -392,7 +393,8 @@ impl DataFile {
     pub fn settle(&self) {
         match &self.place {
             Place::Here { .. } => {}
-            Place::There { stream, .. } => stream.settle(),
+            // Only who is being killed does not wait, and does not look at the bytes either.
+            Place::There { stream, .. } => _ = stream.settle(),
             Place::Tiled(file) => file.settle(),
         }
     }
@@ -498,7 +500,7 @@ impl DataFile {
                 None => Ok(ObjectState::default()),
             },
             Place::There { stream, .. } => {
-                stream.settle();
+                stream.settle()?;
                 self.state(&ObjectOp::Stat)
             }
             Place::Tiled(file) => file.stat(),

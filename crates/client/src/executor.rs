@@ -3,7 +3,8 @@
 use crate::connection::{ConnectError, Connection};
 use crate::delegations::Delegations;
 use crate::locks::LockSession;
-use crate::peer::{AWAY, Retry, Way};
+use crate::peer::{Retry, Way};
+use crate::waiting::GRACE;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +96,8 @@ impl Executor {
     /// ended. Threads that begin several must do so in the same order.
     pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
         let (mut slot, seq) = self.next_slot();
-        let sent = match slot.connection(|number| self.connect(Role::Meta, number)) {
+        // A node that says nothing must not keep us from sending the requests to others.
+        let sent = match slot.connection(|number| self.connect_within(GRACE, Role::Meta, number)) {
             Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
                 Ok(()) => true,
                 Err(e) => {
@@ -119,7 +121,7 @@ impl Executor {
         begun: Begun,
         call: &MetaCall,
     ) -> Result<(MetaResult, Option<Granted>), Errno> {
-        self.end_within(self.way.patience, begun, call)
+        self.end_within(self.way.patience(), begun, call)
     }
 
     /// As [`Executor::end`], with another patience.
@@ -135,22 +137,28 @@ impl Executor {
         let Begun { mut slot, seq, mut sent } = begun;
         let mut retry = Retry::new(patience);
         let result = loop {
-            match slot.connection(|number| self.connect(Role::Meta, number)) {
-                Ok(connection) => match ask(connection, seq, call, std::mem::take(&mut sent)) {
+            let left = retry.left();
+            match slot.connection(|number| self.connect_within(left, Role::Meta, number)) {
+                Ok(connection) => match ask(connection, left, seq, call, std::mem::take(&mut sent))
+                {
                     // Other executors are away; nothing was done.
-                    Ok((Ok(MetaReply::Later), _)) => {}
-                    Ok(answer) => break Ok(answer),
+                    Ok((Ok(MetaReply::Later), _)) => self.way.answered(),
+                    Ok(answer) => {
+                        self.way.answered();
+                        retry.end();
+                        break Ok(answer);
+                    }
                     Err(e) => {
                         slot.connection = None;
                         self.log_broken(&e);
                     }
                 },
                 Err(e) if e.lacks_descriptors() => break Err(Errno::ENFILE),
-                Err(e) if !e.may_pass() => break Err(self.refused(&e)),
+                Err(e) if !e.may_pass() => break Err(self.way.refused(&self.id, &e)),
                 Err(e) => tracing::debug!(executor = %self.id, error = %e, "daemon away"),
             }
             if !retry.pause() {
-                break Err(self.gave_up());
+                break Err(self.way.gave_up(&self.id, &retry));
             }
         };
         self.slots.lock().idle.push(slot);
@@ -167,19 +175,13 @@ impl Executor {
         self.way.connect(self.id.index, role, slot)
     }
 
-    fn gave_up(&self) -> Errno {
-        tracing::error!(
-            executor = %self.id,
-            endpoint = %self.way.endpoint,
-            seconds = self.way.patience.as_secs_f64(),
-            "{AWAY}"
-        );
-        Errno::EHOSTDOWN
-    }
-
-    fn refused(&self, e: &ConnectError) -> Errno {
-        tracing::error!(executor = %self.id, error = %e, "connection refused for good");
-        e.errno()
+    fn connect_within(
+        &self,
+        patience: Duration,
+        role: Role,
+        slot: u32,
+    ) -> Result<Connection, ConnectError> {
+        self.way.connect_within(patience, self.id.index, role, slot)
     }
 
     fn log_broken(&self, e: &FrameError) {
@@ -204,10 +206,12 @@ impl Executor {
 
 fn ask(
     connection: &mut Connection,
+    patience: Duration,
     seq: u64,
     call: &MetaCall,
     sent: bool,
 ) -> Result<(MetaResult, Option<Granted>), FrameError> {
+    connection.set_patience(patience);
     if !sent {
         connection.send(Class::Meta, seq, call, &[])?;
     }

@@ -50,7 +50,9 @@ impl Loan {
             let mut kept = None;
             // One that was used before may be broken; the daemon is asked on a new one then.
             for _ in 0..2 {
-                let Ok(mut connection) = data.peer().take_data() else { break };
+                let Ok(mut connection) = data.peer().take_data(data.peer().patience()) else {
+                    break;
+                };
                 if let Ok(answer) = data.descriptor(&mut connection, cap, &op) {
                     kept = Some((answer?, connection));
                     break;
@@ -71,7 +73,7 @@ impl Loan {
     pub fn spare(&self, data: &DataFile, slot: usize) -> Result<Spare, Errno> {
         let op = ObjectOp::Spare { table: self.id, slot: slot as u16 };
         let fd = data.renewing(|cap| {
-            let connection = data.peer().take_data();
+            let connection = data.peer().take_data(data.peer().patience());
             let mut connection = connection.map_err(|e| {
                 if e.lacks_descriptors() { Errno::ENFILE } else { Errno::EHOSTDOWN }
             })?;

@@ -4,8 +4,7 @@ use crate::Client;
 use crate::delegations::uptime;
 use crate::peer::Retry;
 use crate::ways::Owed;
-use std::collections::{BTreeSet, HashSet};
-use tatami_wire::admin::{AdminCall, AdminReply};
+use std::collections::BTreeSet;
 use tatami_wire::meta::{
     Bytes, DataState, DirEntry, MetaCall, MetaOp, MetaReply, NewNode, RenameMode, XattrMode,
 };
@@ -50,19 +49,6 @@ pub struct Listing {
     pub end: bool,
     /// The directory's parent.
     pub parent: Ino,
-}
-
-/// Space of a volume: the disks of all nodes that answer, each counted once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct VolumeSpace {
-    /// Bytes in all.
-    pub total: u64,
-    /// Bytes free for the superuser.
-    pub free: u64,
-    /// Bytes free for users.
-    pub available: u64,
-    /// Inodes in use.
-    pub inodes: u64,
 }
 
 /// Takes the one variant that answers a request; any other means that the
@@ -436,32 +422,5 @@ impl Client {
     /// We have no handle left on an inode that was kept for us.
     pub fn release(&self, ino: Ino) -> Result<(), Errno> {
         expect!(self.meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
-    }
-
-    /// Space of the volume. Nodes that are down are left out.
-    pub fn statfs(&self) -> Result<VolumeSpace, Errno> {
-        let mut sum = VolumeSpace::default();
-        let mut seen = HashSet::new();
-        let mut up = HashSet::new();
-        let map = self.map();
-        for node in &map.nodes {
-            let Ok(AdminReply::Space(space)) = self.admin(node.id, AdminCall::Space) else {
-                continue;
-            };
-            up.insert(node.id);
-            if seen.insert(space.disk) {
-                sum.total += space.total;
-                sum.free += space.free;
-                sum.available += space.available;
-            }
-        }
-        let leads = map.leads();
-        // Who alone knows of inodes is waited for.
-        let asked = |(_, id): &&(_, ExecutorId)| leads.len() == 1 || up.contains(&id.node);
-        for (_, executor) in leads.iter().filter(asked) {
-            sum.inodes += expect!(self.meta_at(*executor, &Cred::ROOT, MetaOp::StatVolume),
-                MetaReply::Volume { inodes } => inodes)?;
-        }
-        Ok(sum)
     }
 }

@@ -3,9 +3,13 @@
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::executor::Executor;
+use crate::waiting::{self, GRACE, Silence};
 use parking_lot::Mutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fmt;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::frame::{Class, FrameError};
@@ -27,10 +31,16 @@ pub(crate) struct Way {
     pub(crate) node: NodeId,
     pub(crate) endpoint: Endpoint,
     caller: Caller,
-    pub(crate) patience: Duration,
+    patience: Duration,
+    /// Somebody has waited for it for as long as we are patient, and nobody has heard of it since.
+    is_away: AtomicBool,
 }
 
 impl Way {
+    pub(crate) fn new(node: NodeId, endpoint: Endpoint, caller: Caller, patience: Duration) -> Way {
+        Way { node, endpoint, caller, patience, is_away: AtomicBool::new(false) }
+    }
+
     /// A new connection; `executor` is 0 where none is meant.
     pub(crate) fn connect(
         &self,
@@ -38,7 +48,53 @@ impl Way {
         role: Role,
         slot: u32,
     ) -> Result<Connection, ConnectError> {
-        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, self.patience)
+        self.connect_within(self.patience(), executor, role, slot)
+    }
+
+    /// As [`Way::connect`]; no single wait is longer than `patience`.
+    pub(crate) fn connect_within(
+        &self,
+        patience: Duration,
+        executor: u8,
+        role: Role,
+        slot: u32,
+    ) -> Result<Connection, ConnectError> {
+        Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, patience)
+    }
+
+    /// How long the node is waited for. One that somebody has waited for in vain is given
+    /// little more until it answers: a program that goes on after an error (it closes its
+    /// files, it looks at the next one) would wait as long for each.
+    pub(crate) fn patience(&self) -> Duration {
+        if self.is_away.load(Relaxed) { self.patience.min(GRACE) } else { self.patience }
+    }
+
+    /// The node has answered.
+    pub(crate) fn answered(&self) {
+        // Written by the first alone: all threads read it with each request.
+        if self.is_away.load(Relaxed) {
+            self.is_away.store(false, Relaxed);
+        }
+    }
+
+    /// The node was waited for in vain since `retry` began.
+    pub(crate) fn gave_up(&self, who: &dyn fmt::Display, retry: &Retry) -> Errno {
+        if waiting::asker_ends() {
+            tracing::debug!(node = %who, "the program that waited for it is being ended");
+            return Errno::EHOSTDOWN;
+        }
+        if retry.silence.lasted() >= self.patience {
+            self.is_away.store(true, Relaxed);
+        }
+        let seconds = retry.silence.lasted().as_secs_f64();
+        tracing::error!(node = %who, endpoint = %self.endpoint, seconds, "{AWAY}");
+        Errno::EHOSTDOWN
+    }
+
+    /// A connection that a node refuses for good.
+    pub(crate) fn refused(&self, who: &dyn fmt::Display, e: &ConnectError) -> Errno {
+        tracing::error!(node = %who, error = %e, "connection refused for good");
+        e.errno()
     }
 }
 
@@ -58,33 +114,35 @@ type Others = Box<[OnceLock<Box<Executor>>]>;
 
 /// Keeps trying until a deadline, with growing pauses.
 pub(crate) struct Retry {
-    /// By [`moment`].
-    deadline: Duration,
+    silence: Silence,
+    patience: Duration,
     pause: Duration,
-}
-
-/// The time on a clock that is some milliseconds behind and costs next to nothing: every request asks, and
-/// hardly any ever needs it.
-fn moment() -> Duration {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
-    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
 impl Retry {
     pub(crate) fn new(patience: Duration) -> Retry {
-        Retry { deadline: moment().saturating_add(patience), pause: PAUSE_FIRST }
+        Retry { silence: Silence::new(Duration::ZERO), patience, pause: PAUSE_FIRST }
     }
 
-    /// Waits a little; false when the time is over.
+    /// How long an attempt may still wait.
+    pub(crate) fn left(&self) -> Duration {
+        self.silence.left(self.patience)
+    }
+
+    /// Waits a little; false when the time is over, or when the program that waits is being ended.
     pub(crate) fn pause(&mut self) -> bool {
-        let left = self.deadline.saturating_sub(moment());
-        if left.is_zero() {
+        if self.silence.goes_on(self.patience).is_err() {
             return false;
         }
         #[allow(clippy::disallowed_methods)] // a daemon that is down sends no event
-        std::thread::sleep(self.pause.min(left));
+        std::thread::sleep(self.pause.min(self.left()));
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
         true
+    }
+
+    /// There was an answer.
+    pub(crate) fn end(&self) {
+        self.silence.end();
     }
 }
 
@@ -97,7 +155,7 @@ impl Peer {
     ) -> Peer {
         Peer {
             node,
-            way: Arc::new(Way { node, endpoint, caller, patience }),
+            way: Arc::new(Way::new(node, endpoint, caller, patience)),
             data: Mutex::default(),
             admin: Mutex::default(),
             first: OnceLock::new(),
@@ -123,29 +181,46 @@ impl Peer {
     /// One question to the node itself. Unlike all others it is asked once:
     /// whoever asks for a node's health wants to hear that it is down.
     pub(crate) fn admin<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, Errno> {
+        self.admin_within(self.way.patience(), request)
+    }
+
+    /// As [`Peer::admin`]; no single wait is longer than `patience`.
+    pub(crate) fn admin_within<Q: Serialize, R: DeserializeOwned>(
+        &self,
+        patience: Duration,
+        request: &Q,
+    ) -> Result<R, Errno> {
+        let retry = Retry::new(patience);
         let idle = self.admin.lock().pop();
         if let Some(mut connection) = idle {
+            connection.set_patience(patience);
             // The daemon may have been restarted since: then try a fresh one.
-            if let Ok(reply) = connection.call(Class::Admin, 0, request) {
-                self.admin.lock().push(connection);
-                return Ok(reply);
+            match connection.call(Class::Admin, 0, request) {
+                Ok(reply) => return Ok(self.keep_admin(connection, reply)),
+                Err(e) if is_timeout(&e) => return Err(self.gave_up(&retry)),
+                Err(_) => {}
             }
         }
-        let mut connection = self.connect(Role::Admin).map_err(|e| match e.may_pass() {
+        let connected = self.way.connect_within(retry.left(), 0, Role::Admin, 0);
+        let mut connection = connected.map_err(|e| match e.may_pass() {
             _ if e.lacks_descriptors() => Errno::ENFILE,
+            true if e.is_timeout() => self.gave_up(&retry),
             true => Errno::EHOSTDOWN,
             false => self.refused(&e),
         })?;
         match connection.call(Class::Admin, 0, request) {
-            Ok(reply) => {
-                self.admin.lock().push(connection);
-                Ok(reply)
-            }
+            Ok(reply) => Ok(self.keep_admin(connection, reply)),
             Err(e) => {
                 self.log_broken("question", &e);
-                Err(Errno::EHOSTDOWN)
+                Err(if is_timeout(&e) { self.gave_up(&retry) } else { Errno::EHOSTDOWN })
             }
         }
+    }
+
+    fn keep_admin<R>(&self, connection: Connection, reply: R) -> R {
+        self.way.answered();
+        self.admin.lock().push(connection);
+        reply
     }
 
     /// Runs `attempt` on a data connection until one attempt gets through.
@@ -157,12 +232,13 @@ impl Peer {
         &self,
         mut attempt: impl FnMut(&mut Connection) -> Result<R, FrameError>,
     ) -> Result<R, Errno> {
-        let mut retry = Retry::new(self.way.patience);
+        let mut retry = Retry::new(self.way.patience());
         loop {
-            match self.take_data() {
+            match self.take_data(retry.left()) {
                 Ok(mut connection) => match attempt(&mut connection) {
                     Ok(reply) => {
                         self.return_data(connection);
+                        retry.end();
                         return Ok(reply);
                     }
                     Err(e) => self.log_broken("data request", &e),
@@ -172,21 +248,26 @@ impl Peer {
                 Err(e) => tracing::debug!(node = self.node.0, error = %e, "daemon away"),
             }
             if !retry.pause() {
-                return Err(self.gave_up());
+                return Err(self.gave_up(&retry));
             }
         }
     }
 
-    /// A data connection for the caller alone.
-    pub(crate) fn take_data(&self) -> Result<Connection, ConnectError> {
-        match self.data.lock().pop() {
-            Some(connection) => Ok(connection),
-            None => self.connect(Role::Data),
+    /// A data connection for the caller alone, on which no single wait is longer than `patience`.
+    pub(crate) fn take_data(&self, patience: Duration) -> Result<Connection, ConnectError> {
+        let idle = self.data.lock().pop();
+        match idle {
+            Some(mut connection) => {
+                connection.set_patience(patience);
+                Ok(connection)
+            }
+            None => self.way.connect_within(patience, 0, Role::Data, 0),
         }
     }
 
     /// Gives back a connection on which nothing is under way.
     pub(crate) fn return_data(&self, connection: Connection) {
+        self.way.answered();
         let mut idle = self.data.lock();
         if idle.len() < IDLE_DATA_MAX {
             idle.push(connection);
@@ -194,31 +275,24 @@ impl Peer {
     }
 
     pub(crate) fn patience(&self) -> Duration {
-        self.way.patience
+        self.way.patience()
     }
 
-    pub(crate) fn gave_up(&self) -> Errno {
-        tracing::error!(
-            node = self.node.0,
-            endpoint = %self.way.endpoint,
-            seconds = self.way.patience.as_secs_f64(),
-            "{AWAY}"
-        );
-        Errno::EHOSTDOWN
+    pub(crate) fn gave_up(&self, retry: &Retry) -> Errno {
+        self.way.gave_up(&self.node, retry)
     }
 
     fn refused(&self, e: &ConnectError) -> Errno {
-        tracing::error!(node = self.node.0, error = %e, "connection refused for good");
-        e.errno()
+        self.way.refused(&self.node, e)
     }
 
     fn log_broken(&self, what: &str, e: &FrameError) {
         tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
     }
+}
 
-    fn connect(&self, role: Role) -> Result<Connection, ConnectError> {
-        self.way.connect(0, role, 0)
-    }
+fn is_timeout(e: &FrameError) -> bool {
+    matches!(e, FrameError::Io(e) if e.kind() == io::ErrorKind::TimedOut)
 }
 
 #[cfg(test)]

@@ -180,8 +180,11 @@ impl Client {
                 return Ok(());
             }
             match connection.receive(Class::Recall, 0, &mut [])?.0 {
-                RecallNote::Term { millis, lease, epoch, lasting } => {
+                RecallNote::Term { millis, lease, epoch, lasting, space } => {
                     self.hear_of_map(executor.id.node, epoch);
+                    if let Some(space) = space {
+                        self.told_space.note_with_term(executor.id.node, space);
+                    }
                     let term = Duration::from_millis(millis.into());
                     if let Some(files) = files {
                         files.told(&std::mem::take(&mut told.inos));

@@ -11,6 +11,7 @@
 use crate::cause::note_cause;
 use crate::connection::Connection;
 use crate::peer::{Peer, Retry};
+use crate::waiting::{self, lock_patiently};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -94,18 +95,19 @@ impl WriteStream {
     /// Sends a write. Returns when it is on its way.
     ///
     /// # Errors
-    /// A failure of an earlier write that `told` does not know of.
+    /// A failure of an earlier write that `told` does not know of. `EHOSTDOWN` when the
+    /// program that asked is being ended: nothing of this write was accepted.
     pub(crate) fn write(
         &self,
         call: ObjectCall,
         data: &[u8],
         told: &mut Told,
     ) -> Result<(), Errno> {
-        let mut state = self.state.lock();
+        let mut state = lock_patiently(&self.state)?;
         while !state.pending.is_empty()
             && (state.bytes + data.len() > WINDOW_BYTES || state.pending.len() >= WINDOW_WRITES)
         {
-            self.settle_one(&mut state);
+            self.settle_one(&mut state)?;
         }
         report(&state.failures, told)?;
         let mut buffer = state.spare.pop().unwrap_or_default();
@@ -120,7 +122,8 @@ impl WriteStream {
         state.bytes += pending.data.len();
         state.pending.push_back(pending);
         if !sent {
-            self.reconnect(&mut state);
+            // It is accepted: should nobody wait for it any more, it stays in the stream.
+            let _ = self.reconnect(&mut state);
         }
         Ok(())
     }
@@ -128,38 +131,47 @@ impl WriteStream {
     /// Waits until nothing is under way.
     ///
     /// # Errors
-    /// A failure that `told` does not know of.
+    /// A failure that `told` does not know of. `EHOSTDOWN` when the program that asked is
+    /// being ended: what is under way stays so.
     pub(crate) fn flush(&self, told: &mut Told) -> Result<(), Errno> {
-        let mut state = self.state.lock();
-        self.settle_all(&mut state);
+        let mut state = lock_patiently(&self.state)?;
+        self.settle_all(&mut state)?;
         report(&state.failures, told)
     }
 
     /// Waits until nothing is under way, for a reader: failures are left to
     /// the writers.
-    pub(crate) fn settle(&self) {
-        let mut state = self.state.lock();
-        self.settle_all(&mut state);
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` when the program that asked is being ended.
+    pub(crate) fn settle(&self) -> Result<(), Errno> {
+        let mut state = lock_patiently(&self.state)?;
+        self.settle_all(&mut state)
     }
 
-    fn settle_all(&self, state: &mut MutexGuard<'_, State>) {
+    fn settle_all(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         while !state.pending.is_empty() {
-            self.settle_one(state);
+            self.settle_one(state)?;
         }
         if let Some(connection) = state.connection.take() {
             self.peer.return_data(connection);
         }
+        Ok(())
     }
 
     /// Receives the answer to the oldest write under way.
-    fn settle_one(&self, state: &mut MutexGuard<'_, State>) {
-        let State { connection, pending, .. } = &mut **state;
-        let (Some(connection), Some(oldest)) = (connection, pending.front()) else {
-            return;
-        };
+    fn settle_one(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
+        let State { connection, pending, retry, .. } = &mut **state;
+        let Some(oldest) = pending.front() else { return Ok(()) };
+        // Nobody has waited for the connection since it broke.
+        let Some(connection) = connection else { return self.reconnect(state) };
+        // The connection may be from an attempt that had little time left.
+        connection.set_patience(retry.as_ref().map_or(self.peer.patience(), Retry::left));
         match connection.receive::<ObjectResult>(Class::Object, oldest.seq, &mut []) {
             Ok((result, _)) => {
-                state.retry = None;
+                if let Some(retry) = state.retry.take() {
+                    retry.end();
+                }
                 let done = state.pending.pop_front().expect("it was there a line ago");
                 state.bytes -= done.data.len();
                 if state.spare.len() < SPARE_BUFFERS {
@@ -170,31 +182,39 @@ impl WriteStream {
                         "a write accepted before could not be done");
                     state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
                 }
+                Ok(())
             }
             Err(e) => {
                 tracing::warn!(node = self.peer.node.0, error = %e,
                     "writes broken off; sending them again");
-                self.reconnect(state);
+                self.reconnect(state)
             }
         }
     }
 
     /// Connects anew and sends again all that has no answer. When no answer
     /// comes for as long as our patience lasts, all of it has failed.
-    fn reconnect(&self, state: &mut MutexGuard<'_, State>) {
-        let mut patient = match &mut state.retry {
-            Some(retry) => retry.pause(),
-            None => true,
-        };
-        let mut retry = state.retry.take().unwrap_or_else(|| Retry::new(self.peer.patience()));
+    ///
+    /// # Errors
+    /// `EHOSTDOWN` when the program that asked is being ended; all of it is still under way.
+    fn reconnect(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         state.connection = None;
-        while patient {
-            match self.peer.take_data() {
+        let mut retry = match state.retry.take() {
+            Some(mut retry) => {
+                if !retry.pause() {
+                    return self.give_up(state, &retry);
+                }
+                retry
+            }
+            None => Retry::new(self.peer.patience()),
+        };
+        loop {
+            match self.peer.take_data(retry.left()) {
                 Ok(mut connection) => {
                     if state.pending.iter().all(|p| send(&mut connection, p).is_ok()) {
                         state.connection = Some(connection);
                         state.retry = Some(retry);
-                        return;
+                        return Ok(());
                     }
                 }
                 Err(e) if e.may_pass() => {
@@ -202,15 +222,24 @@ impl WriteStream {
                 }
                 Err(e) => {
                     tracing::error!(node = self.peer.node.0, error = %e, "refused for good");
-                    break;
+                    return self.give_up(state, &retry);
                 }
             }
-            patient = retry.pause();
+            if !retry.pause() {
+                return self.give_up(state, &retry);
+            }
         }
-        let e = self.peer.gave_up();
+    }
+
+    fn give_up(&self, state: &mut MutexGuard<'_, State>, retry: &Retry) -> Result<(), Errno> {
+        let e = self.peer.gave_up(retry);
+        if waiting::asker_ends() {
+            return Err(e);
+        }
         state.pending.clear();
         state.bytes = 0;
         state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
+        Ok(())
     }
 }
 
@@ -218,7 +247,8 @@ impl Drop for WriteStream {
     /// Whoever drops its last handle without a flush gives up the right to
     /// hear of failures, not the bytes.
     fn drop(&mut self) {
-        self.settle();
+        // Whoever closes a file last does so on nobody's behalf: it waits for as long as we are patient.
+        let _ = self.settle();
     }
 }
 

@@ -4,6 +4,7 @@
 //! whoever wants to know its size asks the node that has the bytes.
 
 use crate::Client;
+use crate::peer::Retry;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -12,7 +13,8 @@ use tatami_wire::meta::DataState;
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
 
-/// A node that did not answer is not asked again for so long: meanwhile the last word of the shard counts.
+/// A node that did not answer is not asked again for so long: meanwhile the last word of the shard counts, and its
+/// space does not.
 const AWAY: Duration = Duration::from_secs(5);
 
 /// Nodes that did not answer, and when.
@@ -20,11 +22,11 @@ const AWAY: Duration = Duration::from_secs(5);
 pub(crate) struct Away(Mutex<HashMap<NodeId, Instant>>);
 
 impl Away {
-    fn is_away(&self, node: NodeId) -> bool {
+    pub(crate) fn is_away(&self, node: NodeId) -> bool {
         self.0.lock().get(&node).is_some_and(|since| since.elapsed() < AWAY)
     }
 
-    fn note(&self, node: NodeId) {
+    pub(crate) fn note(&self, node: NodeId) {
         self.0.lock().insert(node, Instant::now());
     }
 }
@@ -66,12 +68,14 @@ impl Client {
         }
         let peer = self.peer(node)?;
         let call = ObjectCall { cap, piece: attr.layout.base(), op: ObjectOp::Stat };
+        let retry = Retry::new(peer.patience());
         for _ in 0..2 {
-            let Ok(mut connection) = peer.take_data() else { break };
+            let Ok(mut connection) = peer.take_data(retry.left()) else { break };
             let Ok(reply) = connection.call::<_, ObjectResult>(Class::Object, 0, &call) else {
                 continue;
             };
             peer.return_data(connection);
+            retry.end();
             return match reply? {
                 ObjectReply::State(state) => Ok(state),
                 _ => Err(Errno::EPROTO),

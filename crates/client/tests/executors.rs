@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 use tatami_client::{Client, Endpoint, Options};
-use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, NodeInfo};
+use tatami_wire::admin::{AdminReply, AdminResult, ClusterMap, NodeInfo, Space};
 use tatami_wire::delegation::{Granted, RecallCall, RecallNote};
 use tatami_wire::frame::{self, Class, FrameError};
 use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
@@ -93,8 +93,13 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
             Class::Recall => {
                 let call: RecallCall = frame::decode_body(&body)?;
                 assert_eq!(call, RecallCall::Alive);
-                let note =
-                    RecallNote::Term { millis: 600_000, lease: 600_000, epoch: 1, lasting: 0 };
+                let note = RecallNote::Term {
+                    millis: 600_000,
+                    lease: 600_000,
+                    epoch: 1,
+                    lasting: 0,
+                    space: Some(space(hello.node.unwrap_or(NodeId(0)))),
+                };
                 frame::encode(&mut out, Class::Recall, header.seq, &note, 0);
             }
             Class::Object | Class::Peer => panic!("this is about names, and we are no node"),
@@ -102,6 +107,11 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
         out.extend(granted);
         stream.write_all(&out)?;
     }
+}
+
+fn space(node: NodeId) -> Space {
+    let disk = u64::from(node.0) + 1;
+    Space { total: 1000 * disk, free: 100 * disk, available: 10 * disk, disk, inodes: disk }
 }
 
 fn map() -> ClusterMap {
@@ -193,6 +203,34 @@ fn only_executors_that_have_something_of_a_file_are_asked_to_sync_it() {
         assert_eq!(asked(3), [0, 0, 0, 1]);
         drop(stop);
         holder.join().unwrap().unwrap();
+    });
+}
+
+/// The daemon here answers any question with its map, so a node that is asked for its space counts as one that is away.
+#[test]
+fn space_that_came_with_terms_costs_no_request() {
+    let daemon = Daemon::start();
+    let client = daemon.client();
+    assert_eq!(client.statfs().total, 0, "it holds no delegations, so it asks");
+    thread::scope(|scope| {
+        let hold = |shard: usize| {
+            let (stop, held) = UnixStream::pair().unwrap();
+            let client = &client;
+            let run = move || client.hold_delegations(EXECUTORS[shard], held.as_fd(), None, None);
+            (stop, scope.spawn(run))
+        };
+        let holders = [hold(0), hold(2)];
+        let end = Instant::now() + Duration::from_secs(30);
+        while client.statfs().total != 3000 {
+            assert!(Instant::now() < end, "the nodes told nothing");
+            thread::yield_now();
+        }
+        let told = client.statfs();
+        assert_eq!((told.free, told.available, told.inodes), (300, 30, 3));
+        for (stop, holder) in holders {
+            drop(stop);
+            holder.join().unwrap().unwrap();
+        }
     });
 }
 

@@ -25,7 +25,7 @@ use std::time::Duration;
 pub trait Handler: Send + Sync + 'static {
     /// Answers one request. FORGET, BATCH_FORGET and DESTROY have no reply;
     /// INTERRUPT and unknown operations do not come here.
-    fn handle(&self, request: Request<'_>, reply: Reply<'_>);
+    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>);
 
     /// Whoever waits for the answer to request `unique` got a signal. It may have been answered,
     /// or may still be on its way here. False: requests are never called off half-way.

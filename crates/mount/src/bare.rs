@@ -8,6 +8,7 @@ use crate::error::MountError;
 use rustix::fs::Stat;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use tatami_fuse::abi::{ROOT_ID, fopen};
 use tatami_fuse::{Attr, BackingId, Device, Handler, Op, Opened, Reply, Request, StatFs, Validity};
 
@@ -60,7 +61,7 @@ impl Bare {
 }
 
 impl Handler for Bare {
-    fn handle(&self, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
         let attr = |reply: Reply<'_>, attr: Result<Attr, i32>| match attr {
             Ok(attr) => reply.attr(&attr, self.valid.attr),

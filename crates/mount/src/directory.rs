@@ -10,6 +10,7 @@ use crate::{attr, caller};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tatami_client::lock_patiently;
 use tatami_fuse::{DirEntries, Opened, Request};
 use tatami_wire::meta::DirEntry;
 use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
@@ -89,7 +90,7 @@ impl FileSystem {
     ) -> Result<(), Errno> {
         let dir = self.dirs.get(handle).ok_or(Errno::EBADF)?;
         let ino = dir.inode.ino;
-        let mut p = dir.state.lock();
+        let mut p = lock_patiently(&dir.state)?;
         // From the start, or from where another reader was, or without attributes: what is ahead does not fit.
         if offset == 0 || offset != p.at || plus && !p.plus {
             p.ahead.clear();

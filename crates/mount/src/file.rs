@@ -11,7 +11,7 @@ use crate::{attr, caller};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
-use tatami_client::{DataFile, Sink, stat_file};
+use tatami_client::{DataFile, Sink, lock_patiently, stat_file};
 use tatami_fuse::abi::fopen;
 use tatami_fuse::{Opened, Passage, Reply, Request};
 use tatami_wire::frame::PAYLOAD_MAX;
@@ -149,7 +149,8 @@ impl FileSystem {
         let access = Access::from_open_flags(flags);
         let opening = self.opening(ino, access.write);
         let opened = {
-            let _order = access.write.then(|| opening.inode().order.lock());
+            let order = &opening.inode().order;
+            let _order = access.write.then(|| lock_patiently(order)).transpose()?;
             match access.write {
                 true => self.closings.reopen(ino, 0),
                 false => self.closings.reopen_to_read(ino, 0),
@@ -477,7 +478,11 @@ impl FileSystem {
     /// What could not be written since it was accepted, and those of the shard.
     pub(crate) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
         let file = self.files.get(handle).ok_or(Errno::EBADF)?;
-        let checked = self.check_locks(&file);
+        self.flush_file(&file, owner)
+    }
+
+    fn flush_file(&self, file: &OpenFile, owner: u64) -> Result<(), Errno> {
+        let checked = self.check_locks(file);
         let flushed = match file.access.write {
             true => {
                 let flushed = file.data.flush();
@@ -486,7 +491,23 @@ impl FileSystem {
             }
             false => Ok(()),
         };
-        checked.and(flushed).and(self.free_locks_of_process(&file, owner))
+        checked.and(flushed).and(self.free_locks_of_process(file, owner))
+    }
+
+    /// Does what FLUSH could not, because its process is being ended and waits for nothing: its locks must
+    /// not stay.
+    pub(crate) fn flush_later(self: &Arc<Self>, handle: u64, owner: u64) {
+        let Some(file) = self.files.get(handle) else { return };
+        let fs = self.clone();
+        let flush = move || {
+            if let Err(error) = fs.flush_file(&file, owner) {
+                tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
+            }
+        };
+        // Not waited for: it ends when the node answers, or when nobody is patient any more.
+        if let Err(error) = std::thread::Builder::new().name("flush".into()).spawn(flush) {
+            tracing::warn!(%error, "no thread to end a file; its locks stay until the mount ends");
+        }
     }
 
     /// FSYNC.

@@ -4,6 +4,7 @@ use crate::attr;
 use crate::caller;
 use crate::closings::Closings;
 use crate::directory::OpenDir;
+use crate::ending;
 use crate::errno::{of_inode, to_kernel};
 use crate::file::{OpenFile, Write};
 use crate::gone::Gone;
@@ -14,6 +15,7 @@ use crate::open::{OpenInodes, Sort};
 use crate::spares::Spares;
 use crate::stamps::Stamps;
 use crate::walks::Walks;
+use parking_lot::Mutex;
 use std::sync::Arc;
 use tatami_client::Client;
 use tatami_fuse::{Device, Handler, Op, Reply, Request, StatFs, Validity};
@@ -41,6 +43,8 @@ pub(crate) struct FileSystem {
     pub(crate) closings: Closings,
     pub(crate) spares: Spares,
     pub(crate) waiting: Waiting,
+    /// The attributes of the root directory when they were last asked for.
+    pub(crate) root: Mutex<Option<Attr>>,
 }
 
 impl FileSystem {
@@ -67,13 +71,14 @@ impl FileSystem {
             stamps: Stamps::default(),
             spares: Spares::default(),
             waiting: Waiting::default(),
+            root: Mutex::default(),
         }
     }
 
-    fn statfs(&self) -> Result<StatFs, Errno> {
-        let space = self.client.statfs()?;
+    fn statfs(&self) -> StatFs {
+        let space = self.client.statfs();
         let free = space.available / STATFS_BLOCK;
-        Ok(StatFs {
+        StatFs {
             blocks: space.total / STATFS_BLOCK,
             free: space.free / STATFS_BLOCK,
             available: free,
@@ -82,7 +87,7 @@ impl FileSystem {
             files_free: free,
             block_size: STATFS_BLOCK as u32,
             name_max: NAME_MAX as u32,
-        })
+        }
     }
 
     fn entry(&self, r: &Request<'_>, name: &[u8], reply: Reply<'_>, result: Result<Attr, Errno>) {
@@ -127,8 +132,9 @@ fn bytes(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
 }
 
 impl Handler for FileSystem {
-    fn handle(&self, r: Request<'_>, reply: Reply<'_>) {
+    fn handle(self: &Arc<Self>, r: Request<'_>, reply: Reply<'_>) {
         tatami_client::forget_cause();
+        let operation = ending::begin_operation(&r);
         let node = Ino(r.header.node);
         match r.op {
             Op::Lookup { name } => self.answer_lookup(&r, name, reply),
@@ -210,7 +216,11 @@ impl Handler for FileSystem {
                 };
             }
             Op::Flush { handle, owner } => {
-                done(reply, self.flush(handle, owner).map_err(to_kernel));
+                let flushed = self.flush(handle, owner);
+                if operation.asker_ended() {
+                    self.flush_later(handle, owner);
+                }
+                done(reply, flushed.map_err(to_kernel));
             }
             Op::GetLock(asked) => {
                 match self.get_lock(node, &asked) {
@@ -231,10 +241,7 @@ impl Handler for FileSystem {
             }
             Op::SyncFs => done(reply, self.client.sync().map_err(to_kernel)),
             Op::Statfs => {
-                match self.statfs() {
-                    Ok(space) => reply.statfs(&space),
-                    Err(e) => reply.error(to_kernel(e)),
-                };
+                reply.statfs(&self.statfs());
             }
             Op::OpenDir { .. } => {
                 let opened = self.open_dir(&r);

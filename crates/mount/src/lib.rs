@@ -21,6 +21,7 @@ pub mod bare;
 mod caller;
 mod closings;
 mod directory;
+mod ending;
 mod errno;
 mod error;
 mod file;

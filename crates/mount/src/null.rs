@@ -165,7 +165,7 @@ impl Tree {
 }
 
 impl Handler for Null {
-    fn handle(&self, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
         let entry = |reply: Reply<'_>, attr: Result<Attr, i32>| match attr {
             Ok(attr) => reply.entry(&attr, &self.valid),

@@ -185,7 +185,7 @@ fn sized(reply: Reply<'_>, size: u32, answer: Answer<Vec<u8>>) -> bool {
 }
 
 impl Handler for Shown {
-    fn handle(&self, request: Request<'_>, reply: Reply<'_>) {
+    fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>) {
         let node = request.header.node;
         let owner = (request.header.uid, request.header.gid);
         let names = &self.names;

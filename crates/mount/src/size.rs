@@ -9,7 +9,8 @@ use crate::{attr, caller};
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use tatami_client::{DataFile, as_written, stat_file as stat};
+use std::time::Duration;
+use tatami_client::{DataFile, as_written, lock_patiently, stat_file as stat};
 use tatami_fuse::Request;
 use tatami_fuse::request::SetAttr as FuseSetAttr;
 use tatami_wire::meta::DataState;
@@ -19,6 +20,9 @@ use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
 /// How often attributes are fetched again because the shard was told of the
 /// bytes meanwhile.
 const ATTEMPTS: usize = 4;
+
+/// So long the mount waits for the attributes of the root directory, if it has known them before.
+const ROOT_WAIT: Duration = Duration::from_secs(1);
 
 /// Who wants the shard to be told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +52,7 @@ impl FileSystem {
                 }
                 attr
             }
+            None if ino == Ino::ROOT => self.root_attr(request)?,
             None => match self.attr_of(&caller::plain(request), ino) {
                 Ok(attr) => {
                     self.known.learn(&attr);
@@ -63,6 +68,24 @@ impl FileSystem {
             self.walks.start(pid, &attr, changes);
         }
         Ok(attr)
+    }
+
+    /// The attributes of the root directory. Whatever looks at the place of a mount asks for them (`ls` of the directory
+    /// above, `df`), and shall not hang: while the node that has them says nothing, the mount tells what it knew last.
+    fn root_attr(&self, request: &Request<'_>) -> Result<Attr, Errno> {
+        let known = self.root.lock().clone();
+        let part = known.as_ref().map(|_| tatami_client::Operation::begin_part(ROOT_WAIT));
+        let asked = self.attr_of(&caller::plain(request), Ino::ROOT);
+        drop(part);
+        match (asked, known) {
+            (Ok(attr), _) => {
+                self.known.learn(&attr);
+                *self.root.lock() = Some(attr.clone());
+                Ok(attr)
+            }
+            (Err(Errno::EHOSTDOWN), Some(attr)) => Ok(attr),
+            (Err(e), _) => Err(e),
+        }
     }
 
     /// The attributes of an inode, with what we know better.
@@ -154,7 +177,7 @@ impl FileSystem {
         data: &DataFile,
         occasion: Occasion,
     ) -> Result<Option<Closing>, Errno> {
-        let _order = inode.order.lock();
+        let _order = lock_patiently(&inode.order)?;
         self.commit_in_order(inode, data, occasion)
     }
 
@@ -245,7 +268,7 @@ impl FileSystem {
             return self.set_size(request, set, change);
         }
         let inode = self.open.find(ino);
-        let _order = inode.as_ref().map(|i| i.order.lock());
+        let _order = inode.as_ref().map(|i| lock_patiently(&i.order)).transpose()?;
         if let Some(inode) = &inode {
             self.tell_before(inode, &change)?;
         }
@@ -304,7 +327,7 @@ impl FileSystem {
         change.by_handle = file.is_some();
         let cut = self.opening(ino, true);
         let inode = cut.inode();
-        let _order = inode.order.lock();
+        let _order = lock_patiently(&inode.order)?;
         let writer = file.map(|f| f.data.clone()).or_else(|| inode.state.lock().writer.clone());
         let (data, ours) = match writer {
             Some(data) => (data, false),

@@ -87,7 +87,7 @@ fn execute(shared: &Arc<Shared>, call: AdminCall, peer: &Peer, connection: u64) 
         }
         AdminCall::Shutdown => AdminReply::Done,
         AdminCall::AcceptLoss => AdminReply::Told(shared.executors.accept_loss(shared)),
-        AdminCall::Space => AdminReply::Space(shared.objects.space()?),
+        AdminCall::Space => AdminReply::Space(shared.space()?),
         AdminCall::Announce(info) => {
             let why_not = info.why_not.as_deref().unwrap_or_default();
             if info.path.len() > PATH_MAX || why_not.len() > WHY_NOT_MAX {

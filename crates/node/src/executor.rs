@@ -616,7 +616,13 @@ impl Executor {
                     let lag = self.log_sync.lag(Instant::now()).max(undone.unwrap_or_default());
                     let lasting =
                         u32::try_from(lag.as_millis()).map_or(u32::MAX, |ms| ms.saturating_add(1));
-                    connection.tell(&RecallNote::Term { millis, lease, epoch, lasting });
+                    connection.tell(&RecallNote::Term {
+                        millis,
+                        lease,
+                        epoch,
+                        lasting,
+                        space: self.shared.space().ok(),
+                    });
                     self.send(at);
                 }
                 Ok(RecallCall::Returned(id)) => self.recalls.returned(client, id),

@@ -16,9 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 use tatami_cluster::LossMark;
 use tatami_object::ObjectStore;
-use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus};
+use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus, Space};
 use tatami_wire::handshake::Identity;
-use tatami_wire::{NodeId, PROTOCOL_VERSION, Timestamp};
+use tatami_wire::{Errno, NodeId, PROTOCOL_VERSION, Timestamp};
 
 /// Below this share of the disk free, one in so many, `status` complains.
 const NEARLY_FULL: u64 = 20;
@@ -87,7 +87,7 @@ impl Shared {
             uptime_sec: self.started.elapsed().as_secs(),
             trouble: self.trouble(),
             refused: self.executors.all_refused(),
-            space: self.objects.space().unwrap_or_default(),
+            space: self.space().unwrap_or_default(),
             shards: self.shards() as u32,
             executors: self.executors.count() as u32,
             durability: self.durability,
@@ -106,6 +106,14 @@ impl Shared {
     }
 
     /// Since when, in seconds since 1970, the node is there without what it had before.
+    /// Space of the node's disk, and the inodes of all its executors.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub(crate) fn space(&self) -> Result<Space, Errno> {
+        Ok(Space { inodes: self.executors.inodes(), ..self.objects.space()? })
+    }
+
     fn lost_since(&self) -> Option<u64> {
         let since = self.loss_mark.since()?.duration_since(UNIX_EPOCH);
         Some(since.map_or(0, |since| since.as_secs()))

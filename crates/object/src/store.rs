@@ -419,6 +419,7 @@ impl ObjectStore {
             free: bytes(s.f_bfree),
             available: bytes(s.f_bavail),
             disk: self.disk_id,
+            inodes: 0,
         })
     }
 

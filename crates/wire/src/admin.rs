@@ -160,6 +160,8 @@ pub struct Space {
     /// Names the disk (a hash of machine and device number): nodes on one disk
     /// tell the same, and it is counted once.
     pub disk: u64,
+    /// Inodes in the shards of the node.
+    pub inodes: u64,
 }
 
 /// What a mount tells of itself.

@@ -13,6 +13,7 @@
 //! nothing any more. A client's own changes are not recalled: it is told of
 //! them with the answer.
 
+use crate::admin::Space;
 use crate::meta::Bytes;
 use crate::partition::Range;
 use crate::{Attr, Ino};
@@ -47,6 +48,8 @@ pub enum RecallNote {
         epoch: u64,
         /// What the executor had done so many milliseconds ago survives a power cut, the parts of others included.
         lasting: u32,
+        /// Of the executor's node, if its disk tells.
+        space: Option<Space>,
     },
     /// The client must give these back at once, and say so.
     Recall {

@@ -1,0 +1,271 @@
+//! How long an operation waits for a node that says nothing, and for whom it waits.
+//!
+//! An operation of a program may need several requests, to several nodes. They share one deadline: the operation
+//! fails when nothing was heard for as long as the client is patient. An answer ends the silence; what is asked
+//! after the deadline gets [`GRACE`] only.
+//!
+//! A front end may know who asked for the operation ([`Operation::begin`]). A thread that waits for a node wakes up
+//! each [`TICK`] and looks whether that program is being killed. We do not wait for FUSE_INTERRUPT instead: the
+//! kernel sends none for a process that is ending already (it closes its files then), and there may be no thread
+//! left that could read it.
+
+use parking_lot::{Mutex, MutexGuard};
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::time::Duration;
+use tatami_wire::Errno;
+
+/// How long a thread waits for a node before it looks after the program that asked.
+pub const TICK: Duration = Duration::from_millis(100);
+
+/// How long an operation whose deadline is over waits for any further answer. A node that is known to be away is
+/// given no more either.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
+/// Tells whether the program with this number is being ended, and has waited for so long that it is let go.
+pub type IsEnding = fn(asker: u32, waited: Duration) -> bool;
+
+#[derive(Clone, Copy)]
+struct State {
+    asker: u32,
+    is_ending: IsEnding,
+    /// No silence in it may last longer.
+    limit: Duration,
+    /// Since when nothing has been heard, by [`moment`].
+    silent: Option<Duration>,
+    over: Option<Over>,
+}
+
+/// Why an operation waits no more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Deadline,
+    AskerEnds,
+}
+
+thread_local! {
+    static CURRENT: Cell<Option<State>> = const { Cell::new(None) };
+}
+
+/// What this thread does on behalf of a program, for as long as this lives.
+pub struct Operation {
+    before: Option<State>,
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Operation {
+    /// Begins an operation that the program `asker` waits for.
+    pub fn begin(asker: u32, is_ending: IsEnding) -> Operation {
+        let state = State { asker, is_ending, limit: Duration::MAX, silent: None, over: None };
+        Operation { before: CURRENT.replace(Some(state)), thread: PhantomData }
+    }
+
+    /// Begins a part of this thread's operation that is given up when a node says nothing for `limit`, because the
+    /// caller can do without its answer.
+    pub fn begin_part(limit: Duration) -> Operation {
+        let (asker, is_ending) = match CURRENT.get() {
+            Some(state) => (state.asker, state.is_ending),
+            None => (0, (|_, _| false) as IsEnding),
+        };
+        let state = State { asker, is_ending, limit, silent: None, over: None };
+        Operation { before: CURRENT.replace(Some(state)), thread: PhantomData }
+    }
+
+    /// Whether the operation was given up because its asker is being ended: it may have been done in part.
+    pub fn asker_ended(&self) -> bool {
+        CURRENT.get().is_some_and(|state| state.over == Some(Over::AskerEnds))
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+/// The time on a clock that is some milliseconds behind and costs next to nothing: every request asks, and
+/// hardly any ever needs it.
+pub(crate) fn moment() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
+}
+
+/// The wait is over.
+#[derive(Debug)]
+pub(crate) struct WaitOver;
+
+/// A time in which nothing is heard of a node.
+pub(crate) struct Silence {
+    began: Duration,
+}
+
+impl Silence {
+    /// It has lasted for `lasted` by now.
+    pub(crate) fn new(lasted: Duration) -> Silence {
+        Silence { began: moment().saturating_sub(lasted) }
+    }
+
+    /// How long it has lasted.
+    pub(crate) fn lasted(&self) -> Duration {
+        moment().saturating_sub(self.began)
+    }
+
+    /// What is left of `patience`. Not even the operation, if there is one, has more.
+    pub(crate) fn left(&self, patience: Duration) -> Duration {
+        let now = moment();
+        let lasted = now.saturating_sub(self.began);
+        let Some(State { silent, over, limit, .. }) = CURRENT.get() else {
+            return patience.saturating_sub(lasted);
+        };
+        let patience = patience.min(limit);
+        let own = patience.saturating_sub(lasted);
+        if over.is_some() {
+            return own.min(GRACE.saturating_sub(lasted));
+        }
+        let began = silent.unwrap_or(self.began);
+        own.min(patience.saturating_sub(now.saturating_sub(began)))
+    }
+
+    /// Nothing was heard again: fails when it is time to give up.
+    pub(crate) fn goes_on(&self, patience: Duration) -> Result<(), WaitOver> {
+        let left = self.left(patience);
+        let Some(mut state) = CURRENT.get() else {
+            return if left.is_zero() { Err(WaitOver) } else { Ok(()) };
+        };
+        let began = *state.silent.get_or_insert(self.began);
+        if state.over.is_none() && left.is_zero() {
+            state.over = Some(Over::Deadline);
+        }
+        let waited = moment().saturating_sub(began);
+        if waited >= TICK && (state.is_ending)(state.asker, waited) {
+            state.over = Some(Over::AskerEnds);
+        }
+        CURRENT.set(Some(state));
+        let ends = left.is_zero() || state.over == Some(Over::AskerEnds);
+        if ends { Err(WaitOver) } else { Ok(()) }
+    }
+
+    /// There was an answer. An operation for which another silence began before this one is still waiting.
+    pub(crate) fn end(&self) {
+        if let Some(state) = CURRENT.get()
+            && state.over.is_none()
+            && state.silent.is_some_and(|began| began >= self.began)
+        {
+            CURRENT.set(Some(State { silent: None, ..state }));
+        }
+    }
+}
+
+/// Whether the program that asked for the operation of this thread is being ended.
+pub(crate) fn asker_ends() -> bool {
+    CURRENT.get().is_some_and(|state| state.over == Some(Over::AskerEnds))
+}
+
+/// Locks what another thread may hold while it waits for a node.
+///
+/// # Errors
+/// `EHOSTDOWN` when the program that asked for this operation is being ended.
+pub fn lock_patiently<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Errno> {
+    if let Some(guard) = mutex.try_lock() {
+        return Ok(guard);
+    }
+    let silence = Silence::new(Duration::ZERO);
+    loop {
+        if let Some(guard) = mutex.try_lock_for(TICK) {
+            silence.end();
+            return Ok(guard);
+        }
+        // Whoever holds it has a deadline.
+        _ = silence.goes_on(Duration::MAX);
+        if asker_ends() {
+            return Err(Errno::EHOSTDOWN);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NEVER: IsEnding = |_, _| false;
+    /// The clock begins with the machine.
+    const LONG: Duration = Duration::from_secs(10);
+
+    fn ago(lasted: Duration) -> Silence {
+        Silence::new(lasted)
+    }
+
+    #[test]
+    fn all_requests_of_an_operation_have_one_deadline() {
+        let operation = Operation::begin(7, NEVER);
+        assert!(ago(LONG / 2).goes_on(LONG).is_ok());
+        let next = ago(Duration::ZERO);
+        assert!(next.left(LONG) <= LONG / 2, "the first silence was not ended by an answer");
+        next.end();
+        assert!(
+            next.left(LONG) <= LONG / 2,
+            "an answer to a request that began later says nothing of the first"
+        );
+        assert!(ago(2 * LONG).goes_on(LONG).is_err());
+        assert!(next.left(LONG) <= GRACE, "the deadline is over for all that follows");
+        assert!(!operation.asker_ended());
+        drop(operation);
+        assert!(next.left(LONG) > LONG / 2, "another operation has a deadline of its own");
+    }
+
+    #[test]
+    fn a_part_of_an_operation_may_have_less_time() {
+        let operation = Operation::begin(7, NEVER);
+        {
+            let _part = Operation::begin_part(LONG / 4);
+            assert!(ago(LONG / 8).goes_on(LONG).is_ok());
+            assert!(ago(LONG / 2).goes_on(LONG).is_err());
+        }
+        assert!(ago(LONG / 2).goes_on(LONG).is_ok(), "the operation itself goes on");
+        drop(operation);
+        let _part = Operation::begin_part(LONG / 4);
+        assert!(ago(LONG / 2).left(LONG).is_zero());
+    }
+
+    #[test]
+    fn an_answer_ends_the_silence() {
+        let _operation = Operation::begin(7, NEVER);
+        let slow = ago(LONG / 2);
+        assert!(slow.goes_on(LONG).is_ok());
+        slow.end();
+        assert!(ago(Duration::ZERO).left(LONG) > LONG / 2, "a node that is slow is not away");
+    }
+
+    #[test]
+    fn who_is_being_killed_waits_for_nothing() {
+        let operation = Operation::begin(7, |asker, waited| asker == 7 && waited > LONG);
+        assert!(ago(LONG / 2).goes_on(3 * LONG).is_ok());
+        {
+            let _inner = Operation::begin(8, NEVER);
+            assert!(ago(2 * LONG).goes_on(3 * LONG).is_ok());
+        }
+        ago(LONG / 2).end();
+        assert!(ago(2 * LONG).goes_on(3 * LONG).is_err());
+        assert!(operation.asker_ended() && asker_ends());
+        let mutex = Mutex::new(());
+        let held = mutex.lock();
+        std::thread::scope(|threads| {
+            let waiter = threads.spawn(|| {
+                let _operation = Operation::begin(9, |_, _| true);
+                lock_patiently(&mutex).is_err()
+            });
+            assert!(waiter.join().expect("no panic"));
+        });
+        drop(held);
+        assert!(lock_patiently(&mutex).is_ok());
+    }
+
+    #[test]
+    fn without_an_operation_each_wait_has_its_own_deadline() {
+        assert!(ago(LONG / 2).goes_on(LONG).is_ok());
+        assert!(ago(Duration::ZERO).left(LONG) > LONG / 2);
+        assert!(ago(LONG).goes_on(LONG).is_err());
+        assert!(!asker_ends());
+    }
+}

@@ -1,0 +1,211 @@
+//! Whether the program that waits for an answer is being ended.
+//!
+//! FUSE_INTERRUPT tells of a signal, but not of all ends that matter here. The kernel closes the files of a process
+//! that ends, and asks for each FLUSH in the name of a thread that takes no signal any more. `/proc` shows both. The
+//! mount looks there only while a node has said nothing for a while.
+//!
+//! The mount reads `/proc/TID/status` and nothing else of that directory. The kernel locks most other files of it
+//! (`stat`, `ns`, `exe`) against `execve` of the same process, and `execve` closes files: it would wait for the answer
+//! to a FLUSH of which the mount would wait for the lock.
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+use tatami_fuse::Request;
+
+/// A program that exits by itself waits for so long until one of its files is closed in order.
+const CLOSING: Duration = Duration::from_secs(1);
+
+/// A program that was let go is let go at once with its further files, for so long and so many programs.
+const LET_GO: Duration = Duration::from_secs(60);
+const LET_GO_MAX: usize = 256;
+
+/// SIGKILL in the mask of the signals that wait for a thread. The kernel turns any signal that ends a process at once
+/// into this one.
+const KILL: u64 = mask(&[libc::SIGKILL]);
+
+/// Signals that end a process, unless it has other plans for them. The kernel keeps those of the process in
+/// its mask while the process ends.
+const ENDING: u64 = mask(&[
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGPIPE,
+    libc::SIGALRM,
+    libc::SIGTERM,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGVTALRM,
+    libc::SIGPROF,
+    libc::SIGIO,
+]) | DUMPING;
+
+/// Signals that end a process with a core dump. The kernel leaves them as they are until the program runs again.
+const DUMPING: u64 = mask(&[
+    libc::SIGQUIT,
+    libc::SIGILL,
+    libc::SIGTRAP,
+    libc::SIGABRT,
+    libc::SIGBUS,
+    libc::SIGFPE,
+    libc::SIGSEGV,
+    libc::SIGXCPU,
+    libc::SIGXFSZ,
+    libc::SIGSYS,
+]);
+
+const fn mask(signals: &[i32]) -> u64 {
+    match signals {
+        [first, more @ ..] => 1 << (*first - 1) | mask(more),
+        [] => 0,
+    }
+}
+
+/// Begins an operation for the program that has made the request.
+pub(crate) fn begin_operation(request: &Request<'_>) -> tatami_client::Operation {
+    tatami_client::Operation::begin(request.header.pid, is_ending)
+}
+
+/// Threads whose process was let go while it exited: each of its files would keep it waiting for [`CLOSING`] again.
+static RELEASED: Mutex<VecDeque<(u32, Instant)>> = Mutex::new(VecDeque::new());
+
+fn was_let_go(thread: u32) -> bool {
+    RELEASED.lock().iter().any(|(known, since)| *known == thread && since.elapsed() < LET_GO)
+}
+
+fn note_let_go(thread: u32) {
+    let mut released = RELEASED.lock();
+    released.retain(|(known, since)| *known != thread && since.elapsed() < LET_GO);
+    if released.len() == LET_GO_MAX {
+        released.pop_front();
+    }
+    released.push_back((thread, Instant::now()));
+}
+
+fn is_ending(thread: u32, waited: Duration) -> bool {
+    // The kernel itself asks as 0, and so does a program that our PID namespace does not show.
+    if thread == 0 {
+        return false;
+    }
+    let Ok(text) = std::fs::read(format!("/proc/{thread}/status")) else {
+        // A /proc that hides other users' processes (hidepid) says the same of one that lives.
+        return is_gone(thread);
+    };
+    match Ending::parse(&text) {
+        Ending::Killed => true,
+        Ending::Exits if waited >= CLOSING || was_let_go(thread) => {
+            note_let_go(thread);
+            true
+        }
+        Ending::Exits | Ending::Lives => false,
+    }
+}
+
+fn is_gone(thread: u32) -> bool {
+    // The call needs no permission, and takes the numbers of threads, too.
+    rustix::process::Pid::from_raw(thread as i32)
+        .is_none_or(|thread| rustix::process::getpgid(Some(thread)) == Err(Errno::SRCH))
+}
+
+/// What `/proc/TID/status` says of the end of a thread's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ending {
+    /// It goes on.
+    Lives,
+    /// It has called exit(2), and closes its files.
+    Exits,
+    /// A signal ends it, or has ended it.
+    Killed,
+}
+
+impl Ending {
+    /// What cannot be read is not ours to judge: the process lives.
+    fn parse(status: &[u8]) -> Ending {
+        let line = |name: &str| {
+            status.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))
+        };
+        let text = |name| std::str::from_utf8(line(name)?).ok().map(str::trim);
+        let signals = |name| u64::from_str_radix(text(name)?, 16).ok();
+        let (Some(own), Some(shared)) = (signals("SigPnd:"), signals("ShdPnd:")) else {
+            return Ending::Lives;
+        };
+        let kept = ["SigBlk:", "SigIgn:", "SigCgt:"].map(signals);
+        let kept = kept.into_iter().try_fold(0, |all, some| Some(all | some?)).unwrap_or(u64::MAX);
+        let pending = own | shared;
+        if pending & KILL != 0 || pending & DUMPING & !kept != 0 {
+            return Ending::Killed;
+        }
+        // A process gives its memory back before it closes its files. Threads of the kernel never have any.
+        let is_kernel = text("Kthread:") == Some("1") || text("PPid:") == Some("2");
+        if line("VmSize:").is_some() || is_kernel {
+            return Ending::Lives;
+        }
+        if pending & ENDING & !kept != 0 { Ending::Killed } else { Ending::Exits }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(memory: &str, own: u64, shared: u64, caught: u64) -> Vec<u8> {
+        format!(
+            "Name:\tx\nState:\tD\nPPid:\t77\n{memory}SigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\nSigBlk:\t0\n\
+             SigIgn:\t0\nSigCgt:\t{caught:016x}\n"
+        )
+        .into_bytes()
+    }
+
+    const ALIVE: &str = "VmPeak:\t9 kB\nVmSize:\t9 kB\n";
+
+    #[test]
+    fn signals_that_end_a_process_are_told_from_others() {
+        let (kill, quit, term) = (KILL, 1 << 2, 1 << 14);
+        for (memory, own, shared, caught, expected) in [
+            (ALIVE, 0, 0, 0, Ending::Lives),
+            (ALIVE, kill, 0, 0, Ending::Killed),
+            (ALIVE, 0, kill, u64::MAX, Ending::Killed),
+            (ALIVE, 0, quit, 0, Ending::Killed),
+            (ALIVE, 0, quit, quit, Ending::Lives),
+            // One that ends without a core dump has become SIGKILL for each thread, if it ends the process at all.
+            (ALIVE, 0, term, 0, Ending::Lives),
+            ("", 0, 0, 0, Ending::Exits),
+            ("", 0, term, 0, Ending::Killed),
+            ("", 0, term, term, Ending::Exits),
+            ("Kthread:\t1\n", 0, 0, 0, Ending::Lives),
+            ("Kthread:\t0\n", 0, 0, 0, Ending::Exits),
+        ] {
+            let told = Ending::parse(&status(memory, own, shared, caught));
+            assert_eq!(told, expected, "{memory:?} {own:x} {shared:x} {caught:x}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_lives() {
+        for text in ["", "SigPnd:\tx\nShdPnd:\t0\n", "SigPnd:\t0\n", "\u{0}"] {
+            assert_eq!(Ending::parse(text.as_bytes()), Ending::Lives, "{text:?}");
+        }
+        let kernel = std::fs::read("/proc/2/status").unwrap_or_default();
+        assert_eq!(Ending::parse(&kernel), Ending::Lives, "kthreadd");
+    }
+
+    #[test]
+    fn a_thread_that_lives_is_not_ending_and_one_that_is_not_there_is() {
+        let this = rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs();
+        assert!(!is_ending(this, CLOSING) && !is_ending(0, CLOSING));
+        let gone = std::thread::spawn(rustix::thread::gettid).join().expect("no panic");
+        assert!(is_ending(gone.as_raw_nonzero().get().unsigned_abs(), CLOSING));
+    }
+
+    #[test]
+    fn who_was_let_go_once_is_let_go_at_once() {
+        let thread = u32::MAX;
+        assert!(!was_let_go(thread));
+        note_let_go(thread);
+        assert!(was_let_go(thread));
+        for other in 0..LET_GO_MAX as u32 {
+            note_let_go(other);
+        }
+        assert!(!was_let_go(thread), "the list has a bound");
+    }
+}
