@@ -513,6 +513,60 @@ fn what_a_dead_job_left_is_told_and_settled() {
     cluster.finish();
 }
 
+/// Behind a record that does not read there are whole ones: what they tell is not let go in silence, and the rest of the file
+/// and of the volume goes on.
+#[test]
+fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
+    let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
+    let job = Job::create(&cluster, "f");
+    let bytes = pattern(5, 0, SIZE);
+    let mut damaged = 0;
+    for rank in 0..u32::from(NODES) {
+        let (part, tiles) = job.write_rank(rank, &bytes);
+        let object = Piece::journal_of(part.piece);
+        let client = &job.clients[rank as usize];
+        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let mut told = journal::encode(&tiles);
+        if rank == 1 {
+            // The stamp of the first tile.
+            let tile = told.chunks(8).position(|word| word[..2] == [2, 8]).expect("a tile");
+            told[tile * 8 + 17] ^= 4;
+            damaged = part.piece;
+        }
+        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
+        file.flush().expect("flushed");
+    }
+    drop(job);
+    let path = cluster.mount(2).join("f");
+    let args = ["--json", "--wait", "60", &path.display().to_string()];
+    let said = ask(cluster.command("recover").args(args));
+    assert_eq!(said.code, Some(3), "{said:?}");
+    let what = format!("the journal of piece {damaged} on node1 is damaged at byte");
+    assert!(said.err.contains(&what) && said.err.contains("--accept-loss"), "{}", said.err);
+    let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
+    assert_eq!(
+        (&told["files"][0]["settled"], &told["files"][0]["open"]),
+        (&false.into(), &1.into())
+    );
+    // The log says so once, and by whom it was told the rest of the volume does its work.
+    put(cluster.mount(1).join("g"), "bytes");
+    assert_eq!(get(cluster.mount(3).join("g")), b"bytes");
+    let goal = ask(cluster.command("relayout").args(["--to", "striped", ":/f"]));
+    assert_ne!(goal.code, Some(0), "{goal:?}");
+    let said = cluster.tatami("recover", &["--accept-loss", ":/f"]);
+    assert!(said.out.contains(&format!("of piece {damaged}")), "{}", said.out);
+    let left = get(&path);
+    let differs = left.iter().zip(&bytes).filter(|(left, right)| left != right);
+    assert!(differs.clone().count() > 0 && differs.into_iter().all(|(left, _)| *left == 0));
+    let zeros = left.iter().filter(|byte| **byte == 0).count();
+    assert!(zeros < SIZE / 3, "{zeros} bytes are lost of the part of one rank");
+    let said = cluster.tatami("recover", &[":/f"]);
+    assert!(said.out.contains("nothing to recover"), "{}", said.out);
+    relayout(&cluster, &["--to", "striped", ":/f"]);
+    assert!(get(&path) == left);
+    cluster.finish();
+}
+
 #[test]
 fn wrong_usage_is_told_and_changes_nothing() {
     let cluster = Cluster::start(2);

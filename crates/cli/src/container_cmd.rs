@@ -7,6 +7,7 @@ use anstyle::Style;
 use std::io::Write;
 use std::path::Path;
 use tatami_tiled::describe::{Description, describe};
+use tatami_tiled::settle::Damaged;
 use tatami_tiled::{marker, relayout};
 
 /// Stretches of a file that `tatami where` lists.
@@ -18,12 +19,20 @@ fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
     Failure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Settles what dead jobs left of a container. As JSON, what is to be told of it.
+/// Settles what dead jobs left of a container; with `accept_loss` what is whole of it. As JSON, what is to be told of it.
 ///
 /// # Errors
-/// A path that is no container, or cannot be written.
-pub fn recover(out: &mut Out, path: &Path, json: bool) -> Outcome<Option<serde_json::Value>> {
-    let settled = tatami_tiled::recover(path).map_err(|e| failed("recover", path, e))?;
+/// A path that is no container, or cannot be written; damage that is not accepted.
+pub fn recover(
+    out: &mut Out,
+    path: &Path,
+    json: bool,
+    accept_loss: bool,
+) -> Outcome<Option<serde_json::Value>> {
+    let damaged = if accept_loss { Damaged::Accept } else { Damaged::Refuse };
+    let went_back =
+        accept_loss && tatami_tiled::go_back(path).map_err(|e| failed("recover", path, e))?;
+    let settled = tatami_tiled::recover(path, damaged).map_err(|e| failed("recover", path, e))?;
     let seen = describe(path, 0).map_err(|e| failed("look at", path, e))?;
     let live = seen.opens.iter().filter(|open| !open.dead).count();
     if json {
@@ -33,24 +42,37 @@ pub fn recover(out: &mut Out, path: &Path, json: bool) -> Outcome<Option<serde_j
                 serde_json::json!({
                     "open": format!("{:016x}", s.open), "ranks": s.ranks,
                     "writers": s.writers, "bytes": s.bytes, "lost": s.lost,
+                    "damaged": s.damaged.iter().map(|(name, damage)| {
+                        format!("{}: {damage}", marker::journal(*name))
+                    }).collect::<Vec<_>>(),
                 })
             })
             .collect();
         let path = path.display().to_string();
         return Ok(Some(serde_json::json!({
             "path": path, "size": seen.size, "recovered": jobs, "writing": live,
+            "went_back": went_back,
         })));
     }
     let title = out.paint(HEAD, &path.display().to_string());
-    if settled.is_empty() {
+    if went_back {
+        let size = seen.size;
+        writeln!(out, "{title}: its index was damaged; {size} bytes are there that were synced")?;
+    } else if settled.is_empty() {
         writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
     }
     for job in &settled {
         writeln!(
             out,
-            "{title}: a job of {} ranks had died; {} of them had written, all {} bytes are there",
-            job.ranks, job.writers, job.bytes,
+            "{title}: a job of {} ranks had died; {} of them had written, {}{} bytes are there",
+            job.ranks,
+            job.writers,
+            if job.damaged.is_empty() { "all " } else { "" },
+            job.bytes,
         )?;
+        for (name, damage) in &job.damaged {
+            writeln!(out, "  {} was {damage}: what it told there is lost", marker::journal(*name))?;
+        }
         if job.lost > 0 {
             writeln!(out, "  {} bytes that were not synced went with the power", job.lost)?;
         }

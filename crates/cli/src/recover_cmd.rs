@@ -1,7 +1,7 @@
 //! `tatami recover`: what is whole of a file after a job died.
 
 use crate::container_cmd;
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::place::At;
 use crate::session::{Found, Sessions, is_on_mount};
 use crate::term::{self, GOOD, HEAD, Out, Table, WARN};
@@ -10,7 +10,7 @@ use anstyle::Style;
 use serde::Serialize;
 use std::io::Write;
 use std::time::{Duration, Instant};
-use tatami_client::{PieceTold, pieces_told};
+use tatami_client::{PieceSaved, PieceTold, accept_loss, pieces_told};
 use tatami_wire::tiles::Growth;
 use tatami_wire::{Access, Errno, Kind};
 
@@ -28,6 +28,10 @@ pub struct RecoverArgs {
     /// lease has ended, and their nodes are up
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     wait: u64,
+    /// Keep what is whole of what dead jobs wrote, where the disk does not give all of it back any more: of a
+    /// damaged journal the records that read. Without it such a file is left as it is
+    #[arg(long)]
+    accept_loss: bool,
     /// As one JSON object
     #[arg(long)]
     json: bool,
@@ -48,6 +52,17 @@ struct Told {
     closed: usize,
     /// And those that somebody may add to.
     open: usize,
+    /// Pieces of which only a part is left, when that was accepted.
+    saved: Vec<Saved>,
+}
+
+/// A piece of which only a part is left.
+#[derive(Serialize)]
+struct Saved {
+    piece: u32,
+    bytes: u64,
+    /// What is wrong with its journal.
+    lost: Vec<String>,
 }
 
 /// A piece that its writer had not closed.
@@ -61,24 +76,30 @@ struct Left {
     published: u64,
     /// Bytes that the journal tells of; nothing where it cannot be read.
     journal: Option<u64>,
+    /// What is wrong with the journal of a writer that is gone.
+    damage: Option<String>,
 }
 
 /// Tells what there is of files whose writers died, and waits until they are settled.
 ///
 /// # Errors
-/// A path that is not there, or is neither a file of a volume nor a container.
+/// A path that is not there, or is neither a file of a volume nor a container; a journal that is damaged, when the
+/// other paths are done.
 pub fn run(args: &RecoverArgs) -> Outcome {
     let mut out = Out::new();
     let mut told = Vec::new();
+    let mut damaged = None;
     let mut sessions = Sessions::new(&args.at);
     for any in &args.paths {
         if let AnyPath::Local(path) = any
             && (!is_on_mount(path) || tatami_tiled::is_container(path))
         {
-            told.extend(container_cmd::recover(&mut out, path, args.json)?);
+            told.extend(container_cmd::recover(&mut out, path, args.json, args.accept_loss)?);
             continue;
         }
-        let one = recover(&sessions.find(any)?, any, Duration::from_secs(args.wait))?;
+        let wait = Duration::from_secs(args.wait);
+        let one = recover(&sessions.find(any)?, any, wait, args.accept_loss)?;
+        damaged = damaged.or(failure_of(any, &one));
         match args.json {
             true => told.extend(serde_json::to_value(&one).ok()),
             false => print(&mut out, &one)?,
@@ -88,10 +109,29 @@ pub fn run(args: &RecoverArgs) -> Outcome {
         out.json(&serde_json::json!({ "files": told }))?;
     }
     out.flush()?;
-    Ok(())
+    damaged.map_or(Ok(()), Err)
 }
 
-fn recover(found: &Found, any: &AnyPath, wait: Duration) -> Outcome<Told> {
+/// What is to be done about journals that are damaged and were left as they are.
+fn failure_of(any: &AnyPath, told: &Told) -> Option<Failure> {
+    let is_damaged = |left: &&Left| left.damage.is_some();
+    let damaged: Vec<&Left> = told.found.iter().filter(is_damaged).collect();
+    let first = damaged.first().filter(|_| told.saved.is_empty() && !told.settled)?;
+    let why = format!(
+        "the journal of piece {} on {} is {}; {} pieces are damaged in all",
+        first.piece,
+        first.name,
+        first.damage.as_deref().unwrap_or_default(),
+        damaged.len()
+    );
+    let advice = format!(
+        "restore the file from a copy; or keep what is whole: tatami recover --accept-loss {any}"
+    );
+    let what = format!("{any}: not all that was written can be read");
+    Some(Failure::degraded(what).because(why).try_this(advice))
+}
+
+fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outcome<Told> {
     let failed = |e| any.failed("cannot recover", e);
     let Found { tree, volume, path } = found;
     let attr = tree.stat(path, true).map_err(failed)?;
@@ -105,12 +145,18 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration) -> Outcome<Told> {
     let mut now = first.clone();
     let began = Instant::now();
     let waiting = term::spinner(&format!("waiting for {any} to be settled"));
-    while now.iter().any(is_left) && began.elapsed() < wait {
+    while now.iter().any(|piece| is_left(piece) && !is_damaged(piece)) && began.elapsed() < wait {
         #[allow(clippy::disallowed_methods)] // the shard tells nobody when a file is settled
         std::thread::sleep(LOOK.min(wait.saturating_sub(began.elapsed())));
         now = look()?;
     }
     waiting.finish_and_clear();
+    let damaged: Vec<PieceTold> = now.iter().filter(|piece| is_damaged(piece)).copied().collect();
+    let mut saved = Vec::new();
+    if accepted && !damaged.is_empty() {
+        saved = accept_loss(client, &cred(), &attr, cap).map_err(failed)?;
+        now = look()?;
+    }
     let name = |node| volume.node(node).map_or_else(|| node.to_string(), |n| n.name.clone());
     let left = first.iter().filter(|piece| is_left(piece)).map(|piece| Left {
         piece: piece.number,
@@ -119,6 +165,15 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration) -> Outcome<Told> {
         state: if piece.growth == Growth::Open { "open" } else { "left" },
         published: piece.published,
         journal: piece.journal,
+        damage: damaged
+            .iter()
+            .find(|other| other.number == piece.number)
+            .and_then(|piece| piece.damage.map(|damage| damage.to_string())),
+    });
+    let saved = saved.into_iter().map(|PieceSaved { number, bytes, lost }| Saved {
+        piece: number,
+        bytes,
+        lost: lost.iter().map(ToString::to_string).collect(),
     });
     let open = now.iter().filter(|piece| is_left(piece)).count();
     Ok(Told {
@@ -128,7 +183,13 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration) -> Outcome<Told> {
         found: left.collect(),
         closed: now.len() - open,
         open,
+        saved: saved.collect(),
     })
+}
+
+/// Its writer is gone, and nobody can tell what it wrote.
+fn is_damaged(piece: &PieceTold) -> bool {
+    piece.growth == Growth::Abandoned && piece.damage.is_some()
 }
 
 /// Its writer has not closed it.
@@ -170,6 +231,15 @@ fn print(out: &mut Out, told: &Told) -> Outcome {
         ]);
     }
     out.table(&table)?;
+    for saved in &told.saved {
+        writeln!(
+            out,
+            "  of piece {} {} bytes are left; its journal was {}",
+            saved.piece,
+            saved.bytes,
+            saved.lost.join(", ")
+        )?;
+    }
     if count > LISTED {
         writeln!(out, "and so on: --json tells all {count}")?;
     }

@@ -57,7 +57,7 @@ pub use lent::KernelCache;
 pub use loan::{Loan, Spare};
 pub use locks::{ASK_AGAIN, LockNews, LockedBytes, Taken, Unbuffered};
 pub use names::{Created, Listing, Removed};
-pub use pieces::{PieceTold, pieces_told};
+pub use pieces::{PieceSaved, PieceTold, accept_loss, pieces_told, within};
 pub use recalls::OpenFiles;
 pub use remove::Removing;
 pub use room::WhenFull;

@@ -3,13 +3,11 @@
 
 use crate::Client;
 use std::sync::Arc;
-use tatami_layout::{PieceTiles, journal};
+use tatami_layout::journal::{self, BYTES_MAX, Damage};
+use tatami_layout::{PieceTiles, Tile};
 use tatami_wire::frame::PAYLOAD_MAX;
-use tatami_wire::tiles::Growth;
-use tatami_wire::{Attr, Cap, Errno, NodeId, Piece};
-
-/// Longest journal that is read, in bytes.
-const JOURNAL_MAX: usize = 64 << 20;
+use tatami_wire::tiles::{Growth, Part, TILES_MAX};
+use tatami_wire::{Attr, Cap, Cred, Errno, NodeId, Piece};
 
 /// One piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,8 +21,10 @@ pub struct PieceTold {
     /// Bytes that were published.
     pub published: u64,
     /// Bytes that its journal tells of, these included; `None` where there is none, or its node
-    /// is away.
+    /// is away, or it is damaged.
     pub journal: Option<u64>,
+    /// Where its journal is damaged. Of one that grows this may be what comes next, half written.
+    pub damage: Option<Damage>,
 }
 
 /// Tells of all pieces of a file that `cap` allows to read.
@@ -40,13 +40,85 @@ pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<Pi
             false => bytes(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?),
         };
         let (number, node, growth) = (piece.piece, piece.node, piece.growth);
-        let journal = match growth {
+        let read = match growth {
             Growth::Closed => None,
-            Growth::Open | Growth::Abandoned => read_journal(client, attr, cap, node, number),
+            Growth::Open | Growth::Abandoned => read_journal(client, attr, cap, node, number).ok(),
         };
-        told.push(PieceTold { number, node, growth, published, journal });
+        let (journal, damage) = match read.map(|all| journal::decode(&all)) {
+            Some(Ok(tiles)) => (tiles.map(|tiles| bytes(&tiles)), None),
+            Some(Err(damage)) => (None, Some(damage)),
+            None => (None, None),
+        };
+        told.push(PieceTold { number, node, growth, published, journal, damage });
     }
     Ok(told)
+}
+
+/// What became of a piece whose journal is damaged, when its loss was accepted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PieceSaved {
+    /// Its number.
+    pub number: u32,
+    /// Bytes of the file that it has.
+    pub bytes: u64,
+    /// Where records of its journal are lost.
+    pub lost: Vec<Damage>,
+}
+
+/// Closes the pieces of a file whose writers are gone and whose journals are damaged: what is whole of them is published. `cap`
+/// allows to read the file, `cred` may write it.
+///
+/// # Errors
+/// Those of the shard, and of the nodes that have the journals; then the piece is as it was.
+pub fn accept_loss(
+    client: &Arc<Client>,
+    cred: &Cred,
+    attr: &Attr,
+    cap: Cap,
+) -> Result<Vec<PieceSaved>, Errno> {
+    let (page, _) = client.pieces(attr.ino)?;
+    let mut saved = Vec::new();
+    for piece in page.pieces.into_iter().filter(|piece| piece.growth == Growth::Abandoned) {
+        let all = read_journal(client, attr, cap, piece.node, piece.piece)?;
+        if journal::decode(&all).is_ok() {
+            continue;
+        }
+        let object = client.object(attr.ino, piece.node, Piece::bytes_of(piece.piece), cap)?;
+        let state = object.stat()?;
+        let salvaged = journal::salvage(&all, None, state.size);
+        let lost = salvaged.lost.clone();
+        let tiles = match piece.tiles.is_empty() {
+            true => salvaged.tiles,
+            false => {
+                salvaged.joined_with(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?)
+            }
+        };
+        let tiles = within(&tiles, state.size);
+        let encoded = tiles.encode();
+        if encoded.len() > TILES_MAX {
+            return Err(Errno::E2BIG);
+        }
+        let number = piece.piece;
+        let (blocks, close) = (state.blocks, true);
+        let part = Part { piece: number, tiles: encoded.into(), blocks, close };
+        client.publish(cred, attr.ino, vec![part], Vec::new(), None)?;
+        saved.push(PieceSaved { number, bytes: bytes(&tiles), lost });
+    }
+    Ok(saved)
+}
+
+/// The tiles as far as their bytes are there, in an object of `size` bytes: after a power cut the journal may know of more.
+pub fn within(tiles: &PieceTiles, size: u64) -> PieceTiles {
+    let mut left = PieceTiles::new(tiles.rank());
+    let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
+    for tile in tiles.tiles() {
+        let len = tile.len.min(size.saturating_sub(tile.at));
+        if let (Some(Ok(view)), true) = (views.get(tile.view as usize), len > 0) {
+            // What is a part of a tile is one as well.
+            let _ = left.push(Tile { view: *view, len, ..*tile });
+        }
+    }
+    left
 }
 
 fn read_journal(
@@ -55,20 +127,40 @@ fn read_journal(
     cap: Cap,
     node: NodeId,
     number: u32,
-) -> Option<u64> {
-    let object = client.object(attr.ino, node, Piece::journal_of(number), cap).ok()?;
+) -> Result<Vec<u8>, Errno> {
+    let object = client.object(attr.ino, node, Piece::journal_of(number), cap)?;
     let mut all = Vec::new();
     loop {
         let before = all.len();
         all.resize(before + PAYLOAD_MAX, 0);
-        let got = object.read_at(&mut all[before..], before as u64).ok()?;
+        let got = object.read_at(&mut all[before..], before as u64)?;
         all.truncate(before + got);
-        if got == 0 || all.len() >= JOURNAL_MAX {
-            return journal::decode(&all).map(|tiles| bytes(&tiles));
+        // More is not read; one that is so long is refused.
+        if got == 0 || all.len() > BYTES_MAX {
+            return Ok(all);
         }
     }
 }
 
 fn bytes(tiles: &PieceTiles) -> u64 {
     tiles.tiles().iter().map(|tile| tile.len).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tatami_layout::View;
+
+    #[test]
+    fn tiles_whose_bytes_are_lost_are_left_out() {
+        let mut tiles = PieceTiles::new(1);
+        let view = tiles.add_view(&View::bytes()).expect("added");
+        tiles.append(1, view, 0, 10, 0).expect("appended");
+        tiles.append(2, view, 50, 10, 10).expect("appended");
+        tiles.append(3, view, 90, 10, 20).expect("appended");
+        let left = within(&tiles, 15);
+        let runs: Vec<_> = left.tiles().iter().map(|t| (t.start, t.len)).collect();
+        assert_eq!(runs, [(0, 10), (50, 5)]);
+        assert_eq!(within(&tiles, 99), tiles);
+    }
 }

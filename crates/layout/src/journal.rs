@@ -8,7 +8,8 @@ use crate::reach::Reach;
 use crate::tile::Tile;
 use crate::view::View;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIJ1");
+const MAGIC_1: u64 = u64::from_le_bytes(*b"TATAMIJ1");
+const MAGIC_2: u64 = u64::from_le_bytes(*b"TATAMIJ2");
 const VIEW: u64 = 1;
 const TILE: u64 = 2;
 /// Words of the header.
@@ -16,101 +17,349 @@ pub const HEADER_WORDS: usize = 8;
 /// Words of the record of a tile. The last one is the tile's length, the only word of a
 /// journal that changes after it was written.
 pub const TILE_WORDS: usize = 8;
+/// Records of a view are at most this long, in words.
+const VIEW_WORDS_MAX: usize = 1 << 24;
+/// Bits of the last word of a tile that hold the length; the others hold its check.
+const LENGTH_BITS: u32 = 48;
+/// The longest tile that a journal can tell of, in bytes.
+pub const LENGTH_MAX: u64 = (1 << LENGTH_BITS) - 1;
+/// Bytes of a journal of a volume's file at most: a writer that comes near takes another piece.
+pub const BYTES_MAX: usize = 64 << 20;
+/// A search for whole records sums up so many words for each word that there is: who makes up a
+/// journal is not to keep its reader busy for hours.
+const SEARCH_EFFORT: usize = 16;
 
-/// The header of the journal of rank `rank` of open `open`.
-pub fn header(open: u64, rank: u32) -> [u64; HEADER_WORDS] {
-    let mut words = [MAGIC, open, u64::from(rank), 0, 0, 0, 0, 0];
-    words[HEADER_WORDS - 1] = u64::from(sum(&words[..HEADER_WORDS - 1]));
-    words
+/// A journal, or a part of one, that is not what its writer wrote. This is not a torn end, which a killed writer or
+/// a power cut leaves: whole records follow, or the last record is there to its end and does not fit its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("damaged at byte {at}: {what}")]
+pub struct Damage {
+    /// Where in the journal, in bytes.
+    pub at: u64,
+    /// What is wrong there.
+    pub what: &'static str,
 }
 
-/// The record of the next view.
-pub fn view_record(view: &View) -> Vec<u64> {
-    let mut bytes = Vec::new();
-    view.encode(&mut bytes);
-    let mut record = vec![0, bytes.len() as u64];
-    bytes.resize(bytes.len().next_multiple_of(8), 0);
-    record.extend(bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)));
-    record[0] = front(VIEW, record.len(), &record[1..]);
-    record
+/// The two forms of journals. The first had no seeds in its checksums and no checks of lengths, and is read only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    First,
+    Second,
 }
 
-/// The record of the tile with number `slot`, new or in the place of the one that had it.
-pub fn tile_record(slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
-    let names = (slot as u64) << 32 | u64::from(tile.view);
-    let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, tile.len];
-    record[0] = front(TILE, TILE_WORDS, &record[1..TILE_WORDS - 1]);
-    record
+/// What the header of a journal tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    form: Form,
+    /// The number of the open in which the journal was written.
+    pub open: u64,
+    /// By which rank.
+    pub rank: u32,
+    /// The checksum of the header, which begins all others: a record counts in its own journal only.
+    seed: u32,
 }
 
-/// The length of a record in words, by its first word. Not to be believed before
+impl Header {
+    /// The header of a new journal of rank `rank` of open `open`.
+    pub fn new(open: u64, rank: u32) -> Header {
+        Header::of_form(Form::Second, open, rank)
+    }
+
+    /// The header of a journal as versions before the second form wrote it. For tests.
+    #[doc(hidden)]
+    pub fn of_first_form(open: u64, rank: u32) -> Header {
+        Header::of_form(Form::First, open, rank)
+    }
+
+    fn of_form(form: Form, open: u64, rank: u32) -> Header {
+        let mut header = Header { form, open, rank, seed: 0 };
+        header.seed = sum(0, &header.words()[..HEADER_WORDS - 1]);
+        header
+    }
+
+    /// Its words.
+    pub fn words(self) -> [u64; HEADER_WORDS] {
+        let magic = if self.form == Form::First { MAGIC_1 } else { MAGIC_2 };
+        let mut words = [magic, self.open, u64::from(self.rank), 0, 0, 0, 0, 0];
+        words[HEADER_WORDS - 1] = u64::from(sum(0, &words[..HEADER_WORDS - 1]));
+        words
+    }
+
+    /// Reads a header; nothing where it is not there yet as a whole.
+    ///
+    /// # Errors
+    /// [`Damage`], for words that are none.
+    pub fn read(words: &[u64; HEADER_WORDS]) -> Result<Option<Header>, Damage> {
+        // It is written with its first word last, or from its first byte on.
+        if words[0] == 0 || words[HEADER_WORDS - 1] == 0 {
+            return Ok(None);
+        }
+        let form = match words[0] {
+            MAGIC_1 => Form::First,
+            MAGIC_2 => Form::Second,
+            _ => return Err(Damage { at: 0, what: "it does not begin as a journal does" }),
+        };
+        let header = Header::of_form(form, words[1], words[2] as u32);
+        match header.words() == *words {
+            true => Ok(Some(header)),
+            false => Err(Damage { at: 0, what: "the header does not fit its checksum" }),
+        }
+    }
+
+    /// The header that these words were before one of their bits was changed.
+    fn mended(words: &[u64; HEADER_WORDS]) -> Option<Header> {
+        (0..HEADER_WORDS * 64).find_map(|bit| {
+            let mut words = *words;
+            words[bit / 64] ^= 1 << (bit % 64);
+            Header::read(&words).ok().flatten()
+        })
+    }
+
+    /// The record at byte `at` of view number `number`.
+    pub fn view_record(self, at: u64, number: usize, view: &View) -> Vec<u64> {
+        let mut bytes = Vec::new();
+        view.encode(&mut bytes);
+        let len = bytes.len() as u64;
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let encoded = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
+        let mut record = vec![0, self.view_word(number, len)];
+        record.extend(encoded);
+        if self.form == Form::Second {
+            // No record ends with a word of zeros, so that one that was torn can be told from one that was changed.
+            record.push(!len);
+        }
+        record[0] = self.front(at, VIEW, record.len(), &record[1..]);
+        record
+    }
+
+    fn view_word(self, number: usize, len: u64) -> u64 {
+        if self.form == Form::First { len } else { (number as u64) << 32 | len }
+    }
+
+    /// The record at byte `at` of the tile with number `slot`, new or in the place of the one that had it.
+    pub fn tile_record(self, at: u64, slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
+        let names = (slot as u64) << 32 | u64::from(tile.view);
+        let len = self.length_word(at, tile.len);
+        let mut record = [0, names, tile.stamp, tile.start, tile.block, tile.stride, tile.at, len];
+        record[0] = self.front(at, TILE, TILE_WORDS, &record[1..TILE_WORDS - 1]);
+        record
+    }
+
+    /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`]: it is stored anew,
+    /// at once, with each write that makes the tile longer, and so it has a check of its own.
+    pub fn length_word(self, at: u64, len: u64) -> u64 {
+        match self.form {
+            Form::First => len,
+            Form::Second => len & LENGTH_MAX | self.length_check(at, len) << LENGTH_BITS,
+        }
+    }
+
+    fn length_check(self, at: u64, len: u64) -> u64 {
+        let sum = sum(self.seed, &[at, len & LENGTH_MAX]);
+        u64::from((sum ^ sum >> 16) as u16)
+    }
+
+    /// The length of the tile whose record at byte `at` ends with this word. Nothing where it does not fit its check.
+    fn length_of(self, at: u64, word: u64) -> Option<u64> {
+        let len = if self.form == Form::First { word } else { word & LENGTH_MAX };
+        (self.length_word(at, len) == word).then_some(len)
+    }
+
+    /// Kind, length in words, checksum of the fixed part.
+    fn front(self, at: u64, kind: u64, words: usize, fixed: &[u64]) -> u64 {
+        let sum = match self.form {
+            Form::First => sum(0, fixed),
+            Form::Second => sum(sum(self.seed, &[at]), fixed),
+        };
+        kind | (words as u64) << 8 | u64::from(sum) << 32
+    }
+
+    /// Does the record at byte `at` fit its checksum? The length of a tile is not looked at.
+    fn fits(self, at: u64, record: &[u64]) -> bool {
+        let Some((&first, body)) = record.split_first() else { return false };
+        match first & 0xff {
+            VIEW => first == self.front(at, VIEW, record.len(), body),
+            TILE if record.len() == TILE_WORDS => {
+                first == self.front(at, TILE, TILE_WORDS, &body[..TILE_WORDS - 2])
+            }
+            _ => false,
+        }
+    }
+
+    /// Where, in words, the next record is that is whole. `words` begin at byte `at`.
+    fn find_whole(self, at: u64, words: &[u64], from: usize) -> Option<usize> {
+        let mut effort = words.len().saturating_mul(SEARCH_EFFORT);
+        (from..words.len()).find(|&place| {
+            let len = record_len(words[place]);
+            let record = words.get(place..place + len).filter(|_| can_be(words[place]));
+            let Some(left) = record.and_then(|record| effort.checked_sub(record.len())) else {
+                return false;
+            };
+            effort = left;
+            record.is_some_and(|record| self.fits(at + place as u64 * 8, record))
+        })
+    }
+
+    /// Is it only the end of the journal that lies at byte `at`, where no whole record is? `words` are all that follow.
+    ///
+    /// A writer that was killed leaves a record without its first word, and one whose machine lost its power, or whose disk
+    /// was full, a record that ends with zeros. Nothing that is whole can follow that.
+    ///
+    /// # Errors
+    /// [`Damage`]: it is no end.
+    pub fn check_end(self, at: u64, words: &[u64]) -> Result<(), Damage> {
+        let damaged = |what| Err(Damage { at, what });
+        if self.find_whole(at, words, 1).is_some() {
+            return damaged("a record there does not read, and whole ones follow it");
+        }
+        let Some(&first) = words.first().filter(|first| **first != 0) else { return Ok(()) };
+        if !can_be(first) {
+            return damaged("no record begins in this way");
+        }
+        let len = record_len(first);
+        let word = |place: usize| words.get(place).copied().unwrap_or(0);
+        let whole = word(len - 1) != 0;
+        if first & 0xff == VIEW && word(1) != 0 {
+            let bytes = self.view_len(word(1));
+            if bytes.is_none_or(|bytes| self.view_words(bytes) != len) {
+                return damaged("the record of a view does not have the length that it tells");
+            }
+        }
+        if whole {
+            return damaged("a record does not fit its checksum");
+        }
+        Ok(())
+    }
+
+    fn view_len(self, word: u64) -> Option<usize> {
+        let len = if self.form == Form::First { word } else { word & 0xffff_ffff };
+        usize::try_from(len).ok().filter(|len| *len <= VIEW_WORDS_MAX * 8)
+    }
+
+    fn view_words(self, bytes: usize) -> usize {
+        bytes.div_ceil(8) + if self.form == Form::First { 2 } else { 3 }
+    }
+}
+
+/// Can a record begin with this word?
+fn can_be(first: u64) -> bool {
+    let len = record_len(first);
+    match first & 0xff {
+        VIEW => (2..=VIEW_WORDS_MAX).contains(&len),
+        TILE => len == TILE_WORDS,
+        _ => false,
+    }
+}
+
+/// The length of a record in words, by its first word; 0 for what is none. Not to be believed before
 /// [`Told::take`] has seen the record.
 pub fn record_len(first: u64) -> usize {
     ((first >> 8) & 0xff_ffff) as usize
 }
 
-/// Kind, length in words, checksum of the fixed part.
-fn front(kind: u64, words: usize, fixed: &[u64]) -> u64 {
-    kind | (words as u64) << 8 | u64::from(sum(fixed)) << 32
+fn sum(seed: u32, words: &[u64]) -> u32 {
+    words.iter().fold(seed, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
 }
 
-fn sum(words: &[u64]) -> u32 {
-    words.iter().fold(0, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
-}
+/// A tile of which nothing is known: its record is lost.
+const LOST: Tile = Tile { stamp: 0, view: u32::MAX, start: 0, block: 1, stride: 1, len: 0, at: 0 };
+/// The length of a tile that is not known: all up to the next one.
+const UNKNOWN: u64 = u64::MAX;
 
 /// What the records so far have told.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Told {
-    views: Vec<View>,
+    header: Header,
+    views: Vec<Option<View>>,
     tiles: Vec<Tile>,
     reach: Reach,
+    /// Words that were passed over because they are damaged.
+    passed: u64,
 }
 
 impl Told {
-    /// Takes a whole record. `None` where it makes no sense, or is not there as a whole yet: the journal ends
-    /// before it. Tells whether it was that of the last tile, the only one that still grows.
+    /// Nothing, of a journal with this header.
+    pub fn new(header: Header) -> Told {
+        let (views, tiles, reach) = (Vec::new(), Vec::new(), Reach::default());
+        Told { header, views, tiles, reach, passed: 0 }
+    }
+
+    /// Takes a whole record, which lies at byte `at`. `None` where it makes no sense, or is not there as a whole yet: then
+    /// [`Header::check_end`] tells whether the journal ends before it. Tells whether it was that of the last tile, the only one that still grows.
     ///
     /// Who reads while the journal is written may have looked at the length of the last tile before it
     /// grew for the last time, and see the tile after it. A piece has no gaps: a tile is at least as long
     /// as the place of the one after it says.
-    pub fn take(&mut self, record: &[u64]) -> Option<bool> {
+    pub fn take(&mut self, at: u64, record: &[u64]) -> Option<bool> {
         let (&first, body) = record.split_first()?;
+        if !self.header.fits(at, record) {
+            return None;
+        }
         match first & 0xff {
-            VIEW if first == front(VIEW, record.len(), body) => {
+            VIEW => {
                 let bytes: Vec<u8> = body.get(1..)?.iter().flat_map(|w| w.to_le_bytes()).collect();
-                let mut encoded = bytes.get(..usize::try_from(body[0]).ok()?)?;
-                self.views.push(View::decode(&mut encoded).ok()?);
-                Some(false)
-            }
-            TILE => {
-                let &[ref fixed @ .., len] = <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
-                // Where a record is no single store, its last word may come last; no tile is empty.
-                if first != front(TILE, TILE_WORDS, fixed) || len == 0 {
+                let mut encoded = bytes.get(..self.header.view_len(body[0])?)?;
+                let number = match self.header.form {
+                    Form::First => self.views.len(),
+                    Form::Second => (body[0] >> 32) as usize,
+                };
+                let missing = number.checked_sub(self.views.len())?;
+                let view = View::decode(&mut encoded).ok()?;
+                if missing as u64 > self.passed {
                     return None;
                 }
-                let [names, stamp, start, block, stride, at] = *fixed;
-                let (slot, view) = ((names >> 32) as usize, names as u32);
-                let tile = Tile { stamp, view, start, block, stride, len, at };
-                let known = self.tiles.len();
-                match self.tiles.get_mut(slot) {
-                    Some(old) => *old = tile,
-                    None if slot == known => {
-                        if let Some(last) = self.tiles.last() {
-                            self.grow_last(at.saturating_sub(last.at));
-                        }
-                        self.tiles.push(tile);
-                    }
-                    None => return None,
-                }
-                self.widen(slot);
-                Some(slot + 1 == self.tiles.len())
+                self.views.resize(number, None);
+                self.views.push(Some(view));
+                Some(false)
             }
-            _ => None,
+            _ => self.take_tile(at, body),
         }
     }
 
-    /// The last tile is `len` bytes long by now. One that was longer stays so.
-    pub fn grow_last(&mut self, len: u64) {
+    fn take_tile(&mut self, record: u64, body: &[u64]) -> Option<bool> {
+        let &[names, stamp, start, block, stride, at, word] =
+            <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
+        let len = match self.header.length_of(record, word) {
+            // Where a record is no single store, its last word may come last; no tile is empty.
+            None | Some(0) if self.passed == 0 || word == 0 => return None,
+            None => UNKNOWN,
+            Some(len) => len,
+        };
+        let (slot, view) = ((names >> 32) as usize, names as u32);
+        let tile = Tile { stamp, view, start, block, stride, len, at };
+        let known = self.tiles.len();
+        match self.tiles.get_mut(slot) {
+            Some(old) => *old = tile,
+            None if slot == known && self.passed == 0 => {
+                if let Some(last) = self.tiles.last() {
+                    self.grow_last(at.saturating_sub(last.at));
+                }
+                self.tiles.push(tile);
+            }
+            // What lies between may be the bytes of tiles that are lost.
+            None if (slot - known) as u64 <= self.passed => {
+                self.tiles.resize(slot, LOST);
+                self.tiles.push(tile);
+            }
+            None => return None,
+        }
+        self.widen(slot);
+        Some(slot + 1 == self.tiles.len())
+    }
+
+    /// The record at byte `at`, that of the last tile, ends with this word by now. A tile that was longer stays so.
+    ///
+    /// # Errors
+    /// [`Damage`], where the word does not fit its check.
+    pub fn grow(&mut self, at: u64, word: u64) -> Result<(), Damage> {
+        let what = "the length of the last tile does not fit its check";
+        let place = at + (TILE_WORDS as u64 - 1) * 8;
+        let len = self.header.length_of(at, word).ok_or(Damage { at: place, what })?;
+        self.grow_last(len);
+        Ok(())
+    }
+
+    fn grow_last(&mut self, len: u64) {
         if let Some(tile) = self.tiles.last_mut()
             && tile.len < len
         {
@@ -119,10 +368,16 @@ impl Told {
         }
     }
 
+    /// So many words are damaged and passed over. From here on no tile is made longer than its own record says: what
+    /// lies before the next may be the bytes of a tile that is lost.
+    fn pass_over(&mut self, words: usize) {
+        self.passed += words as u64;
+    }
+
     /// The tile of a number and its view, if it can be one.
     fn tile(&self, slot: usize) -> Option<(&View, &Tile)> {
         let tile = self.tiles.get(slot)?;
-        let view = self.views.get(tile.view as usize)?;
+        let view = self.views.get(tile.view as usize)?.as_ref()?;
         tile.check(Some(view)).is_ok().then_some((view, tile))
     }
 
@@ -146,43 +401,157 @@ impl Told {
     /// All that was told, of the piece of rank `rank`. Tiles that cannot be are left out.
     pub fn piece(&self, rank: u32) -> PieceTiles {
         let mut piece = PieceTiles::new(rank);
-        let numbers: Vec<Option<u32>> = self.views.iter().map(|v| piece.add_view(v).ok()).collect();
+        let add = |view: &Option<View>| piece.add_view(view.as_ref()?).ok();
+        let numbers: Vec<Option<u32>> = self.views.iter().map(add).collect();
+        // Lengths have no check in the first form. The next tile's place has one, and tiles do not overlap.
+        let ends = if self.header.form == Form::First { self.ends(u64::MAX) } else { Vec::new() };
         for tile in &self.tiles {
             if let Some(Some(view)) = numbers.get(tile.view as usize) {
+                let end = ends.get(ends.partition_point(|end| *end <= tile.at));
+                let len = end.map_or(tile.len, |end| tile.len.min(end - tile.at));
                 // A tile that is out of range is one that nobody wrote.
-                let _ = piece.push(Tile { view: *view, ..*tile });
+                let _ = piece.push(Tile { view: *view, len, ..*tile });
             }
         }
         piece
     }
+
+    /// Tiles whose length is not known have all bytes up to the next tile, or the end of the piece, which is `len` bytes long.
+    fn bound(&mut self, len: u64) {
+        let ends = self.ends(len);
+        for tile in self.tiles.iter_mut().filter(|tile| tile.len == UNKNOWN) {
+            let next = ends.partition_point(|end| *end <= tile.at);
+            tile.len = ends.get(next).map_or(0, |end| (*end).min(len).saturating_sub(tile.at));
+        }
+    }
+
+    /// Where tiles begin in the piece, and `len`, where it ends, in order.
+    fn ends(&self, len: u64) -> Vec<u64> {
+        let mut ends: Vec<u64> = self.tiles.iter().map(|tile| tile.at).collect();
+        ends.push(len);
+        ends.sort_unstable();
+        ends
+    }
 }
 
-/// What a journal that is read as a whole tells, up to the first record that makes no sense; `None` for
-/// what is no journal. What is allocated is bounded by the length of `bytes`.
-pub fn decode(bytes: &[u8]) -> Option<PieceTiles> {
-    let words: Vec<u64> =
-        bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect();
-    let (found, mut rest) = words.split_at_checked(HEADER_WORDS)?;
-    let rank = u32::try_from(found[2]).ok()?;
-    if found != header(found[1], rank) {
-        return None;
+/// What a journal that is read as a whole tells; `None` for one that was never begun. What is allocated is bounded by
+/// the length of `bytes`.
+///
+/// # Errors
+/// [`Damage`]: it tells of something else than its writer wrote. [`salvage`] has what is whole.
+pub fn decode(bytes: &[u8]) -> Result<Option<PieceTiles>, Damage> {
+    if bytes.len() > BYTES_MAX {
+        return Err(Damage { at: BYTES_MAX as u64, what: "it is longer than journals are" });
     }
-    let mut told = Told::default();
-    while let Some(record) = rest.first().and_then(|first| rest.get(..record_len(*first)))
-        && told.take(record).is_some()
+    let words = words_of(bytes);
+    let Some((found, rest)) = words.split_first_chunk() else { return Ok(None) };
+    let at = HEADER_WORDS as u64 * 8;
+    let Some(header) = Header::read(found)? else {
+        // Without its first page, too, it is one.
+        return match rest.iter().any(|word| *word != 0) {
+            true => Err(Damage { at: 0, what: "the header is missing" }),
+            false => Ok(None),
+        };
+    };
+    let mut told = Told::new(header);
+    let (at, rest) = take_all(&mut told, at, rest);
+    header.check_end(at, rest)?;
+    Ok(Some(told.piece(header.rank)))
+}
+
+fn words_of(bytes: &[u8]) -> Vec<u64> {
+    bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+}
+
+/// Takes records from byte `at` on, where `words` begin, up to the first that does not read. What is left, and where.
+fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a [u64]) {
+    while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
+        && told.take(at, record).is_some()
     {
-        rest = &rest[record.len()..];
+        at += record.len() as u64 * 8;
+        words = &words[record.len()..];
     }
-    Some(told.piece(rank))
+    (at, words)
+}
+
+/// What a damaged journal still tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Salvaged {
+    /// The tiles whose records are whole.
+    pub tiles: PieceTiles,
+    /// Where records are lost; nothing of a journal that is whole.
+    pub lost: Vec<Damage>,
+}
+
+impl Salvaged {
+    /// The tiles together with those that were published of the piece, which are true as well.
+    pub fn joined_with(self, published: &PieceTiles) -> PieceTiles {
+        let end_of = |tile: &Tile| tile.at.saturating_add(tile.len);
+        let end = published.tiles().iter().map(end_of).max().unwrap_or(0);
+        let mut all = published.clone();
+        for tile in self.tiles.tiles().iter().filter(|tile| end_of(tile) > end) {
+            if let Ok(view) = all.add_view(&self.tiles.views()[tile.view as usize]) {
+                // It was one of a piece, so it can be again.
+                let _ = all.push(Tile { view, ..*tile });
+            }
+        }
+        all
+    }
+}
+
+/// What of a damaged journal is whole, of a piece that is `len` bytes long; of rank `rank`, if that is known otherwise. Of a journal of the first form that is
+/// what lies before the damage: without the numbers of views nothing is known of what follows.
+pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
+    let mut lost = Vec::new();
+    let words = words_of(bytes);
+    let nothing = |lost| Salvaged { tiles: PieceTiles::new(rank.unwrap_or(0)), lost };
+    let Some((found, mut rest)) = words.split_first_chunk() else { return nothing(lost) };
+    let header = match Header::read(found) {
+        Ok(header) => header,
+        Err(damage) => {
+            lost.push(damage);
+            Header::mended(found)
+        }
+    };
+    let Some(header) = header else {
+        if lost.is_empty() && rest.iter().any(|word| *word != 0) {
+            lost.push(Damage { at: 0, what: "the header is missing" });
+        }
+        return nothing(lost);
+    };
+    let mut told = Told::new(header);
+    let mut at = HEADER_WORDS as u64 * 8;
+    loop {
+        (at, rest) = take_all(&mut told, at, rest);
+        let Err(damage) = header.check_end(at, rest) else { break };
+        lost.push(damage);
+        // A tile whose record fits but for its length is not lost.
+        let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.fits(at, tile));
+        let from = usize::from(told.passed > 0 || !is_tile);
+        let next = header.find_whole(at, rest, from).filter(|_| header.form == Form::Second);
+        let Some(next) = next else { break };
+        told.pass_over(next.max(1));
+        (at, rest) = (at + next as u64 * 8, &rest[next..]);
+    }
+    told.bound(len);
+    Salvaged { tiles: told.piece(rank.unwrap_or(header.rank)), lost }
 }
 
 /// The bytes of a journal that tells of these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
-    let mut words = header(1, piece.rank()).to_vec();
-    piece.views().iter().for_each(|view| words.extend(view_record(view)));
+    encode_with(Header::new(1, piece.rank()), piece)
+}
+
+/// The same with a header of one's own. For tests.
+#[doc(hidden)]
+pub fn encode_with(header: Header, piece: &PieceTiles) -> Vec<u8> {
+    let mut words = header.words().to_vec();
+    for (number, view) in piece.views().iter().enumerate() {
+        words.extend(header.view_record(words.len() as u64 * 8, number, view));
+    }
     for (slot, tile) in piece.tiles().iter().enumerate() {
-        words.extend(tile_record(slot, tile));
+        words.extend(header.tile_record(words.len() as u64 * 8, slot, tile));
     }
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
@@ -203,25 +572,171 @@ mod tests {
         piece
     }
 
+    /// Three tiles of two views, with room that is not used yet.
+    fn journal(header: Header) -> (PieceTiles, Vec<u8>) {
+        let mut piece = piece();
+        piece.append(9, 0, 200, 300, 90).expect("appended");
+        let mut bytes = encode_with(header, &piece);
+        bytes.extend([0; 256]);
+        (piece, bytes)
+    }
+
+    const LEN: u64 = 390;
+
+    fn both_forms() -> [Header; 2] {
+        [Header::new(1, 3), Header::of_first_form(1, 3)]
+    }
+
     #[test]
     fn a_journal_tells_what_was_written() {
-        let mut bytes = encode(&piece());
-        assert_eq!(decode(&bytes), Some(piece()));
-        // Room that is not used yet.
-        bytes.extend([0; 4096]);
-        assert_eq!(decode(&bytes), Some(piece()));
-        assert_eq!(decode(&[]), None);
+        for header in both_forms() {
+            let mut bytes = encode_with(header, &piece());
+            assert_eq!(decode(&bytes), Ok(Some(piece())));
+            // Room that is not used yet.
+            bytes.extend([0; 4096]);
+            assert_eq!(decode(&bytes), Ok(Some(piece())));
+            let salvaged = salvage(&bytes, None, 90);
+            assert_eq!(salvaged, Salvaged { tiles: piece(), lost: Vec::new() });
+        }
+        assert_eq!(decode(&[]), Ok(None));
+        assert_eq!(decode(&[0; 4096]), Ok(None));
+    }
+
+    #[test]
+    fn a_flipped_bit_of_a_journal_is_told() {
+        let (piece, good) = journal(Header::new(1, 3));
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            match decode(&bytes) {
+                Ok(told) => assert_eq!(told.as_ref(), Some(&piece), "bit {bit}"),
+                Err(damage) => assert!(damage.at <= bit as u64 / 8, "bit {bit}: {damage}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_costs_one_record_at_most() {
+        let header = Header::new(1, 3);
+        let (piece, good) = journal(header);
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let Salvaged { tiles, lost } = salvage(&bytes, None, LEN);
+            assert_eq!(lost.is_empty(), decode(&bytes).is_ok(), "bit {bit}");
+            assert!(lost.len() <= 1, "bit {bit}: {lost:?}");
+            // All that is told is true: no byte is anywhere else than where it was written.
+            let known = |tile: &Tile| {
+                let view = &tiles.views()[tile.view as usize];
+                let is_it = |old: &&Tile| {
+                    let same = Tile { view: tile.view, ..**old };
+                    piece.views()[old.view as usize] == *view && same == *tile
+                };
+                piece.tiles().iter().find(is_it).is_some()
+            };
+            assert!(tiles.tiles().iter().all(known), "bit {bit}: {tiles:?}");
+            // A view that is lost may have two tiles.
+            let (left, at) = (tiles.tiles().len(), bit / 64 * 8);
+            let views = encode(&self::piece()).len() - 2 * TILE_WORDS * 8;
+            assert!(left >= if at < views { 1 } else { 2 }, "bit {bit}: {tiles:?}");
+            if at < HEADER_WORDS * 8 {
+                assert_eq!(tiles, piece, "bit {bit} of the header is found");
+            }
+        }
+    }
+
+    /// In the first form only the length of the last tile has no check: then the end of the piece bounds it.
+    #[test]
+    fn a_flipped_bit_of_a_journal_of_the_first_form_is_told_but_for_the_last_length() {
+        let (piece, good) = journal(Header::of_first_form(1, 3));
+        let last = good.len() - 256 - 8;
+        for bit in 0..last * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            if let Ok(told) = decode(&bytes) {
+                assert_eq!(told, Some(piece.clone()), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_torn_end_is_no_damage() {
+        for header in both_forms() {
+            let (piece, good) = journal(header);
+            let end = good.len() - 256;
+            let end_of = |tiles: &PieceTiles| tiles.tiles().len();
+            for cut in (0..end).step_by(8) {
+                // What a full disk, or the power, left of the last record: sectors, so whole words.
+                let mut bytes = good[..cut].to_vec();
+                bytes.resize(good.len(), 0);
+                let told = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
+                let tiles = told.as_ref().map_or(0, end_of);
+                assert!(tiles <= end_of(&piece));
+                let found = told.map_or(Vec::new(), |told| told.tiles().to_vec());
+                let whole = found.iter().zip(piece.tiles()).filter(|(a, b)| a != b).count();
+                // A cut within the length of a tile leaves a part of it.
+                assert!(whole <= 1, "{cut}");
+            }
+            // What a killed process left: the first word is stored last.
+            let mut bytes = good.clone();
+            bytes[end - TILE_WORDS * 8..][..8].fill(0);
+            let told = decode(&bytes).expect("torn").expect("a journal");
+            assert_eq!(end_of(&told), end_of(&piece) - 1);
+        }
+    }
+
+    #[test]
+    fn records_count_in_their_journal_and_place_only() {
+        let (_, mut bytes) = journal(Header::new(1, 3));
+        let (_, other) = journal(Header::new(2, 3));
+        let tail = bytes.len() - 256 - TILE_WORDS * 8;
+        bytes[tail..].copy_from_slice(&other[tail..]);
+        assert!(decode(&bytes).is_err(), "a record of another journal");
+        let (_, mut bytes) = journal(Header::new(1, 3));
+        bytes.copy_within(tail - TILE_WORDS * 8..tail, tail);
+        assert!(decode(&bytes).is_err(), "a record of another place");
+    }
+
+    #[test]
+    fn a_journal_without_its_first_page_is_damaged() {
+        let (_, mut bytes) = journal(Header::new(1, 3));
+        bytes[..HEADER_WORDS * 8].fill(0);
+        assert!(decode(&bytes).is_err());
+        let salvaged = salvage(&bytes, None, LEN);
+        assert_eq!((salvaged.tiles.tiles().len(), salvaged.lost.len()), (0, 1));
+    }
+
+    /// The check is linear in the length, so that what one length shows holds for all.
+    #[test]
+    fn one_or_two_flipped_bits_of_a_length_are_noticed() {
+        let header = Header::new(1, 3);
+        for len in [1, 4096, LENGTH_MAX] {
+            let word = header.length_word(64, len);
+            assert_eq!(header.length_of(64, word), Some(len));
+            for one in 0..64 {
+                assert_eq!(header.length_of(64, word ^ 1 << one), None, "bit {one}");
+                for other in 0..one {
+                    let flipped = word ^ 1 << one ^ 1 << other;
+                    assert_eq!(header.length_of(64, flipped), None, "bits {one} and {other}");
+                }
+            }
+        }
     }
 
     #[test]
     fn what_was_written_since_is_known_to_the_byte() {
-        let mut told = Told::default();
+        let header = Header::new(1, 3);
+        let mut told = Told::new(header);
         let piece = piece();
-        for view in piece.views() {
-            told.take(&view_record(view)).expect("a view");
+        let mut at = 64;
+        for (number, view) in piece.views().iter().enumerate() {
+            let record = header.view_record(at, number, view);
+            told.take(at, &record).expect("a view");
+            at += record.len() as u64 * 8;
         }
         for (slot, tile) in piece.tiles().iter().enumerate() {
-            told.take(&tile_record(slot, tile)).expect("a tile");
+            told.take(at, &header.tile_record(at, slot, tile)).expect("a tile");
+            at += TILE_WORDS as u64 * 8;
         }
         // Ten blocks of 8 bytes from 24 on, 32 apart, with stamp 7; bytes 5 to 15 with stamp 8.
         for at in 0..400 {
@@ -233,18 +748,48 @@ mod tests {
         }
         assert!(!told.wrote(32, 56, 0));
         assert!(told.wrote(32, 57, 0));
-        told.grow_last(20);
+        let last = at - TILE_WORDS as u64 * 8;
+        told.grow(last, header.length_word(last, 20)).expect("longer");
         assert!(told.wrote(20, 21, 8));
+        assert!(told.grow(last, 21).is_err(), "a length without its check");
     }
 
     proptest! {
         #[test]
-        fn mutated_journals_decode_or_do_not(at: prop::sample::Index, to: u8, cut: prop::sample::Index) {
-            let mut bytes = encode(&piece());
+        fn mutated_journals_are_read_or_refused(
+            first: bool,
+            changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..5),
+            cut: prop::sample::Index,
+        ) {
+            let (_, mut bytes) = journal(both_forms()[usize::from(first)]);
             let n = bytes.len();
-            bytes[at.index(n)] = to;
+            for (at, to) in changes {
+                bytes[at.index(n)] = to;
+            }
             bytes.truncate(cut.index(n + 1));
             let _ = decode(&bytes);
+            salvage(&bytes, None, LEN);
+        }
+
+        #[test]
+        fn any_words_behind_a_header_are_read_or_refused(
+            first: bool,
+            kinds in prop::collection::vec((0u64..3, 0u64..20, any::<u64>(), 0u64..4), 0..40),
+        ) {
+            // Records with a right checksum, of which nothing else is right.
+            let header = both_forms()[usize::from(first)];
+            let mut words = header.words().to_vec();
+            for (kind, len, word, small) in kinds {
+                let at = words.len() as u64 * 8;
+                let mut record = vec![word >> (16 * small); len as usize + 2];
+                record[1] = small << 32 | word & 0xff;
+                let fixed = if kind == TILE { (TILE_WORDS - 1).min(record.len()) } else { record.len() };
+                record[0] = header.front(at, kind, record.len(), &record[1..fixed]);
+                words.extend(record);
+            }
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let _ = decode(&bytes);
+            salvage(&bytes, None, LEN);
         }
     }
 }

@@ -136,8 +136,9 @@ impl Entry {
 /// written by a newer program. Version 1 had no log before the tables, versions 1 and 2 had no
 /// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only,
 /// versions 1 to 6 no transactions whose new values come with the decision no answers to many
-/// operations at a time, and no shards that have moved, versions 1 to 8 nothing that the ranks of an open share.
-pub(crate) const FORMAT_VERSION: u32 = 9;
+/// operations at a time, and no shards that have moved, versions 1 to 8 nothing that the ranks of an open share,
+/// versions 1 to 9 no journals whose records have seeds, which older programs would take for none.
+pub(crate) const FORMAT_VERSION: u32 = 10;
 /// The format since which a store is that of one executor of several.
 const INDEX_SINCE: u32 = 8;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
@@ -280,7 +281,7 @@ mod tests {
     fn the_format_is_the_one_written_down() {
         let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };
         assert_eq!(entry.encode(), [1, 7, 2, 1, 0, 0, 0, 0, 0, 0]);
-        let mut shard = b"TATAMI-M\x09\0\0\0".to_vec();
+        let mut shard = b"TATAMI-M\x0a\0\0\0".to_vec();
         shard.extend([3; 16]);
         shard.extend([2, 0, 77, 0, 0, 0, 0, 0, 0, 0]);
         shard.extend([0, 0, 16, 0, 0, 0, 0, 0, 12, 0, 0, 0, 0, 0, 0, 0]);
@@ -298,8 +299,8 @@ mod tests {
     #[test]
     fn a_newer_format_is_told_apart_from_damage() {
         let mut bytes = shard_record().encode();
-        bytes[8] = 10;
-        assert_eq!(Shard::decode(&bytes), Err(ShardError::Newer(10)));
+        bytes[8] = 11;
+        assert_eq!(Shard::decode(&bytes), Err(ShardError::Newer(11)));
         bytes[0] = b'X';
         assert!(matches!(Shard::decode(&bytes), Err(ShardError::Damaged(_))));
     }

@@ -615,9 +615,12 @@ mod tests {
         ));
         let mut newer = store.clone();
         let mut record = newer.get(b"S").expect("get").expect("there");
-        record[8] = 10;
+        record[8] = 11;
         newer.change(&(b"S".to_vec(), Some(record.clone())));
-        assert!(matches!(open(VOLUME, HERE, newer), Err(OpenError::Newer { found: 10, known: 9 })));
+        assert!(matches!(
+            open(VOLUME, HERE, newer),
+            Err(OpenError::Newer { found: 11, known: 10 })
+        ));
         let mut older = store.clone();
         record[8] = 1;
         // Before 8 it did not tell which executor of the node it is of.

@@ -78,6 +78,7 @@ fn keep_house(shared: &Shared) {
         admin: BTreeMap::new(),
         seq: 0,
         retry_after: BTreeMap::new(),
+        told_damage: BTreeSet::new(),
     }
     .run();
 }
@@ -90,6 +91,8 @@ struct Housekeeper<'a> {
     seq: u64,
     /// Nodes that did not answer.
     retry_after: BTreeMap<NodeId, Instant>,
+    /// Pieces of which the log says that their journals are damaged.
+    told_damage: BTreeSet<(Ino, u32)>,
 }
 
 /// A node did not answer; it is asked again later.

@@ -5,6 +5,7 @@
 //! writer each, and the index is replaced by rename.
 
 use crate::error::{Context, Error, Result};
+use crate::journal::Trouble;
 use crate::machine;
 use crate::marker::{self, Marker, Member, Name};
 use crate::published::Published;
@@ -21,6 +22,13 @@ use std::sync::Arc;
 
 /// How often reading the index is tried while others replace it.
 const READS: usize = 100;
+
+/// What to do about a damaged index, where there is the one before.
+const GO_BACK: &str = "restore the file from a copy, or go back to what was synced of it: \
+    tatami recover --accept-loss";
+/// And where there is none.
+const NO_INDEX: &str =
+    "without it nothing tells where the bytes of its pieces belong: restore the file from a copy";
 
 /// A container that is open. Its files are found through the directory's
 /// descriptor, so it may be renamed meanwhile.
@@ -350,12 +358,27 @@ impl Container {
         };
         match file {
             Ok(file) => match Roll::open(file, open, writable, self.reach) {
-                Err(errno) if reach::is_gone(errno) => Ok(None),
+                Err(Trouble::Disk(errno)) if reach::is_gone(errno) => Ok(None),
                 other => other.context("open", &path),
             },
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(errno).context("open", &path),
         }
+    }
+
+    /// The roll of an open whose header is damaged, as far as it is known by the other files.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn damaged_roll(&self, open: u64, members: &[Member]) -> Result<Roll> {
+        let rank = |member: &Member| match member {
+            Member::Piece(name) | Member::Journal(name) if name.open == open => Some(name.rank),
+            _ => None,
+        };
+        let ranks = members.iter().filter_map(rank).max().map_or(0, |rank| rank.saturating_add(1));
+        let path = self.path.join(marker::roll(open));
+        let file = self.open_file(&marker::roll(open), OFlags::RDWR).context("open", &path)?;
+        Roll::without_header(file, open, ranks, self.reach).context("open", &path)
     }
 
     /// How far memory and locks reach on its file system.
@@ -393,17 +416,48 @@ impl Container {
     /// the last one that was on the disk.
     ///
     /// # Errors
-    /// `EIO` where none can be read and there was one.
+    /// `EIO` where it cannot be read, unless it is from before this machine was started and was not synced.
     pub fn read_index(&self) -> Result<Published> {
         let first = self.read_index_file(marker::INDEX);
         if let Ok(Some(index)) = first {
             return Ok(index);
         }
         match (first, self.read_index_file(marker::INDEX_SYNCED)?) {
-            (_, Some(index)) => Ok(index),
+            (Ok(_), Some(index)) => Ok(index),
+            (Err(_), Some(index)) if self.may_have_lost_power()? => Ok(index),
             (Ok(_), None) => Ok(Published::default()),
-            (Err(error), None) => Err(error),
+            (Err(error), Some(_)) => {
+                let why = format!("{}; {GO_BACK}", error.detail);
+                Err(Error { detail: why, ..error })
+            }
+            (Err(error), None) => {
+                let why = format!("{}; {NO_INDEX}", error.detail);
+                Err(Error { detail: why, ..error })
+            }
         }
+    }
+
+    /// May a power cut have taken a part of the index with it? Of other machines nothing is known.
+    fn may_have_lost_power(&self) -> Result<bool> {
+        Ok(self.reach.remote || self.version()?.changed.0 < machine::started())
+    }
+
+    /// Puts the last index that was synced in the place of one that is damaged. False where there is nothing to do, or to put there.
+    ///
+    /// # Errors
+    /// As for link(2) and rename(2).
+    pub fn go_back(&self) -> Result<bool> {
+        let _guard = self.lock()?;
+        let is_bad = self.read_index_file(marker::INDEX).is_err_and(|e| e.errno == Errno::IO);
+        if !is_bad || self.read_index_file(marker::INDEX_SYNCED)?.is_none() {
+            return Ok(false);
+        }
+        let (dir, path) = (self.dir.as_fd(), self.path.join(marker::INDEX));
+        rustix::fs::renameat(dir, marker::INDEX_SYNCED, dir, marker::INDEX)
+            .context("rename", &path)?;
+        self.sync()?;
+        self.common.changed().context("write", &self.path.join(marker::SHARED))?;
+        Ok(true)
     }
 
     fn read_index_file(&self, name: &str) -> Result<Option<Published>> {

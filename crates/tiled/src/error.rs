@@ -1,7 +1,12 @@
 //! What can go wrong: the operation, the path and what the system said.
 
+use crate::journal::Trouble;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
+
+/// What to do where a part of what was written cannot be read any more.
+pub const ACCEPT_LOSS: &str = "restore the file from a copy, or keep what is whole of it when no program has it \
+    open: tatami recover --accept-loss";
 
 /// A failed operation on a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +67,17 @@ pub trait Context<T> {
 impl<T> Context<T> for std::result::Result<T, Errno> {
     fn context(self, operation: &'static str, path: &Path) -> Result<T> {
         self.map_err(|errno| Error::new(operation, path, errno))
+    }
+}
+
+impl<T> Context<T> for std::result::Result<T, Trouble> {
+    fn context(self, operation: &'static str, path: &Path) -> Result<T> {
+        self.map_err(|trouble| match trouble {
+            Trouble::Disk(errno) => Error::new(operation, path, errno),
+            Trouble::Damage(damage) => {
+                Error::because(operation, path, Errno::IO, format!("{damage}; {ACCEPT_LOSS}"))
+            }
+        })
     }
 }
 

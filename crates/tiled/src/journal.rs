@@ -10,12 +10,17 @@
 use crate::shared::Words;
 use rustix::io::Errno;
 use std::fs::File;
-use tatami_layout::journal::{self, HEADER_WORDS, TILE_WORDS, Told};
+use std::time::{Duration, Instant};
+use tatami_layout::journal::{
+    self, Damage, HEADER_WORDS, Header, LENGTH_MAX, Salvaged, TILE_WORDS, Told,
+};
 use tatami_layout::{Appended, PieceTiles, Tile, View};
 
 const HEADER: u64 = HEADER_WORDS as u64 * 8;
-/// Records of a view at most this long, in words, are read.
-const LONGEST: u64 = 1 << 24;
+/// How often a journal that grows while it is read is read on before it counts as read.
+const LOOKS: usize = 100;
+/// So long a record of another machine may be on its way after later ones have come. Only then it counts as damaged.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// A journal grows by doubling between these many bytes.
 const STEP_MIN: u64 = 4096;
 const STEP_MAX: u64 = 4 << 20;
@@ -27,6 +32,7 @@ const LENGTH: u64 = (TILE_WORDS as u64 - 1) * 8;
 #[derive(Debug)]
 pub struct Writer {
     words: Words,
+    header: Header,
     used: u64,
     room: u64,
     views: usize,
@@ -43,9 +49,11 @@ impl Writer {
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Writer, Errno> {
         crate::shared::reserve(&file, STEP_MIN)?;
         let words = Words::new(file, mapped, true)?;
-        words.store_record(0, &journal::header(open, rank))?;
+        let header = Header::new(open, rank);
+        words.store_record(0, &header.words())?;
         Ok(Writer {
             words,
+            header,
             used: HEADER,
             room: STEP_MIN,
             views: 0,
@@ -85,7 +93,8 @@ impl Writer {
     /// Tells of what `change` did to `piece`. The bytes must be in the piece file.
     ///
     /// # Errors
-    /// Those of the disk, where the journal is not mapped. What could not be told is told with the next change.
+    /// Those of the disk, where the journal is not mapped; `EFBIG` for a tile beyond [`LENGTH_MAX`]. What could not be
+    /// told is told with the next change.
     pub fn tell(&mut self, change: Appended, piece: &PieceTiles) -> Result<(), Errno> {
         let first = match change {
             Appended::Grown => piece.tiles().len().saturating_sub(1),
@@ -94,9 +103,12 @@ impl Writer {
         let as_told = self.untold.is_none();
         let first = self.untold.map_or(first, |untold| untold.min(first));
         self.untold = Some(first);
+        if piece.tiles().iter().skip(first).any(|tile| tile.len > LENGTH_MAX) {
+            return Err(Errno::FBIG);
+        }
         match (change, self.slots.last(), piece.tiles().last()) {
             (Appended::Grown, Some(at), Some(tile)) if as_told => {
-                self.words.store(at + LENGTH, tile.len)?;
+                self.words.store(at + LENGTH, self.header.length_word(*at, tile.len))?;
             }
             _ => self.tell_from(first, piece)?,
         }
@@ -107,7 +119,7 @@ impl Writer {
     /// Tells of views that are new, and of all tiles from number `first` on.
     fn tell_from(&mut self, first: usize, piece: &PieceTiles) -> Result<(), Errno> {
         while let Some(view) = piece.views().get(self.views) {
-            self.add(&journal::view_record(view))?;
+            self.add(&self.header.view_record(self.used, self.views, view))?;
             self.views += 1;
         }
         // Those that replace others last: what they replace is true until then, so that nothing is missing in between.
@@ -123,7 +135,7 @@ impl Writer {
 
     fn add_tile(&mut self, slot: usize, tile: &Tile) -> Result<(), Errno> {
         let at = self.used;
-        self.add(&journal::tile_record(slot, tile))?;
+        self.add(&self.header.tile_record(at, slot, tile))?;
         match self.slots.get_mut(slot) {
             Some(offset) => *offset = at,
             None => self.slots.push(at),
@@ -211,53 +223,87 @@ impl Load for Words {
     }
 }
 
+/// Why a journal cannot be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    /// The disk, or the node that has it, says so.
+    #[error("{0}")]
+    Disk(#[from] Errno),
+    /// It tells of something else than its writer wrote.
+    #[error("{0}")]
+    Damage(#[from] Damage),
+}
+
 /// A journal that is read, while it is being written or after its writer died.
 #[derive(Debug)]
 pub struct Reader {
     words: Box<dyn Load>,
-    rank: u32,
+    header: Header,
     at: u64,
     told: Told,
-    /// Where the length of the last tile stands: the only one that still grows.
+    /// Where the record of the last tile is: the only one that still grows.
     last: Option<u64>,
+    /// It was looked whether anything lies behind the zeros at the end.
+    searched: bool,
+    /// What another machine writes may come in any order.
+    is_remote: bool,
+    /// Since when, and where, it looks damaged.
+    suspected: Option<(u64, Instant)>,
 }
 
 impl Reader {
-    /// Opens the journal `file` of a rank; nothing where it is none of this open's.
+    /// Opens the journal `file` of a rank; nothing where it is not there yet as a whole. `is_remote`: another machine may write it.
     ///
     /// # Errors
-    /// Those of the disk.
-    pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Option<Reader>, Errno> {
-        let words = Words::new(file, mapped, false)?;
-        let mut found = [0; HEADER_WORDS];
-        words.load_all(0, &mut found)?;
-        if found != journal::header(open, rank) {
-            return Ok(None);
+    /// Those of the disk; [`Damage`] for what is no journal of this rank.
+    pub fn new(
+        file: File,
+        open: u64,
+        rank: u32,
+        mapped: bool,
+        is_remote: bool,
+    ) -> Result<Option<Reader>, Trouble> {
+        let reader = Reader::of_any(Box::new(Words::new(file, mapped, false)?), is_remote)?;
+        match &reader {
+            Some(reader) if (reader.header.open, reader.header.rank) != (open, rank) => {
+                Err(Damage { at: 8, what: "it is the journal of another piece" }.into())
+            }
+            _ => Ok(reader),
         }
-        Ok(Some(Reader::at_start(Box::new(words), rank)))
     }
 
     /// Reads the journal in `words`, of any rank of any open; nothing where it is none (yet).
     ///
     /// # Errors
-    /// Those of the disk, or of the node that has it.
-    pub fn of_any(mut words: Box<dyn Load>) -> Result<Option<Reader>, Errno> {
-        let mut found = [0; HEADER_WORDS];
-        words.again(0)?;
-        words.see(HEADER)?;
-        words.load_all(0, &mut found)?;
-        let (open, rank) = (found[1], found[2] as u32);
-        let is_one = found == journal::header(open, rank);
-        Ok(is_one.then(|| Reader::at_start(words, rank)))
+    /// Those of the disk, or of the node that has it; [`Damage`].
+    pub fn of_any(mut words: Box<dyn Load>, is_remote: bool) -> Result<Option<Reader>, Trouble> {
+        let mut header = read_header(&mut *words);
+        if matches!(header, Err(Trouble::Damage(_))) {
+            // It was written meanwhile, or it is damaged.
+            header = read_header(&mut *words);
+        }
+        match header {
+            Err(Trouble::Damage(_)) if is_remote => Ok(None),
+            header => Ok(header?.map(|header| Reader::at_start(words, header, is_remote))),
+        }
     }
 
-    fn at_start(words: Box<dyn Load>, rank: u32) -> Reader {
-        Reader { words, rank, at: HEADER, told: Told::default(), last: None }
+    fn at_start(words: Box<dyn Load>, header: Header, is_remote: bool) -> Reader {
+        Reader {
+            words,
+            header,
+            at: HEADER,
+            told: Told::new(header),
+            last: None,
+            searched: false,
+            is_remote,
+            suspected: None,
+        }
     }
 
     /// What the journal told when it was last looked at. Tiles that cannot be are left out.
     pub fn piece(&self) -> PieceTiles {
-        self.told.piece(self.rank)
+        self.told.piece(self.header.rank)
     }
 
     /// Does a tile with a stamp of `since` or later have any of the bytes `from .. to` of the file, as far as
@@ -266,14 +312,46 @@ impl Reader {
         self.told.wrote(from, to, since)
     }
 
-    /// Looks again. A record that makes no sense ends the journal.
+    /// Looks again.
     ///
     /// # Errors
-    /// Those of the disk.
-    pub fn update(&mut self) -> Result<(), Errno> {
+    /// Those of the disk; [`Damage`] where there is a record that does not read and is not the torn end of the journal.
+    pub fn update(&mut self) -> Result<(), Trouble> {
+        let mut before = None;
+        for _ in 0..LOOKS {
+            let damage = match self.read_on().and_then(|()| self.check_end()) {
+                Err(Trouble::Damage(damage)) => damage,
+                other => {
+                    self.suspected = None;
+                    return other;
+                }
+            };
+            // What does not read was perhaps not written yet when we looked at it, and what follows it was when we looked
+            // at that. A record is stored before those that follow, so if it does not read now it never will.
+            if before == Some(damage.at) {
+                let is_on_its_way = self.is_remote && !self.has_lasted(damage);
+                return if is_on_its_way { Ok(()) } else { Err(damage.into()) };
+            }
+            before = Some(damage.at);
+        }
+        Ok(())
+    }
+
+    /// Has it looked damaged in this way for so long that nothing more is to come?
+    fn has_lasted(&mut self, damage: Damage) -> bool {
+        match self.suspected {
+            Some((at, since)) if at == damage.at => since.elapsed() >= PATIENCE,
+            _ => {
+                self.suspected = Some((damage.at, Instant::now()));
+                false
+            }
+        }
+    }
+
+    fn read_on(&mut self) -> Result<(), Trouble> {
         self.words.again(self.last.map_or(self.at, |last| last.min(self.at)))?;
         if let Some(at) = self.last {
-            self.told.grow_last(self.words.load(at)?);
+            self.told.grow(at, self.words.load(at + LENGTH)?)?;
         }
         while self.record()? {}
         Ok(())
@@ -284,7 +362,7 @@ impl Reader {
         self.words.see(self.at + 8)?;
         let first = self.words.load(self.at)?;
         let len = journal::record_len(first) as u64;
-        if !(2..=LONGEST).contains(&len) {
+        if len < 2 {
             return Ok(false);
         }
         self.words.see(self.at + len * 8)?;
@@ -293,11 +371,65 @@ impl Reader {
         }
         let mut record = vec![first; len as usize];
         self.words.load_all(self.at + 8, &mut record[1..])?;
-        let Some(is_last_tile) = self.told.take(&record) else { return Ok(false) };
+        let Some(is_last_tile) = self.told.take(self.at, &record) else { return Ok(false) };
         if is_last_tile {
-            self.last = Some(self.at + LENGTH);
+            self.last = Some(self.at);
         }
         self.at += len * 8;
         Ok(true)
     }
+
+    /// Is what follows the end of the journal? Zeros are looked through once only: later, the words that follow are new,
+    /// and whoever reads a journal as it grows must not read all of its room each time.
+    fn check_end(&mut self) -> Result<(), Trouble> {
+        if self.searched && self.words.load(self.at)? == 0 {
+            return Ok(());
+        }
+        self.words.see(u64::MAX)?;
+        self.header.check_end(self.at, &rest_of(&*self.words, self.at)?)?;
+        self.searched = true;
+        Ok(())
+    }
+}
+
+/// The header of the journal in `words`; nothing where nothing was written yet.
+fn read_header(words: &mut dyn Load) -> Result<Option<Header>, Trouble> {
+    let mut found = [0; HEADER_WORDS];
+    words.again(0)?;
+    words.see(HEADER)?;
+    words.load_all(0, &mut found)?;
+    let header = Header::read(&found)?;
+    if header.is_none() {
+        words.see(u64::MAX)?;
+        let rest = rest_of(words, HEADER)?;
+        if rest.iter().any(|word| *word != 0) {
+            return Err(Damage { at: 0, what: "the header is missing" }.into());
+        }
+    }
+    Ok(header)
+}
+
+/// The words from byte `at` on.
+fn rest_of(words: &dyn Load, at: u64) -> Result<Vec<u64>, Errno> {
+    let left = words.readable()?.saturating_sub(at) / 8;
+    let mut rest = vec![0; usize::try_from(left).map_err(|_| Errno::FBIG)?];
+    words.load_all(at, &mut rest)?;
+    Ok(rest)
+}
+
+/// Was the file changed so short a time ago that a part of it may be on its way from another machine?
+pub fn is_new(file: &File) -> bool {
+    let age = file.metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
+    // One from the future is as new.
+    !age.is_ok_and(|age| age.is_ok_and(|age| age > PATIENCE))
+}
+
+/// What is whole of the journal `file` of a rank whose piece is `len` bytes long.
+///
+/// # Errors
+/// Those of the disk.
+pub fn salvage(file: &mut File, rank: u32, len: u64) -> std::io::Result<Salvaged> {
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(file, &mut bytes)?;
+    Ok(journal::salvage(&bytes, Some(rank), len))
 }

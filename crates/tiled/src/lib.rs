@@ -70,7 +70,16 @@ pub fn is_container(path: &Path) -> bool {
 /// Puts what dead opens of the container at `path` left into its index.
 ///
 /// # Errors
-/// Those of the disk; `EISDIR` and `ENOTDIR` for what is no container.
-pub fn recover(path: &Path) -> Result<Vec<settle::Settled>> {
-    settle::settle_dead(&container::Container::open(&place::real(path)?)?)
+/// Those of the disk; `EISDIR` and `ENOTDIR` for what is no container; `EIO` for damage that is to be refused.
+pub fn recover(path: &Path, damaged: settle::Damaged) -> Result<Vec<settle::Settled>> {
+    settle::settle_dead(&container::Container::open(&place::real(path)?)?, damaged)
+}
+
+/// Lets go what a damaged index of the container at `path` told beyond the last one that was synced. False where
+/// the index is not damaged, or was synced itself.
+///
+/// # Errors
+/// As for [`recover`].
+pub fn go_back(path: &Path) -> Result<bool> {
+    container::Container::open(&place::real(path)?)?.go_back()
 }

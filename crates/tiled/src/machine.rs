@@ -24,6 +24,12 @@ pub fn now() -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
 }
 
+/// Seconds since 1970 at which this machine was started.
+pub fn started() -> i64 {
+    let clock = |id| rustix::time::clock_gettime(id).tv_sec;
+    clock(rustix::time::ClockId::Realtime) - clock(rustix::time::ClockId::Boottime)
+}
+
 /// A number that nobody else has drawn, never 0.
 ///
 /// # Errors

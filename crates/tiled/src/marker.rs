@@ -30,6 +30,8 @@ pub const XATTR: &str = "user.tatami.container";
 
 const VERSION: u32 = 1;
 const LONGEST: u64 = 4096;
+/// What to do about a marker that is damaged: nothing else is known to be.
+const RESTORE: &str = "restore this file, or the directory, from a copy";
 const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
     beside this one. `tatami mount --overlay` shows it as a file, `tatami relayout` turns it into one.\n";
 
@@ -92,7 +94,7 @@ pub fn read(dir: &Path) -> Result<Option<Marker>> {
     file.take(LONGEST).read_to_end(&mut text).context("read", &path)?;
     match Marker::parse(&text) {
         Ok(marker) => Ok(Some(marker)),
-        Err(why) => Err(Error::damaged(&path, why)),
+        Err(why) => Err(Error::damaged(&path, format!("{why}; {RESTORE}"))),
     }
 }
 

@@ -115,6 +115,11 @@ impl OwnPiece {
         self.files.as_mut().ok_or_else(gone)
     }
 
+    /// Bytes of its journal.
+    pub fn journal_len(&self) -> u64 {
+        self.files.as_ref().map_or(0, |files| files.journal.used())
+    }
+
     /// The file with its bytes; nothing while it is empty.
     pub fn file(&self) -> Option<&File> {
         self.files.as_ref().map(|files| &*files.piece)

@@ -49,7 +49,7 @@ pub fn to_container(path: &Path) -> Result<()> {
 pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
     let real = place::real(path)?;
     let container = Arc::new(Container::open(&real)?);
-    settle::settle_dead(&container)?;
+    settle::settle_dead(&container, settle::Damaged::Refuse)?;
     // Nobody begins to write from here on.
     let _held = container.lock()?;
     if container.members()?.iter().any(|member| matches!(member, Member::Roll(_))) {

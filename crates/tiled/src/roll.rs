@@ -13,6 +13,7 @@
 //! is replaced or an open comes.
 
 use crate::heart::{Beat, LEASE};
+use crate::journal::Trouble;
 use crate::machine;
 use crate::reach::{self, Reach};
 use crate::shared::Words;
@@ -20,6 +21,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use tatami_layout::journal::Damage;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR1");
 const SLOT: u64 = 64;
@@ -27,6 +29,26 @@ const SLOT: u64 = 64;
 const BEAT: u64 = 24;
 /// Ranks of one open at most: bounds what a damaged roll can make us reserve.
 pub const RANKS_MAX: u32 = 1 << 22;
+
+/// Stands for a number of changes that is not known, since its word is damaged: the journal must be looked at.
+pub const UNSURE: u64 = u64::MAX;
+/// Bits of a slot's first word that hold the number of changes; a check is above them, and the highest bit says so.
+const COUNT_BITS: u32 = 40;
+const COUNTED: u64 = 1 << 63;
+
+/// The word for a number of changes. It has a check of its own, since it alone tells whether a journal
+/// need be read.
+fn count_word(changes: u64) -> u64 {
+    let count = changes & ((1 << COUNT_BITS) - 1);
+    let check = u64::from(crc32c::crc32c(&count.to_le_bytes())) | 1;
+    count | (check << COUNT_BITS) & !COUNTED | COUNTED
+}
+
+/// The number of changes that a word tells. Programs before there were checks stored the number alone.
+fn count_of(word: u64) -> u64 {
+    let count = word & ((1 << COUNT_BITS) - 1);
+    if word == count || word == count_word(count) { count } else { UNSURE }
+}
 
 /// What a roll's header tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,26 +113,39 @@ impl Roll {
         Ok(Roll { of, words, reach })
     }
 
-    /// Opens a roll; nothing where the file is none, or not that of `open`.
+    /// Opens the roll of `open`; nothing where it is not there yet as a whole.
     ///
     /// # Errors
-    /// Those of the disk.
+    /// Those of the disk; [`Damage`] for what is no roll of that open.
     pub fn open(
         file: File,
         open: u64,
         writable: bool,
         reach: Reach,
-    ) -> Result<Option<Roll>, Errno> {
-        let mut found = [0; 8];
+    ) -> Result<Option<Roll>, Trouble> {
+        // The header, and a page of slots that nobody fills before it is there.
+        let mut found = [0; 512];
         let plain = Words::new(file, false, writable)?;
         plain.load_all(0, &mut found)?;
         let of = Open { open, ranks: (found[2] >> 32) as u32, machine: found[2] as u32 };
-        if found != header(of) || of.ranks > RANKS_MAX {
+        if found == [0; 512] || found[0] != 0 && found[7] == 0 {
             return Ok(None);
+        }
+        if found[..8] != header(of) || of.ranks > RANKS_MAX {
+            return Err(Damage { at: 0, what: "it is no roll of this open" }.into());
         }
         let file = plain.into_file();
         let words = Words::new(file, of.machine == machine::id() && reach.maps, writable)?;
         Ok(Some(Roll { of, words, reach }))
+    }
+
+    /// Uses the file of a roll of which only the lock is known: the header is damaged. It had `ranks` at most.
+    ///
+    /// # Errors
+    /// Those of the disk.
+    pub fn without_header(file: File, open: u64, ranks: u32, reach: Reach) -> Result<Roll, Errno> {
+        let of = Open { open, ranks: ranks.min(RANKS_MAX), machine: 0 };
+        Ok(Roll { of, words: Words::new(file, false, true)?, reach })
     }
 
     /// Is the roll memory that all ranks share?
@@ -192,31 +227,31 @@ impl Roll {
         }))
     }
 
-    /// The changes of all ranks, into `counts`, which is as long as there are ranks.
+    /// The changes of all ranks, into `counts`, which is as long as there are ranks; [`UNSURE`] where a word is damaged.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
     pub fn changes(&self, counts: &mut [u64]) -> Result<(), Errno> {
         if self.words.is_mapped() {
             for (rank, count) in counts.iter_mut().enumerate() {
-                *count = self.words.load(at(rank as u32))?;
+                *count = count_of(self.words.load(at(rank as u32))?);
             }
             return Ok(());
         }
         let mut all = vec![0; counts.len() * 8];
         self.words.load_all(SLOT, &mut all)?;
         for (count, slot) in counts.iter_mut().zip(all.chunks_exact(8)) {
-            *count = slot[0];
+            *count = count_of(slot[0]);
         }
         Ok(())
     }
 
-    /// How often the rank's journal has changed.
+    /// How often the rank's journal has changed; [`UNSURE`] where the word is damaged.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
     pub fn changes_of(&self, rank: u32) -> Result<u64, Errno> {
-        self.words.load(at(rank))
+        self.words.load(at(rank)).map(count_of)
     }
 
     /// Could the rank have written bytes under the byte view in `from .. to`? Between its first and its
@@ -253,7 +288,7 @@ impl Roll {
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
     pub fn set_changes(&self, rank: u32, changes: u64) -> Result<(), Errno> {
-        self.words.store(at(rank), changes)
+        self.words.store(at(rank), count_word(changes))
     }
 
     /// Brings it to the disk.
@@ -356,5 +391,70 @@ impl Common {
             words.store(CLOCK, change(old))?;
         }
         Ok(old)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_of_a_count_is_never_another_count() {
+        for count in [0, 1, 77, (1 << COUNT_BITS) - 1] {
+            assert_eq!(count_of(count), count, "one without a check");
+            let word = count_word(count);
+            assert_eq!(count_of(word), count);
+            for bit in 0..64 {
+                assert_eq!(count_of(word ^ 1 << bit), UNSURE, "{count}, bit {bit}");
+            }
+        }
+    }
+
+    fn made(dir: &std::path::Path) -> std::path::PathBuf {
+        let path = dir.join("o");
+        let file = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let of = Open { open: 7, ranks: 3, machine: machine::id() };
+        let reach = Reach { remote: false, maps: true, here: 0 };
+        let roll = Roll::create(file.unwrap(), of, reach).unwrap();
+        roll.set_changes(2, 5).unwrap();
+        path
+    }
+
+    fn open(path: &std::path::Path) -> Result<Option<Roll>, Trouble> {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+        Roll::open(file, 7, true, Reach { remote: false, maps: true, here: 0 })
+    }
+
+    #[test]
+    fn a_flipped_bit_of_a_header_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = made(dir.path());
+        let good = std::fs::read(&path).unwrap();
+        for bit in 0..SLOT as usize * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, bytes).unwrap();
+            assert!(matches!(open(&path), Err(Trouble::Damage(_))), "bit {bit}");
+        }
+        let mut bytes = good.clone();
+        bytes[..SLOT as usize].fill(0);
+        std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(open(&path), Err(Trouble::Damage(_))), "without its header");
+        std::fs::write(&path, vec![0; good.len()]).unwrap();
+        assert!(matches!(open(&path), Ok(None)), "not there yet");
+        std::fs::write(&path, good).unwrap();
+        let mut counts = [0; 3];
+        open(&path).unwrap().unwrap().changes(&mut counts).unwrap();
+        assert_eq!(counts, [0, 0, 5]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_roll_or_an_error(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..700)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("o");
+            std::fs::write(&path, bytes).unwrap();
+            let _ = open(&path).map(|roll| roll.is_some());
+        }
     }
 }

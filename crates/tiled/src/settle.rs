@@ -3,10 +3,14 @@
 
 use crate::container::Container;
 use crate::error::{Context, Result};
+use crate::journal;
 use crate::marker::{self, Member, Name};
 use crate::published::{Entry, Published};
 use crate::roll::Roll;
 use crate::world::open_journal;
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use tatami_layout::journal::{Damage, Salvaged};
 use tatami_layout::{PieceTiles, Tile};
 
 /// What was found of a dead open.
@@ -22,6 +26,17 @@ pub struct Settled {
     pub bytes: u64,
     /// Bytes that journals tell of and pieces do not have: lost with the power.
     pub lost: u64,
+    /// Journals of which a part did not read, and where. What they told there is lost.
+    pub damaged: Vec<(Name, Damage)>,
+}
+
+/// What to do with journals that are damaged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Damaged {
+    /// Nothing, but to say so: the open is not settled.
+    Refuse,
+    /// Take what is whole, and let the rest go.
+    Accept,
 }
 
 /// Puts into `index` what the journals of an open have beyond it. Bytes that a
@@ -29,11 +44,12 @@ pub struct Settled {
 /// changes (`counted`); one that died may not have.
 ///
 /// # Errors
-/// Those of the disk.
+/// Those of the disk; `EIO` for a damaged journal that is to be refused.
 pub fn take_journals(
     container: &Container,
     roll: &Roll,
     counted: bool,
+    damaged: Damaged,
     index: &mut Published,
 ) -> Result<Settled> {
     let of = roll.of;
@@ -50,10 +66,20 @@ pub fn take_journals(
             continue;
         }
         let mut have = known.map(|entry| bytes(&entry.tiles));
-        if let Some(journal) = open_journal(container, name, roll.is_here())?.as_mut() {
-            journal.update().context("read", container.path())?;
-            let told = journal.piece();
-            let (tiles, lost) = clamp(&told, container.piece_len(name)?);
+        let len = container.piece_len(name)?;
+        let told = match read_journal(container, roll, name) {
+            Err(error) if error.errno == Errno::IO && damaged == Damaged::Accept => {
+                let salvaged = salvage(container, name, len)?;
+                settled.damaged.extend(salvaged.lost.iter().map(|lost| (name, *lost)));
+                Some(match known {
+                    Some(known) => salvaged.joined_with(&known.tiles),
+                    None => salvaged.tiles,
+                })
+            }
+            other => other?,
+        };
+        if let Some(told) = told {
+            let (tiles, lost) = clamp(&told, len);
             let more = have.is_none_or(|known| bytes(&tiles) > known);
             settled.lost += lost;
             // The slot is stored after the journal, so the journal may be ahead of it.
@@ -69,6 +95,22 @@ pub fn take_journals(
     }
     index.put(new);
     Ok(settled)
+}
+
+/// What the journal of a piece tells, if there is one.
+fn read_journal(container: &Container, roll: &Roll, name: Name) -> Result<Option<PieceTiles>> {
+    let Some(mut journal) = open_journal(container, name, roll.is_here(), false)? else {
+        return Ok(None);
+    };
+    journal.update().context("read", &container.path().join(marker::journal(name)))?;
+    Ok(Some(journal.piece()))
+}
+
+fn salvage(container: &Container, name: Name, len: u64) -> Result<Salvaged> {
+    let file = marker::journal(name);
+    let path = container.path().join(&file);
+    let mut file = container.open_file(&file, OFlags::RDONLY).context("open", &path)?;
+    journal::salvage(&mut file, name.rank, len).context("read", &path)
 }
 
 fn bytes(tiles: &PieceTiles) -> u64 {
@@ -109,43 +151,68 @@ pub fn remove_journals(container: &Container, roll: &Roll) -> Result<()> {
     container.remove_file(&marker::roll(of.open))
 }
 
-/// Settles all opens whose jobs died. Cheap where there is none.
+/// Settles all opens whose jobs died. Cheap where there is none. One that cannot be settled keeps no other from it.
 ///
 /// # Errors
-/// Those of the disk; `EIO` for a damaged index.
-pub fn settle_dead(container: &Container) -> Result<Vec<Settled>> {
-    let rolls = |members: Vec<Member>| -> Vec<u64> {
-        let open = |member| if let Member::Roll(open) = member { Some(open) } else { None };
-        members.into_iter().filter_map(open).collect()
+/// Those of the disk; `EIO` for a damaged index, and for a damaged roll or journal that is to be refused: that
+/// open is as it was.
+pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settled>> {
+    let rolls = |members: &[Member]| -> Vec<u64> {
+        let open =
+            |member: &Member| if let Member::Roll(open) = member { Some(*open) } else { None };
+        members.iter().filter_map(open).collect()
     };
     let mut dead = Vec::new();
-    if rolls(container.members()?).is_empty() {
+    let members = container.members()?;
+    if rolls(&members).is_empty() {
         return Ok(Vec::new());
     }
     let guard = container.lock()?;
-    for open in rolls(container.members()?) {
-        if let Some(roll) = container.roll(open)?
+    let members = container.members()?;
+    let mut refused = None;
+    for open in rolls(&members) {
+        let roll = match container.roll(open) {
+            Err(error) if error.errno == Errno::IO => match damaged {
+                Damaged::Accept => Some(container.damaged_roll(open, &members)?),
+                Damaged::Refuse => {
+                    refused = Some(error);
+                    None
+                }
+            },
+            other => other?,
+        };
+        if let Some(roll) = roll
             && roll.is_dead().context("lock", container.path())?
         {
             dead.push(roll);
         }
     }
     if dead.is_empty() {
-        return Ok(Vec::new());
+        return refused.map_or(Ok(Vec::new()), Err);
     }
     let old = container.read_index()?;
     let mut new = old.clone();
     let mut settled = Vec::new();
+    let mut over = Vec::new();
     for roll in &dead {
-        settled.push(take_journals(container, roll, false, &mut new)?);
+        match take_journals(container, roll, false, damaged, &mut new) {
+            Ok(one) => {
+                settled.push(one);
+                over.push(roll);
+            }
+            Err(error) if error.errno == Errno::IO => refused = Some(error),
+            Err(error) => return Err(error),
+        }
     }
-    container.write_index(&guard, &old, &mut new, true)?;
-    for roll in &dead {
+    if !over.is_empty() {
+        container.write_index(&guard, &old, &mut new, true)?;
+    }
+    for roll in over {
         remove_journals(container, roll)?;
         remove_strays(container, roll.of.open, &new)?;
     }
     container.common().changed().context("write", container.path())?;
-    Ok(settled)
+    refused.map_or(Ok(settled), Err)
 }
 
 /// Removes what a dead open began and never told of: pieces without a byte,

@@ -119,7 +119,7 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
     }
     let container = Container::open(path)?;
     if flags.writes() {
-        settle::settle_dead(&container)?;
+        settle::settle_dead(&container, settle::Damaged::Refuse)?;
         // While it is held nobody turns the container into an ordinary file.
         let held = container.lock();
         if !container.is_in_place() {
@@ -391,7 +391,7 @@ impl Engine for Tiled {
         let mut gone = Vec::new();
         if closing {
             // Whatever a rank could not seal.
-            settle::take_journals(&self.container, roll, true, &mut new)?;
+            settle::take_journals(&self.container, roll, true, settle::Damaged::Refuse, &mut new)?;
             gone = settle::tidy(&self.container, Some(open), &mut new)?;
         }
         let same = old.pieces == new.pieces && old.cuts == new.cuts;

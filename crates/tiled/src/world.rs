@@ -5,14 +5,16 @@
 //! has the file open for writing; the rest is done when something has changed.
 
 use crate::container::{Container, Version};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::journal;
+use crate::journal::Trouble;
 use crate::marker::{self, Member, Name};
 use crate::plain::read_full;
 use crate::published::Published;
 use crate::reach;
 use crate::reader::Source;
 use crate::roll::Roll;
+use crate::roll::UNSURE;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -163,7 +165,8 @@ impl World {
             }
             return Ok(());
         }
-        Err(Errno::AGAIN).context("read", container.path())
+        let why = "its roll tells of a journal that is not there, or it changes all the time";
+        Err(Error::because("read", container.path(), Errno::AGAIN, why))
     }
 
     /// Reads the index and finds the opens. False: the index was replaced meanwhile.
@@ -264,12 +267,12 @@ impl World {
             }
             for rank in 0..other.counts.len() {
                 let (now, name) = (other.counts[rank], Name { open, rank: rank as u32 });
-                if now == other.seen[rank] || Some(name) == own {
+                if now == other.seen[rank] && now != UNSURE || Some(name) == own {
                     continue;
                 }
                 changed = true;
                 let known = self.entries.get(&name).map(|i| self.published.pieces[*i].changes);
-                if known.is_some_and(|known| known >= now) {
+                if now != UNSURE && known.is_some_and(|known| known >= now) {
                     other.journals.remove(&name.rank);
                     other.seen[rank] = now;
                     continue;
@@ -278,15 +281,17 @@ impl World {
                 let journal = match other.journals.entry(name.rank) {
                     std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),
                     std::collections::btree_map::Entry::Vacant(new) => {
-                        match open_journal(container, name, here)? {
+                        match open_journal(container, name, here, true)? {
                             Some(journal) => new.insert(journal),
+                            // Its count is damaged, and was 0.
+                            None if now == UNSURE => continue,
                             None => return Ok(None),
                         }
                     }
                 };
                 match journal.update() {
-                    Err(errno) if reach::is_gone(errno) => return Ok(None),
-                    read => read.context("read", container.path())?,
+                    Err(Trouble::Disk(errno)) if reach::is_gone(errno) => return Ok(None),
+                    read => read.context("read", &container.path().join(marker::journal(name)))?,
                 }
                 other.seen[rank] = now;
             }
@@ -418,36 +423,47 @@ impl Other {
             std::collections::btree_map::Entry::Vacant(_) if full => return Ok(true),
             std::collections::btree_map::Entry::Vacant(new) => {
                 let name = Name { open: self.roll.of.open, rank };
-                match open_journal(container, name, self.roll.is_here())? {
-                    Some(journal) => new.insert(Watched { journal, changes: 0 }),
-                    None => return Ok(true),
+                match open_journal(container, name, self.roll.is_here(), true) {
+                    Ok(Some(journal)) => new.insert(Watched { journal, changes: 0 }),
+                    // Where a journal is damaged, readers of the file are told. What this rank writes is in its own.
+                    Ok(None) => return Ok(true),
+                    Err(error) if error.errno == Errno::IO => return Ok(true),
+                    Err(error) => return Err(error),
                 }
             }
         };
-        if watched.changes != changes {
-            watched.journal.update().context("write", container.path())?;
+        if watched.changes != changes || changes == UNSURE {
+            match watched.journal.update() {
+                Err(Trouble::Damage(_)) => return Ok(true),
+                other => other.context("write", container.path())?,
+            }
             watched.changes = changes;
         }
         Ok(watched.journal.wrote(from, to, since))
     }
 }
 
-/// Opens the journal of a piece; nothing where it is gone, or no journal (yet).
+/// Opens the journal of a piece; nothing where it is gone, or no journal (yet). `here`: all ranks run on this
+/// machine; `lives`: somebody may write it.
 ///
 /// # Errors
-/// As for open(2).
+/// As for open(2); `EIO` where it is damaged.
 pub fn open_journal(
     container: &Container,
     name: Name,
     here: bool,
+    lives: bool,
 ) -> Result<Option<journal::Reader>> {
     let file = marker::journal(name);
     let path = container.path().join(&file);
     match container.open_file(&file, OFlags::RDONLY) {
-        Ok(file) => match journal::Reader::new(file, name.open, name.rank, here) {
-            Err(errno) if reach::is_gone(errno) => Ok(None),
-            other => other.context("read", &path),
-        },
+        Ok(file) => {
+            let comes = lives && !here && container.reach().remote && journal::is_new(&file);
+            match journal::Reader::new(file, name.open, name.rank, here, comes) {
+                Err(Trouble::Disk(errno)) if reach::is_gone(errno) => Ok(None),
+                other => other.context("read", &path),
+            }
+        }
         Err(Errno::NOENT) => Ok(None),
         Err(errno) => Err(errno).context("open", &path),
     }

@@ -11,11 +11,13 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use tatami_layout::{Appended, PieceTiles, Shape, View};
-use tatami_tiled::journal::{Load, Reader, Writer};
+use tatami_tiled::journal::{self, Load, Reader, Trouble, Writer};
 use tatami_tiled::marker::Name;
 use tatami_tiled::published::{Entry, Published};
+use tatami_tiled::settle::Damaged;
 use tatami_tiled::shared::Words;
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, Token, begin, machine, stat};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, Token};
+use tatami_tiled::{begin, machine, relayout, stat};
 
 const FLAGS: Flags = Flags(Flags::RDWR.0 | Flags::CREATE.0);
 
@@ -87,7 +89,7 @@ fn a_journal_tells_what_was_written() {
         let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
         let mut writer = Writer::new(make.unwrap(), 5, 3, mapped).unwrap();
         let open = || std::fs::File::open(&path).unwrap();
-        let mut follower = Reader::new(open(), 5, 3, random.bool()).unwrap().unwrap();
+        let mut follower = Reader::new(open(), 5, 3, random.bool(), false).unwrap().unwrap();
         let mut looks = random.clone();
         example(&mut random, |change, piece| {
             writer.make_room(&piece.views()[0]).unwrap();
@@ -95,13 +97,13 @@ fn a_journal_tells_what_was_written() {
             if looks.bool() {
                 follower.update().unwrap();
                 assert_eq!(follower.piece(), *piece, "seed {seed}");
-                let mut late = Reader::new(open(), 5, 3, looks.bool()).unwrap().unwrap();
+                let mut late = Reader::new(open(), 5, 3, looks.bool(), false).unwrap().unwrap();
                 late.update().unwrap();
                 assert_eq!(late.piece(), *piece, "seed {seed}");
             }
         });
-        assert!(Reader::new(open(), 5, 4, false).unwrap().is_none());
-        assert!(Reader::new(open(), 6, 3, false).unwrap().is_none());
+        assert!(Reader::new(open(), 5, 4, false, false).is_err(), "of another rank");
+        assert!(Reader::new(open(), 6, 3, false, false).is_err(), "of another open");
     }
 }
 
@@ -164,7 +166,7 @@ fn a_journal_that_is_read_while_it_is_written_tells_all() {
         let going = Arc::new(Mutex::new(Going { writer, told, steps, random }));
         let words = Words::new(std::fs::File::open(&path).unwrap(), mapped, false).unwrap();
         let meanwhile = Meanwhile(words, going.clone());
-        let mut reader = Reader::of_any(Box::new(meanwhile)).unwrap().unwrap();
+        let mut reader = Reader::of_any(Box::new(meanwhile), false).unwrap().unwrap();
         let bytes = |piece: &PieceTiles| piece.tiles().iter().map(|tile| tile.len).sum::<u64>();
         loop {
             let (told, is_all) = {
@@ -214,14 +216,14 @@ fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
         let (piece, failed) = last.unwrap();
         if !failed {
             let open = std::fs::File::open(&path).unwrap();
-            let mut reader = Reader::new(open, 5, 3, false).unwrap().unwrap();
+            let mut reader = Reader::new(open, 5, 3, false, false).unwrap().unwrap();
             reader.update().unwrap();
             assert_eq!(reader.piece(), piece, "seed {seed}");
         }
     }
 }
 
-/// Whatever bytes a journal has, reading it ends, and gives tiles that the index can take.
+/// Whatever bytes a journal has, reading it ends, and what is whole of it gives tiles that the index can take.
 #[test]
 fn a_damaged_journal_gives_what_makes_sense() {
     let dir = tempfile::tempdir().unwrap();
@@ -241,14 +243,200 @@ fn a_damaged_journal_gives_what_makes_sense() {
         bytes.truncate(random.usize(0..bytes.len() * 2).min(bytes.len()));
         std::fs::write(&path, &bytes).unwrap();
         let file = std::fs::File::open(&path).unwrap();
-        if let Some(mut reader) = Reader::new(file, 5, 3, random.bool()).unwrap() {
-            reader.update().unwrap();
-            let piece = reader.piece();
-            let index =
-                tatami_layout::Index::new(vec![(tatami_layout::Piece(1), piece)], Vec::new(), 0);
-            index.lookup(0, 4096);
+        let look_up = |piece| {
+            let pieces = vec![(tatami_layout::Piece(1), piece)];
+            tatami_layout::Index::new(pieces, Vec::new(), 0).lookup(0, 4096);
+        };
+        if let Ok(Some(mut reader)) = Reader::new(file, 5, 3, random.bool(), false) {
+            let _ = reader.update();
+            look_up(reader.piece());
+        }
+        let mut file = std::fs::File::open(&path).unwrap();
+        look_up(journal::salvage(&mut file, 3, 4096).unwrap().tiles);
+    }
+}
+
+/// A flipped bit of a journal that is read while its writer lives, or after it: the reader knows what was told, or says that
+/// it does not.
+#[test]
+fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("j");
+    for seed in 0..4 {
+        let _ = std::fs::remove_file(&path);
+        let make = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&path);
+        let mut writer = Writer::new(make.unwrap(), 5, 3, false).unwrap();
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut told = PieceTiles::new(3);
+        example(&mut random, |change, piece| {
+            writer.tell(change, piece).unwrap();
+            told = piece.clone();
+        });
+        let good = std::fs::read(&path).unwrap();
+        for at in 0..writer.used() as usize + 64 {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << random.u8(0..8);
+            std::fs::write(&path, &bytes).unwrap();
+            let open = std::fs::File::open(&path).unwrap();
+            let read = Reader::new(open, 5, 3, random.bool(), false).and_then(|reader| {
+                let mut reader = reader.unwrap();
+                reader.update().map(|()| reader.piece())
+            });
+            match read {
+                Ok(piece) => assert_eq!(piece, told, "seed {seed}, byte {at}"),
+                Err(trouble) => assert!(matches!(trouble, Trouble::Damage(_)), "{trouble}"),
+            }
         }
     }
+}
+
+/// All bytes of the container at `path`, as a program reads them that opens it now.
+fn content(path: &Path) -> tatami_tiled::Result<Vec<u8>> {
+    let (environment, hints) = (Environment::default(), Hints::default());
+    let token = begin(&Begin {
+        path,
+        flags: Flags::RDONLY,
+        mode: 0,
+        hints: &hints,
+        environment: &environment,
+        ranks: 1,
+        machine: machine::id(),
+        nodes: &[],
+    })?;
+    let file = File::open(path, Flags::RDONLY, &hints, 0, token)?;
+    let byte = Shape::bytes(1).unwrap();
+    let mut data = vec![0; file.size()? as usize];
+    let done = file.read(0, &mut Buffer::of(&mut data, &byte))?;
+    data.truncate(done as usize);
+    Ok(data)
+}
+
+/// A container with what one job published and synced, what another published, and what a third left when it died.
+fn container_of_a_dead_job(path: &Path) -> Vec<u8> {
+    for (at, durable) in [(0, true), (100, false)] {
+        let token = start(path, 1);
+        let file = join(path, &token, 0);
+        write(&file, at, &mut [at as u8 + 1; 100]).unwrap();
+        let sealed = file.seal(durable).unwrap();
+        file.publish(&[&sealed], durable, true).unwrap();
+    }
+    let token = start(path, 2);
+    let files: Vec<File> = (0..2).map(|rank| join(path, &token, rank)).collect();
+    for (file, rank) in files.iter().zip(0u8..) {
+        write(file, 250 + u64::from(rank) * 30, &mut [rank + 201; 20]).unwrap();
+        file.set_view(strided(8, u64::from(rank), 2));
+        write(file, 20, &mut [rank + 211; 32]).unwrap();
+        write(file, 52, &mut [rank + 211; 32]).unwrap();
+    }
+    drop(files);
+    content(path).unwrap()
+}
+
+fn file_that_begins(path: &Path, start: &str) -> std::path::PathBuf {
+    let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap());
+    let mut found: Vec<_> = entries
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(start))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found.remove(0)
+}
+
+/// Each kind of file that a container has, with a flipped bit in it: a program that reads the file gets what was written, or
+/// an error that names what is damaged and says what to do.
+#[test]
+fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let right = container_of_a_dead_job(&path);
+    let mut random = fastrand::Rng::with_seed(8);
+    // Of the marker the text for people does not count, and of the words that jobs share nothing does.
+    let kinds = ["j.", "o.", "index", "index.synced", ".tatami-container", "shared", "lock"];
+    for kind in kinds {
+        let file = file_that_begins(&path, kind);
+        let good = std::fs::read(&file).unwrap();
+        let mut told = 0;
+        for at in 0..good.len().min(700) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1 << random.u8(0..8);
+            std::fs::write(&file, &bytes).unwrap();
+            match content(&path) {
+                Ok(read) => assert!(read == right, "{kind} at {at}: other bytes"),
+                Err(error) => {
+                    told += 1;
+                    let text = error.to_string();
+                    let name = file.file_name().unwrap().to_string_lossy().into_owned();
+                    assert!(text.contains(&name), "{kind} at {at}: {text}");
+                    assert!(text.contains("restore"), "{kind} at {at}: {text}");
+                    // Nothing is settled behind anybody's back.
+                    let recovered = tatami_tiled::recover(&path, Damaged::Refuse);
+                    assert!(recovered.is_err(), "{kind} at {at}");
+                }
+            }
+        }
+        std::fs::write(&file, &good).unwrap();
+        assert_eq!(told > 0, !["index.synced", "shared", "lock"].contains(&kind), "{kind}");
+    }
+    assert!(content(&path).unwrap() == right);
+}
+
+/// With a damaged journal a file is neither read nor written nor laid out anew, until the loss is accepted. What does not
+/// concern the damage is all there then.
+#[test]
+fn the_loss_of_a_record_can_be_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let right = container_of_a_dead_job(&path);
+    let journal = file_that_begins(&path, "j.");
+    let mut bytes = std::fs::read(&journal).unwrap();
+    // The first tile of rank 0: bytes 250 to 269.
+    let tile = bytes.chunks(8).position(|word| word[0] == 2 && word[1] == 8).unwrap() * 8;
+    bytes[tile + 17] ^= 2;
+    std::fs::write(&journal, bytes).unwrap();
+    let refused = |error: tatami_tiled::Error| {
+        let text = error.to_string();
+        let journal = journal.to_string_lossy().into_owned();
+        let parts = [&journal, "damaged at byte", "tatami recover --accept-loss"];
+        assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+    };
+    refused(content(&path).unwrap_err());
+    refused(tatami_tiled::recover(&path, Damaged::Refuse).unwrap_err());
+    refused(relayout::to_whole(&path, 1, &|_| {}).unwrap_err());
+    let begun = begin(&Begin {
+        path: &path,
+        flags: FLAGS,
+        mode: 0o644,
+        hints: &Hints::new([("tatami_container", "true")]),
+        environment: &Environment::default(),
+        ranks: 1,
+        machine: machine::id(),
+        nodes: &[],
+    });
+    refused(begun.unwrap_err());
+    let settled = tatami_tiled::recover(&path, Damaged::Accept).unwrap();
+    assert_eq!((settled.len(), settled[0].damaged.len()), (1, 1), "{settled:?}");
+    let left = content(&path).unwrap();
+    assert_eq!(left.len(), right.len());
+    let differs = left.iter().zip(&right).enumerate().filter(|(_, (a, b))| a != b);
+    let differs: Vec<_> = differs.map(|(at, (byte, _))| (at, *byte)).collect();
+    assert!(differs.iter().all(|(at, byte)| (250..270).contains(at) && *byte == 0), "{differs:?}");
+    assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
+}
+
+/// The roll of a dead job is damaged: what its ranks wrote is in their journals all the same.
+#[test]
+fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let right = container_of_a_dead_job(&path);
+    let roll = file_that_begins(&path, "o.");
+    let mut bytes = std::fs::read(&roll).unwrap();
+    bytes[20] ^= 1;
+    std::fs::write(&roll, bytes).unwrap();
+    let error = content(&path).unwrap_err().to_string();
+    assert!(error.contains("--accept-loss"), "{error}");
+    tatami_tiled::recover(&path, Damaged::Accept).unwrap();
+    assert!(content(&path).unwrap() == right);
 }
 
 /// Of an index no bit can be changed unnoticed.
@@ -283,7 +471,8 @@ fn a_damaged_index_is_refused() {
     }
 }
 
-/// A damaged index is passed over for the last one that was synced.
+/// An index that a power cut may have damaged is passed over for the last one that was synced. Otherwise that is damage, and
+/// what was published is not let go without being asked.
 #[test]
 fn a_damaged_index_costs_what_was_not_synced() {
     let dir = tempfile::tempdir().unwrap();
@@ -299,8 +488,20 @@ fn a_damaged_index_costs_what_was_not_synced() {
     file.publish(&[&sealed], false, true).unwrap();
     assert_eq!(stat::stat(&path).unwrap().size, 200);
     std::fs::write(path.join("index"), [7; 300]).unwrap();
+    let error = stat::stat(&path).unwrap_err().to_string();
+    assert!(error.contains("index") && error.contains("--accept-loss"), "{error}");
+    // From before the machine was started.
+    let index = std::fs::File::options().write(true).open(path.join("index")).unwrap();
+    let before = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+    index.set_modified(before).unwrap();
     assert_eq!(stat::stat(&path).unwrap().size, 100);
-    std::fs::remove_file(path.join("index.synced")).unwrap();
+    index.set_modified(std::time::SystemTime::now()).unwrap();
+    assert!(stat::stat(&path).is_err());
+    assert_eq!(tatami_tiled::go_back(&path), Ok(true));
+    assert_eq!(tatami_tiled::go_back(&path), Ok(false));
+    assert_eq!(stat::stat(&path).unwrap().size, 100);
+    std::fs::write(path.join("index"), [7; 300]).unwrap();
+    assert_eq!(tatami_tiled::go_back(&path), Ok(false), "there is none before");
     let error = stat::stat(&path).unwrap_err();
     assert!(error.to_string().contains("index"), "{error}");
     std::fs::write(path.join(".tatami-container"), b"tatami-container 1 no").unwrap();

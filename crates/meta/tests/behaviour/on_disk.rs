@@ -561,10 +561,10 @@ fn metadata_of_a_newer_format_or_another_volume_is_refused_with_a_reason() {
     assert!(matches!(refused, OpenError::Volume { .. }));
     let mut store = open(dir.path());
     let mut shard = store.get(b"S").expect("get").expect("the root's commit wrote it");
-    shard[8] = 10;
+    shard[8] = 11;
     store.commit(&[(b"S".to_vec(), Some(shard))]).expect("commit");
     let refused = Meta::open(store, config(), now).map(|_| ()).expect_err("refused");
-    assert!(matches!(refused, OpenError::Newer { found: 10, known: 9 }), "{refused}");
+    assert!(matches!(refused, OpenError::Newer { found: 11, known: 10 }), "{refused}");
 }
 
 #[test]

@@ -1,20 +1,21 @@
 //! The last look at the journals of pieces whose writers are gone: what they told is
-//! published in their name, and the pieces are closed.
+//! published in their name, and the pieces are closed. One whose journal is damaged stays open, until somebody accepts the loss:
+//! nothing is made of a part of what was written.
 
 use super::{At, Away, Housekeeper, TIMEOUT};
 use crate::shared::now;
 use std::collections::BTreeMap;
 use tatami_client::connection::{Connection, Endpoint};
-use tatami_layout::{PieceTiles, Tile, journal};
+use tatami_client::within;
+use tatami_layout::PieceTiles;
+use tatami_layout::journal::{self, BYTES_MAX};
 use tatami_wire::frame::{Class, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaOp, MetaReply};
-use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
+use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
 use tatami_wire::tiles::{Growth, PARTS_MAX, Part, PieceInfo, TILES_MAX};
 use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece};
 
-/// Longest journal that is read, in bytes. One that is longer is cut there.
-const JOURNAL_MAX: usize = 64 << 20;
 /// Bytes read at a time.
 const READ: usize = 1 << 20;
 const _: () = assert!(READ <= PAYLOAD_MAX);
@@ -24,11 +25,11 @@ const STEP: u32 = 1024;
 const STEP_BYTES: usize = 256 * 1024;
 
 impl Housekeeper<'_> {
-    /// Closes all pieces of a file that nobody adds to any more.
+    /// Closes all pieces of a file that nobody adds to any more. Nothing where a journal is damaged, when it has closed the others.
     pub(super) fn read_journals(&mut self, at: At, attr: &Attr) -> Result<(), Away> {
         let ino = attr.ino;
         let mut nodes = Nodes { connections: BTreeMap::new() };
-        let (mut after, mut end) = (0, false);
+        let (mut after, mut end, mut damaged) = (0, false, false);
         while !end && !self.shared.stop.is_set() {
             let op = MetaOp::Tiles { ino, after, limit: STEP };
             let Ok(MetaReply::Tiles(page)) = self.ask_shard(at, op)? else {
@@ -39,7 +40,10 @@ impl Housekeeper<'_> {
             let lost = page.pieces.into_iter().filter(|p| p.growth == Growth::Abandoned);
             let (mut parts, mut bytes) = (Vec::new(), 0);
             for piece in lost {
-                let part = self.last_part(&mut nodes, ino, piece)?;
+                let Some(part) = self.last_part(&mut nodes, ino, piece)? else {
+                    damaged = true;
+                    continue;
+                };
                 bytes += part.tiles.len();
                 parts.push(part);
                 if bytes >= STEP_BYTES || parts.len() >= PARTS_MAX {
@@ -49,7 +53,7 @@ impl Housekeeper<'_> {
             }
             self.publish(at, ino, parts)?;
         }
-        Ok(())
+        if damaged { Err(Away) } else { Ok(()) }
     }
 
     fn publish(&mut self, at: At, ino: Ino, parts: Vec<Part>) -> Result<(), Away> {
@@ -68,12 +72,29 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// All that is known of a piece whose writer is gone.
-    fn last_part(&mut self, nodes: &mut Nodes, ino: Ino, info: PieceInfo) -> Result<Part, Away> {
+    /// All that is known of a piece whose writer is gone; nothing where its journal is damaged.
+    fn last_part(
+        &mut self,
+        nodes: &mut Nodes,
+        ino: Ino,
+        info: PieceInfo,
+    ) -> Result<Option<Part>, Away> {
         let (bytes, journal) = (Piece::bytes_of(info.piece), Piece::journal_of(info.piece));
         let state = self.stat_object(info.node, ino, bytes)?;
         let told = self.read_object(nodes, ino, info.node, journal)?;
-        let told = journal::decode(&told).map(|tiles| within(&tiles, &state));
+        let told = match journal::decode(&told) {
+            Ok(told) => told.map(|tiles| within(&tiles, state.size)),
+            Err(damage) => {
+                // It is looked at every few seconds.
+                if self.told_damage.insert((ino, info.piece)) {
+                    tracing::error!(%ino, piece = info.piece, node = %info.node,
+                        object = format!("{:016x}.{:08x}", ino.0, journal.0),
+                        "the journal of a piece whose writer is gone is {damage}: the file lacks what was not published \
+                         of it. Restore the file from a copy, or keep what is whole: tatami recover --accept-loss");
+                }
+                return Ok(None);
+            }
+        };
         let told = told.filter(|tiles| !tiles.tiles().is_empty()).map(|tiles| tiles.encode());
         let tiles = match told {
             Some(told) if told.len() <= TILES_MAX => told,
@@ -84,7 +105,8 @@ impl Housekeeper<'_> {
             None if info.tiles.is_empty() => PieceTiles::new(info.piece).encode(),
             None => info.tiles.into_vec(),
         };
-        Ok(Part { piece: info.piece, tiles: tiles.into(), blocks: state.blocks, close: true })
+        let blocks = state.blocks;
+        Ok(Some(Part { piece: info.piece, tiles: tiles.into(), blocks, close: true }))
     }
 
     fn read_object(
@@ -111,7 +133,8 @@ impl Housekeeper<'_> {
                 }
             };
             all.truncate(before + got);
-            if got == 0 || all.len() >= JOURNAL_MAX {
+            // More is not read; one that is so long is refused.
+            if got == 0 || all.len() > BYTES_MAX {
                 return Ok(all);
             }
         }
@@ -152,38 +175,4 @@ impl Housekeeper<'_> {
 /// Connections for bytes, while one file is looked at.
 struct Nodes {
     connections: BTreeMap<NodeId, Connection>,
-}
-
-/// The tiles as far as their bytes are there: after a power cut the journal may know of more.
-fn within(tiles: &PieceTiles, state: &ObjectState) -> PieceTiles {
-    let mut left = PieceTiles::new(tiles.rank());
-    let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
-    for tile in tiles.tiles() {
-        let len = tile.len.min(state.size.saturating_sub(tile.at));
-        if let (Some(Ok(view)), true) = (views.get(tile.view as usize), len > 0) {
-            // What is a part of a tile is one as well.
-            let _ = left.push(Tile { view: *view, len, ..*tile });
-        }
-    }
-    left
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tatami_layout::View;
-
-    #[test]
-    fn tiles_whose_bytes_are_lost_are_left_out() {
-        let mut tiles = PieceTiles::new(1);
-        let view = tiles.add_view(&View::bytes()).expect("added");
-        tiles.append(1, view, 0, 10, 0).expect("appended");
-        tiles.append(2, view, 50, 10, 10).expect("appended");
-        tiles.append(3, view, 90, 10, 20).expect("appended");
-        let state = ObjectState { size: 15, ..ObjectState::default() };
-        let left = within(&tiles, &state);
-        let runs: Vec<_> = left.tiles().iter().map(|t| (t.start, t.len)).collect();
-        assert_eq!(runs, [(0, 10), (50, 5)]);
-        assert_eq!(within(&tiles, &ObjectState { size: 99, ..state }), tiles);
-    }
 }

@@ -30,6 +30,8 @@ use tatami_wire::{Access, Cred, Ino, Piece};
 
 /// Bytes of encoded tiles after which a rank takes another piece: half of what the shard takes of one.
 const TILES_FULL: usize = 256 * 1024;
+/// Bytes of a journal after which a rank takes another piece. A view is short here, so the journal ends far below what is read of one.
+const JOURNAL_FULL: u64 = tatami_layout::journal::BYTES_MAX as u64 / 2;
 /// Tiles that surely fit in that, after which it is looked at again.
 const TILES_STEP: usize = 2048;
 /// A view whose encoding is longer, in bytes, is written block by block under the byte view.
@@ -254,13 +256,15 @@ impl Native {
         piece.go_on(&home, view, self.epoch, stream, data)
     }
 
-    /// Takes another piece where the tiles of this one get too many for the shard. What it has is
+    /// Takes another piece where the tiles of this one get too many for the shard, or its journal too long for whoever reads it after us. What it has is
     /// published, and is an older part of the file from now on. Tells whether it did so.
     fn make_room(&mut self, view: &View) -> Result<bool> {
         let writer = self.writer()?;
         let tiles = writer.piece.tiles();
         let is_new = !tiles.views().contains(view);
-        if tiles.tiles().is_empty() || (!is_new && tiles.tiles().len() < writer.look_at) {
+        let is_long = writer.piece.journal_len() >= JOURNAL_FULL;
+        if tiles.tiles().is_empty() || (!is_new && !is_long && tiles.tiles().len() < writer.look_at)
+        {
             return Ok(false);
         }
         let encoded = tiles.encode();
@@ -268,7 +272,7 @@ impl Native {
         if is_new {
             view.encode(&mut more);
         }
-        if encoded.len() + more.len() < TILES_FULL {
+        if encoded.len() + more.len() < TILES_FULL && !is_long {
             writer.look_at = tiles.tiles().len() + TILES_STEP;
             return Ok(false);
         }

@@ -8,8 +8,8 @@ use super::begin::distinct;
 use super::joined::Numbered;
 use super::roll::{Fetched, Roll};
 use super::{Told, Volume};
-use crate::error::{Context, Error, Result};
-use crate::journal;
+use crate::error::{ACCEPT_LOSS, Context, Error, Result};
+use crate::journal::{self, Trouble};
 use crate::plain::read_full;
 use crate::reader::Source;
 use crate::shared::Words;
@@ -245,7 +245,8 @@ impl World {
                 self.foreign[i].journal = self.journal(self.foreign[i].piece)?;
             }
             if let Some(journal) = &mut self.foreign[i].journal {
-                journal.update().context("read", &volume.path)?;
+                let read = journal.update();
+                self.tell_journal(self.foreign[i].piece, read)?;
             }
         }
         Ok(changed)
@@ -295,7 +296,25 @@ impl World {
             },
             false => Box::new(Fetched::new(self.volume.object(*node, object)?)),
         };
-        journal::Reader::of_any(words).context("read", &self.volume.path)
+        self.tell_journal(piece, journal::Reader::of_any(words, false))
+    }
+
+    /// An error of a piece's journal names the piece and its node.
+    fn tell_journal<T>(&self, piece: u32, read: std::result::Result<T, Trouble>) -> Result<T> {
+        read.map_err(|trouble| {
+            let (path, node) = (&self.volume.path, self.nodes.get(&piece).map_or(0, |node| node.0));
+            match trouble {
+                Trouble::Disk(errno) => Error::new("read", path, errno),
+                Trouble::Damage(damage) => {
+                    let journal = Piece::journal_of(piece);
+                    let what = format!(
+                        "the journal of piece {piece} (object {}, node {node}) is {damage}; {ACCEPT_LOSS}",
+                        format_args!("{:016x}.{:08x}", self.volume.ino.0, journal.0)
+                    );
+                    Error::because("read", path, Errno::IO, what)
+                }
+            }
+        })
     }
 
     /// Takes what the journals of the other ranks tell that is new.
@@ -329,8 +348,8 @@ impl World {
                 };
                 self.journals.insert(old, journal);
             }
-            if let Some(journal) = self.journals.get_mut(&old) {
-                journal.update().context("read", &path)?;
+            if let Some(read) = self.journals.get_mut(&old).map(journal::Reader::update) {
+                self.tell_journal(old, read)?;
             }
             self.seats[rank].seen = slot.changes;
         }
