@@ -22,7 +22,8 @@ pub const SIZE: usize = NODES as usize * BLOCK * BLOCKS;
 pub fn client(cluster: &Cluster, node: u16) -> Arc<Client> {
     let socket = cluster.dir().join(format!("node{node}/socket"));
     let key = fs::read_to_string(cluster.dir().join("key")).expect("the key");
-    let key = VolumeKey::from_hex(key.trim()).expect("a key");
+    let digits = key.split_whitespace().next().expect("its digits, before their checksum");
+    let key = VolumeKey::from_hex(digits).expect("a key");
     let options = Options { key: Some(key), ..Options::new(Endpoint::Unix(socket)) };
     Arc::new(Client::connect(options).expect("connects"))
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
-use tatami_cluster::{NodeEntry, VolumeFile};
+use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, TurnedAway};
 
 /// Where the number of executors stands, if it is told: behind that of shards.
@@ -139,6 +139,9 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
         nodes: Vec::new(),
         mounts: Vec::new(),
     };
+    // The nodes answer without it here. Others would not.
+    let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_others());
+    report.trouble.extend(key.map(|e| e.to_string()));
     let mut disks = BTreeSet::new();
     for (entry, status) in volume.nodes.iter().zip(ask_all(place, volume)) {
         if let Ok(status) = &status {

@@ -84,6 +84,31 @@ fn one_flipped_bit_stops_one_executor_and_the_loss_can_be_accepted() {
     assert_eq!((0..DIRS).filter_map(|dir| names(&volume, dir)).sum::<usize>(), left);
 }
 
+/// Every command that needs the key says that the file is damaged, and what to do.
+#[test]
+fn a_damaged_key_is_told_by_every_command() {
+    let volume = Volume::new();
+    volume.run("up", ["--no-mount"]).works();
+    let file = volume.path("key");
+    let mut bytes = std::fs::read(&file).expect("read");
+    let good = bytes.clone();
+    // Still a hexadecimal digit.
+    bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
+    std::fs::write(&file, &bytes).expect("written");
+    let told =
+        [file.to_str().expect("UTF-8"), "does not match its checksum", "copy the file again"];
+    for verb in ["ls", "status", "fsck"] {
+        let said = volume.run(verb, NOTHING);
+        let all = said.err.clone() + &said.out;
+        assert!(said.code != Some(0) && told.iter().all(|part| all.contains(part)), "{said:?}");
+    }
+    volume.run("down", ["--force"]);
+    volume.run("up", ["--no-mount"]).fails(1, &told);
+    std::fs::write(&file, good).expect("written");
+    volume.run("up", ["--no-mount"]).works();
+    volume.run("ls", NOTHING).works();
+}
+
 /// Files below a directory.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };

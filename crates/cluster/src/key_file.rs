@@ -76,10 +76,19 @@ pub enum KeyError {
     },
     /// It holds something else than a key.
     #[error(
-        "key file {}: it does not hold 64 hexadecimal digits: copy the file again from \
+        "key file {}: it does not hold 64 hexadecimal digits and their checksum: copy the file again from \
          another node of the volume", path.display()
     )]
     Damaged {
+        /// The file.
+        path: PathBuf,
+    },
+    /// It holds a key, and not the one that was written.
+    #[error(
+        "key file {}: the key does not match its checksum: the disk gives other bytes back than were written, or \
+         somebody changed it; copy the file again from another node of the volume", path.display()
+    )]
+    Changed {
         /// The file.
         path: PathBuf,
     },
@@ -110,7 +119,8 @@ impl KeyError {
     }
 }
 
-/// Makes and reads key files: one line of 64 hexadecimal digits, mode 0600.
+/// Makes and reads key files, mode 0600: one line of 64 hexadecimal digits, a blank and their CRC-32C as 8 digits. Those of
+/// earlier versions have no checksum.
 #[derive(Debug)]
 pub struct KeyFile;
 
@@ -134,7 +144,7 @@ impl KeyFile {
             }
             opened => opened.map_err(untrusted)?,
         };
-        file.write_all(format!("{}\n", key.to_hex()).as_bytes()).map_err(io("write"))?;
+        file.write_all(line(&key).as_bytes()).map_err(io("write"))?;
         file.sync_all().map_err(io("write"))?;
         dir.sync().map_err(untrusted)?;
         Ok(key)
@@ -161,12 +171,50 @@ impl KeyFile {
         }
         let mut text = Vec::new();
         file.take(LENGTH_MAX).read_to_end(&mut text).map_err(io("read"))?;
-        parse(&text).ok_or_else(|| KeyError::Damaged { path: path.to_owned() })
+        let path = path.to_owned();
+        match parse(&text) {
+            Parsed::Key(key) => Ok(key),
+            Parsed::Changed => Err(KeyError::Changed { path }),
+            Parsed::Other => Err(KeyError::Damaged { path }),
+        }
     }
 }
 
-fn parse(text: &[u8]) -> Option<VolumeKey> {
-    VolumeKey::from_hex(std::str::from_utf8(text).ok()?).ok()
+/// The content of a key file.
+fn line(key: &VolumeKey) -> String {
+    let digits = key.to_hex();
+    format!("{digits} {:08x}\n", crc32c::crc32c(digits.as_bytes()))
+}
+
+/// What a text is.
+#[derive(PartialEq, Eq)]
+enum Parsed {
+    Key(VolumeKey),
+    /// A key with the checksum of another.
+    Changed,
+    /// No key.
+    Other,
+}
+
+fn parse(text: &[u8]) -> Parsed {
+    let Ok(text) = std::str::from_utf8(text) else { return Parsed::Other };
+    let mut words = text.split_ascii_whitespace();
+    let (digits, sum) = (words.next().unwrap_or_default(), words.next());
+    let (Ok(key), None) = (VolumeKey::from_hex(digits), words.next()) else {
+        return Parsed::Other;
+    };
+    let is_sum = |sum: &str| sum.len() == 8 && sum.bytes().all(|b| b.is_ascii_hexdigit());
+    match sum {
+        None => Parsed::Key(key),
+        Some(sum) if !is_sum(sum) => Parsed::Other,
+        // Of the digits as we write them: who copies a key by hand may have used capital ones.
+        Some(sum)
+            if u32::from_str_radix(sum, 16) == Ok(crc32c::crc32c(key.to_hex().as_bytes())) =>
+        {
+            Parsed::Key(key)
+        }
+        Some(_) => Parsed::Changed,
+    }
 }
 
 #[cfg(test)]
@@ -231,6 +279,37 @@ mod tests {
         assert!(matches!(KeyFile::load(&path), Err(KeyError::Damaged { .. })));
     }
 
+    #[test]
+    fn a_flipped_bit_of_a_key_is_told() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("key");
+        let key = KeyFile::create(&path).expect("made");
+        let good = std::fs::read(&path).expect("read");
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &bytes).expect("written");
+            match KeyFile::load(&path) {
+                Ok(read) => assert!(read == key, "bit {bit}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    let told = text.contains("copy the file again") && text.contains("key file");
+                    assert!(told && text.contains(&*path.to_string_lossy()), "bit {bit}: {text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_key_of_an_earlier_version_is_read() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let path = dir.path().join("key");
+        let key = VolumeKey::new([0x5a; 32]);
+        let text = format!("{}\n", key.to_hex());
+        crate::atomic::write(&path, text.as_bytes(), Mode::RUSR).expect("written");
+        assert!(KeyFile::load(&path).expect("loads") == key);
+    }
+
     proptest! {
         #[test]
         fn any_text_is_a_key_or_an_error(text in prop::collection::vec(any::<u8>(), 0..200)) {
@@ -238,12 +317,11 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_digit_never_reads_as_the_same_key(at in 0usize..64, with in any::<u8>()) {
-            let key = VolumeKey::new([0x5a; 32]);
-            let mut text = key.to_hex().into_bytes();
+        fn a_changed_digit_never_reads_as_a_key(at in 0usize..64, with in any::<u8>()) {
+            let mut text = line(&VolumeKey::new([0x5a; 32])).into_bytes();
             prop_assume!(!text[at].eq_ignore_ascii_case(&with));
             text[at] = with;
-            prop_assert!(parse(&text) != Some(key));
+            prop_assert!(!matches!(parse(&text), Parsed::Key(_)));
         }
     }
 }

@@ -151,7 +151,9 @@ fn options(dir: &Path) -> Result<Options, BenchError> {
     let mut options = Options::new(Endpoint::Unix(dir.join("node0/socket")));
     let path = dir.join("key");
     let key = std::fs::read_to_string(&path).map_err(at("reading", &path))?;
-    let key = VolumeKey::from_hex(&key).map_err(|e| BenchError::Usage(e.to_string()))?;
+    // Behind the digits is their checksum.
+    let digits = key.split_whitespace().next().unwrap_or_default();
+    let key = VolumeKey::from_hex(digits).map_err(|e| BenchError::Usage(e.to_string()))?;
     options.key = Some(key);
     Ok(options)
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_client::{Client, Endpoint, Options};
 use tatami_cluster::mounted::Home;
-use tatami_cluster::{KeyFile, VolumeFile};
+use tatami_cluster::{KeyError, KeyFile, VolumeFile};
 use tatami_wire::{Access as Use, Cap, Cred, Ino, NodeId, VolumeKey};
 
 /// `f_type` of FUSE in statfs(2).
@@ -44,15 +44,20 @@ static SESSIONS: Mutex<Vec<(Place, Arc<Session>)>> = Mutex::new(Vec::new());
 
 /// The mount that has `path`, or would have it, if it is one of a volume that this process can reach: by its
 /// key, or as the user that it is, by way of the daemon at whose node the mount is at home.
-fn home_of(path: &Path) -> Option<(Home, Option<VolumeKey>)> {
+fn home_of(path: &Path) -> Option<(Home, std::result::Result<Option<VolumeKey>, KeyError>)> {
     let parent = || path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let found = rustix::fs::statfs(path).or_else(|_| rustix::fs::statfs(parent())).ok()?;
     if found.f_type as u64 & 0xffff_ffff != FUSE {
         return None;
     }
     let home = Home::of(&place::real(path).ok()?)?;
-    let key = KeyFile::load(&home.dir.join("key")).ok();
-    (key.is_some() || may_connect(&home)).then_some((home, key))
+    let key = match KeyFile::load(&home.dir.join("key")) {
+        Ok(key) => Ok(Some(key)),
+        // One that was written by its owner and does not read any more is told, rather than done without.
+        Err(e @ (KeyError::Damaged { .. } | KeyError::Changed { .. })) => Err(e),
+        Err(_) => Ok(None),
+    };
+    (!matches!(key, Ok(None)) || may_connect(&home)).then_some((home, key))
 }
 
 /// May this process speak to the daemon of the mount's node?
@@ -67,7 +72,7 @@ fn may_connect(home: &Home) -> bool {
 pub fn is_on_volume(path: &Path) -> bool {
     let Some((_, key)) = home_of(path) else { return false };
     // Journals are a part of the file, so who may write it only cannot write it in this way.
-    key.is_some() || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
+    !matches!(key, Ok(None)) || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
 }
 
 /// A number of the node at which the mount of `path` is at home, from 1; nothing where `path` is on no such mount.
@@ -92,6 +97,7 @@ impl Session {
             return Ok(session.clone());
         }
         let failed = |errno: Errno, why: String| Error::because("open", path, errno, why);
+        let key = key.map_err(|e| failed(Errno::KEYREJECTED, e.to_string()))?;
         let volume = VolumeFile::load(&at.dir.join("volume.toml"))
             .map_err(|e| failed(Errno::NODEV, e.to_string()))?;
         let node = NodeId(at.node);
