@@ -49,6 +49,27 @@ struct Page {
     ended: AtomicU64,
     claims: AtomicU64,
     slots: [AtomicU64; SLOTS],
+    /// Of the inode that each slot stands for: one flipped bit of the two words is found and mended.
+    checks: [AtomicU64; SLOTS],
+    /// Of the boot: the table is of that boot, whatever the words say that tell it.
+    head: AtomicU64,
+}
+
+/// The check of a number, never 0. (The finalizer of SplitMix64: one bit changes half of all.)
+fn check_of(number: u64) -> u64 {
+    let mut mixed = number ^ MAGIC;
+    mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ mixed >> 31).max(1)
+}
+
+/// The inode of a slot and its check, one bit of which may have been flipped. Nothing where they do not belong together.
+fn mended(slot: u64, check: u64) -> Option<u64> {
+    let fits = |slot: u64, check: u64| (check_of(slot & !TAKEN) == check).then_some(slot);
+    let bits = || (0..64).map(|bit| 1u64 << bit);
+    let by_slot = || bits().find_map(|bit| fits(slot ^ bit, check));
+    let by_check = || bits().find_map(|bit| fits(slot, check ^ bit));
+    fits(slot, check).or_else(by_slot).or_else(by_check)
 }
 
 const _: () = assert!(size_of::<Page>() <= TABLE_LEN);
@@ -77,6 +98,8 @@ impl Table {
         let mut page = [0; TABLE_LEN];
         page[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         page[8..16].copy_from_slice(&boot.to_ne_bytes());
+        let head = std::mem::offset_of!(Page, head);
+        page[head..head + 8].copy_from_slice(&check_of(boot).to_ne_bytes());
         if rustix::io::pwrite(&file, &page, 0)? < TABLE_LEN {
             return Err(io::ErrorKind::StorageFull.into());
         }
@@ -88,6 +111,26 @@ impl Table {
     /// # Errors
     /// `InvalidData` where there is none; those of fstat(2) and mmap(2).
     pub fn map(file: impl AsFd) -> io::Result<Table> {
+        let table = Table::map_any(file)?;
+        match table.page().magic.load(SeqCst) == MAGIC {
+            true => Ok(table),
+            false => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// The table in a file, if it is one of this boot of the machine: of the words that tell so one bit may be flipped.
+    ///
+    /// # Errors
+    /// Those of fstat(2) and mmap(2); `InvalidData` where it has another length.
+    pub fn map_of(file: impl AsFd, boot: u64) -> io::Result<Option<Table>> {
+        let table = Table::map_any(file)?;
+        let page = table.page();
+        let says = page.magic.load(SeqCst) == MAGIC && page.boot.load(SeqCst) == boot;
+        let is_of = says || page.head.load(SeqCst) == check_of(boot);
+        Ok(is_of.then_some(table))
+    }
+
+    fn map_any(file: impl AsFd) -> io::Result<Table> {
         if rustix::fs::fstat(&file)?.st_size != TABLE_LEN as i64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
@@ -96,11 +139,7 @@ impl Table {
         let at = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), TABLE_LEN, read_write, shared, &file, 0)?
         };
-        let table = Table(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?);
-        match table.page().magic.load(SeqCst) == MAGIC {
-            true => Ok(table),
-            false => Err(io::ErrorKind::InvalidData.into()),
-        }
+        Ok(Table(NonNull::new(at.cast()).ok_or(io::ErrorKind::OutOfMemory)?))
     }
 
     fn page(&self) -> &Page {
@@ -131,6 +170,8 @@ impl Table {
         if ino.0 & TAKEN != 0 {
             return false;
         }
+        // First, so that a slot that stands for an inode has its check, whenever the mount dies.
+        self.page().checks[slot].store(check_of(ino.0), SeqCst);
         self.page().slots[slot].store(ino.0, SeqCst);
         self.now() == since && !self.is_ended()
     }
@@ -177,6 +218,24 @@ impl Table {
     /// The daemon: a taken slot has a new file.
     pub fn renew(&self, slot: usize) {
         self.page().slots[slot].store(FREE, SeqCst);
+    }
+
+    /// The daemon, for the last time: makes a slot stand for what it was lent for, where the disk gave one bit of it back
+    /// changed. False where that cannot be found: then nobody knows whose the bytes of its file are, if it `has_bytes`.
+    pub fn mend(&self, slot: usize, has_bytes: bool) -> bool {
+        let (at, check) = (&self.page().slots[slot], self.page().checks[slot].load(SeqCst));
+        let found = at.load(SeqCst);
+        // A daemon of an earlier version made tables without checks. A file without bytes was perhaps given back.
+        if self.page().head.load(SeqCst) == 0 || found == FREE && !has_bytes {
+            return true;
+        }
+        match mended(found, check) {
+            Some(right) => {
+                at.store(right, SeqCst);
+                true
+            }
+            None => false,
+        }
     }
 
     /// The daemon: no more is lent.
@@ -275,6 +334,43 @@ mod tests {
         assert!(!mount.lend(1, Ino(8), now));
         assert!(!mount.give_back(0, INO));
         assert!(mount.is_ended());
+    }
+
+    #[test]
+    fn one_flipped_bit_of_a_slot_is_mended() {
+        for ino in [INO, Ino(2), Ino(0x0123_0450_6789_abcd)] {
+            for bit in 0..64 {
+                let (daemon, mount) = both();
+                assert!(mount.lend(3, ino, mount.now()));
+                daemon.page().slots[3].fetch_xor(1 << bit, SeqCst);
+                assert!(daemon.mend(3, true), "{ino}, bit {bit}");
+                assert_eq!(daemon.stands_for(3).or(daemon.was_taken_for(3)), Some(ino));
+                daemon.page().checks[3].fetch_xor(1 << bit, SeqCst);
+                assert!(daemon.mend(3, true), "{ino}, bit {bit} of the check");
+                assert_eq!(daemon.stands_for(3).or(daemon.was_taken_for(3)), Some(ino));
+            }
+            let (daemon, mount) = both();
+            assert!(mount.lend(3, ino, mount.now()));
+            daemon.page().slots[3].fetch_xor(0b1010, SeqCst);
+            assert!(!daemon.mend(3, true), "two bits");
+        }
+    }
+
+    #[test]
+    fn a_table_of_this_boot_is_known_with_a_flipped_bit() {
+        for word in [0, 8, std::mem::offset_of!(Page, head)] {
+            for bit in 0..64 {
+                let file = tempfile::tempfile().expect("a file");
+                let table = Table::create(&file, 5).expect("made");
+                let mut bytes = [0; 8];
+                rustix::io::pread(&file, &mut bytes, word as u64).expect("read");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                rustix::io::pwrite(&file, &bytes, word as u64).expect("written");
+                drop(table);
+                assert!(Table::map_of(&file, 5).expect("mapped").is_some(), "{word}, {bit}");
+                assert!(Table::map_of(&file, 6).expect("mapped").is_none(), "{word}, {bit}");
+            }
+        }
     }
 
     #[test]

@@ -14,6 +14,8 @@ use tatami_wire::{Errno, Ino, Piece};
 
 /// Where spares and their tables lie, within the data directory.
 pub(crate) const LENT_DIR: &str = "lent";
+/// Ends the name of a file of which nobody knows what it stood for.
+const ASIDE: &str = ".lost";
 /// Most tables at a time: one for each mount of the node.
 const TABLES_MAX: usize = 64;
 /// File systems that write a page of a file where it lies, so that memory shared through it
@@ -53,12 +55,12 @@ impl Spares {
         for entry in Dir::read_from(&self.dir)? {
             names.extend(entry?.file_name().to_str().map(str::to_owned));
         }
-        names.retain(|name| !name.starts_with('.'));
+        names.retain(|name| !name.starts_with('.') && !name.ends_with(ASIDE));
         for (name, id) in names.clone().iter().filter_map(|name| Some((name, parse_table(name)?))) {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let file = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?;
             // After a power cut there may be anything in it.
-            let table = Table::map(file).ok().filter(|table| table.boot() == self.boot);
+            let table = Table::map_of(file, self.boot).ok().flatten();
             if let Some(table) = table
                 && self.finish(objects, id, &table).is_err()
             {
@@ -107,10 +109,15 @@ impl Spares {
     fn finish(&self, objects: BorrowedFd<'_>, id: u64, table: &Table) -> rustix::io::Result<()> {
         table.end();
         for slot in 0..SLOTS {
+            let name = spare_name(id, slot);
+            let size = self.size_of(&name);
+            if size.is_some_and(|size| !table.mend(slot, size > 0)) {
+                self.set_aside(&name, size)?;
+                continue;
+            }
             if let Some(ino) = table.stands_for(slot) {
                 table.take(ino);
             }
-            let name = spare_name(id, slot);
             // Of one that was taken before, the file is an object, unless the daemon died.
             if let Some(ino) = table.was_taken_for(slot)
                 && self.size_of(&name).is_some()
@@ -119,6 +126,22 @@ impl Spares {
             }
             self.remove(&name);
         }
+        Ok(())
+    }
+
+    /// Keeps the bytes of a file of which nobody knows what it stood for.
+    fn set_aside(&self, name: &str, size: Option<i64>) -> rustix::io::Result<()> {
+        if size == Some(0) {
+            self.remove(name);
+            return Ok(());
+        }
+        let aside = format!("{name}{ASIDE}");
+        rustix::fs::renameat(&self.dir, name, &self.dir, &aside)?;
+        tracing::error!(
+            file = format!("{LENT_DIR}/{aside}"),
+            "the table that says of which file these bytes are is damaged: a file that was written lately lacks them. \
+             Copy them to where they belong, and remove this file"
+        );
         Ok(())
     }
 

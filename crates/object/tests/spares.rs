@@ -152,13 +152,57 @@ fn a_daemon_that_starts_makes_objects_of_what_its_predecessor_lent() {
     assert_eq!(left_behind(dir.path()), 0);
 }
 
+/// Wherever a bit of the table is flipped, a daemon that starts makes of each file the object that it stood for.
+#[test]
+fn a_flipped_bit_of_a_table_changes_nothing() {
+    for at in 0..1100 {
+        let loan = Loan::new();
+        loan.lend(0, Ino(2), b"a");
+        loan.lend(1, Ino(0x0120_0345), b"bc");
+        loan.store.spare(TABLE, 2).expect("a spare");
+        let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
+        let mut bytes = std::fs::read(&path).expect("read");
+        bytes[at] ^= 1 << (at * 5 % 8);
+        let Loan { dir, store, table } = loan;
+        drop((store, table));
+        std::fs::write(&path, bytes).expect("written");
+        let store = ObjectStore::open(dir.path()).expect("opens");
+        assert_eq!(objects(&store), [Ino(2), Ino(0x0120_0345)], "byte {at}");
+        assert_eq!(content(&store, Ino(2)), b"a", "byte {at}");
+        assert_eq!(content(&store, Ino(0x0120_0345)), b"bc", "byte {at}");
+        assert_eq!(left_behind(dir.path()), 0, "byte {at}");
+    }
+}
+
+/// Bytes of which nobody can tell any more whose they are become nobody's, and are kept.
+#[test]
+fn bytes_without_an_owner_are_kept_aside() {
+    let loan = Loan::new();
+    loan.lend(0, INO, b"abc");
+    let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
+    let mut bytes = std::fs::read(&path).expect("read");
+    bytes[32..40].fill(0x7f);
+    let Loan { dir, store, table } = loan;
+    drop((store, table));
+    std::fs::write(&path, bytes).expect("written");
+    for _ in 0..2 {
+        let store = ObjectStore::open(dir.path()).expect("opens");
+        assert_eq!(objects(&store), []);
+        let aside = dir.path().join(format!("lent/{TABLE:016x}.00.lost"));
+        assert_eq!(std::fs::read(aside).expect("kept"), b"abc");
+        assert_eq!(left_behind(dir.path()), 1);
+    }
+}
+
 #[test]
 fn after_a_power_cut_a_table_says_nothing() {
     let loan = Loan::new();
     loan.lend(0, Ino(1), b"a");
     let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
     let mut bytes = std::fs::read(&path).expect("read");
+    // Another boot, and the check of that.
     bytes[8] ^= 1;
+    bytes[1056] ^= 1;
     std::fs::write(&path, bytes).expect("written");
     let Loan { dir, store, table } = loan;
     drop((store, table));
