@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tatami_cluster::mounted::places;
+use tatami_cluster::mounted::{places, sealed, unsealed};
 use tatami_cluster::trusted::TrustedDir;
 use tatami_mount::UnmountError;
 
@@ -54,7 +54,7 @@ impl MountRecord {
     /// # Errors
     /// When that is possible nowhere.
     pub fn save(&self) -> Outcome {
-        let text = toml::to_string(self).context(|| "record of a mount".to_owned())?;
+        let text = sealed(&toml::to_string(self).context(|| "record of a mount".to_owned())?);
         let write = |place: &Path| {
             TrustedDir::open_or_create(place, Mode::from_raw_mode(0o755))?;
             forget_gone(place);
@@ -77,7 +77,9 @@ impl MountRecord {
     }
 
     fn read(file: &Path) -> Option<MountRecord> {
-        let record: MountRecord = toml::from_str(&std::fs::read_to_string(file).ok()?).ok()?;
+        // Of one that is damaged there is another in the other place; without both it is as if nobody had noted the mount.
+        let text = std::fs::read_to_string(file).ok()?;
+        let record: MountRecord = toml::from_str(unsealed(&text)?).ok()?;
         record.process.may_be_from(file).then_some(record)
     }
 

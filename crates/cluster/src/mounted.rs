@@ -8,6 +8,23 @@ use serde::Deserialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+/// Begins the last line of a note, which ends with the CRC-32C of all before it in hexadecimal digits.
+const CHECKSUM: &str = "# checksum of all above: ";
+
+/// The text of a note with its checksum.
+pub fn sealed(text: &str) -> String {
+    format!("{text}{CHECKSUM}{:08x}\n", crc32c::crc32c(text.as_bytes()))
+}
+
+/// The text of a note; nothing where it does not fit its checksum. Notes of earlier versions have none.
+pub fn unsealed(note: &str) -> Option<&str> {
+    let Some((text, sum)) = note.rsplit_once(CHECKSUM) else {
+        // What is left of a checksum is a comment, and such notes have no other.
+        return (!note.contains("\n#")).then_some(note);
+    };
+    (sum.trim_end() == format!("{:08x}", crc32c::crc32c(text.as_bytes()))).then_some(text)
+}
+
 /// Where notes lie by path: the superuser's, and those of this user.
 pub fn places() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
@@ -56,7 +73,7 @@ impl Home {
 
     fn read(place: &Path, path: &Path) -> Option<Home> {
         let text = std::fs::read_to_string(place.join(mountinfo::as_file_name(path))).ok()?;
-        let home: Home = toml::from_str(&text).ok()?;
+        let home: Home = toml::from_str(unsealed(&text)?).ok()?;
         (home.path == path).then_some(home)
     }
 }
@@ -64,6 +81,31 @@ impl Home {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_flipped_bit_of_a_note_makes_none_of_it() {
+        let place = tempfile::tempdir().unwrap();
+        let path = Path::new("/mnt/a b");
+        let text = sealed("path = \"/mnt/a b\"\ndir = \"/vol\"\nnode = 3\n");
+        let home = Home { path: path.into(), dir: "/vol".into(), node: 3 };
+        let file = place.path().join(mountinfo::as_file_name(path));
+        for bit in 0..text.len() * 8 {
+            let mut bytes = text.clone().into_bytes();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&file, bytes).unwrap();
+            let read = Home::read(place.path(), path);
+            assert!(read.is_none() || read.as_ref() == Some(&home), "bit {bit}: {read:?}");
+        }
+        std::fs::write(&file, &text).unwrap();
+        assert_eq!(Home::read(place.path(), path), Some(home));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_text_is_a_note_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = unsealed(&String::from_utf8_lossy(&bytes));
+        }
+    }
 
     #[test]
     fn a_note_is_read_by_its_path() {

@@ -94,6 +94,20 @@ mod tests {
         assert_eq!(file.read(), HashSet::from([UNKNOWN]));
     }
 
+    #[test]
+    fn a_flipped_bit_of_the_list_is_somebody_unknown() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = HoldersFile::at(dir.path().join("holders"));
+        file.write(&[ClientId([1; 16]), ClientId([2; 16])]).expect("written");
+        let good = std::fs::read(file.path()).expect("read");
+        for bit in 0..good.len() * 8 {
+            let mut bytes = good.clone();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(file.path(), bytes).expect("written");
+            assert_eq!(file.read(), HashSet::from([UNKNOWN]), "bit {bit}");
+        }
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
