@@ -208,6 +208,17 @@ mod tests {
         }
     }
 
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_a_marker_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..100)) {
+            let _ = Marker::parse(&bytes);
+            let _ = member(&String::from_utf8_lossy(&bytes));
+            // One whose checksum is right, and nothing else.
+            let line = format!("tatami-container {}", String::from_utf8_lossy(&bytes));
+            let _ = Marker::parse(format!("{line} {:08x}\n", crc32c::crc32c(line.as_bytes())).as_bytes());
+        }
+    }
+
     #[test]
     fn names_tell_what_they_are() {
         let (one, other) = (Name { open: 7, rank: 3 }, Name { open: u64::MAX, rank: 0 });

@@ -197,3 +197,18 @@ impl Published {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_an_index_or_none(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..200)) {
+            let _ = Published::decode(&bytes);
+            let mut sealed = [&MAGIC[..], &VERSION.to_le_bytes(), &bytes].concat();
+            sealed.extend(crc32c::crc32c(&sealed).to_le_bytes());
+            let _ = Published::decode(&sealed);
+        }
+    }
+}
