@@ -114,6 +114,39 @@ fn what_a_dead_job_left_is_told_and_recovered() {
 }
 
 #[test]
+fn a_damaged_journal_is_told_and_its_loss_accepted() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let os = path.as_os_str();
+    job(&path, true);
+    let entries = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+    let is_journal =
+        |path: &std::path::PathBuf| path.file_name().unwrap().to_string_lossy().starts_with("j.");
+    let journal = entries.filter(is_journal).min().unwrap();
+    let mut bytes = std::fs::read(&journal).unwrap();
+    // The stamp of the only tile of rank 0.
+    let tile = bytes.chunks(8).position(|word| word[..2] == [2, 8]).unwrap();
+    bytes[tile * 8 + 16] ^= 1;
+    std::fs::write(&journal, bytes).unwrap();
+    let name = journal.to_str().unwrap();
+    let told = [name, "damaged at byte", "tatami recover --accept-loss"];
+    for verb in ["where", "relayout", "recover"] {
+        run([verb.as_ref(), os]).fails(1, &told);
+    }
+    let json = run(["recover".as_ref(), "--accept-loss".as_ref(), "--json".as_ref(), os]);
+    let json = json.works().json();
+    let job = &json["files"][0]["recovered"][0];
+    assert_eq!(job["damaged"].as_array().map(Vec::len), Some(1), "{job}");
+    assert_eq!(job["bytes"], 80_000, "{job}");
+    run(["relayout".as_ref(), os]).works();
+    let left = std::fs::read(&path).unwrap();
+    let is_lost = |at: usize| (at as u64 / BLOCK).is_multiple_of(u64::from(RANKS));
+    let right = expected();
+    assert_eq!(left.len(), right.len());
+    assert!((0..left.len()).all(|at| left[at] == if is_lost(at) { 0 } else { right[at] }));
+}
+
+#[test]
 fn what_is_no_container_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();
     let plain = dir.path().join("plain");
