@@ -10,7 +10,8 @@ use tatami_tests::job::client;
 use tatami_tests::{Cluster, Setup};
 use tatami_wire::job::{JobOp, JobTold};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
-use tatami_wire::{Cred, Ino};
+use tatami_wire::tiles::Growth;
+use tatami_wire::{Access, Cred, Ino, NodeId};
 
 /// No wait in these tests is longer.
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -153,4 +154,41 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
     ranks[0].unlock().expect("unlock");
     drop(ranks);
     cluster.finish();
+}
+
+/// One rank has the file open for all. When that rank dies, its pieces stay open as long as any other lives: a rank that
+/// goes on writing must find its journal kept.
+#[test]
+fn a_file_stays_open_as_long_as_any_rank_of_the_open_lives() {
+    let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
+    let (first, other, looks) = (client(&cluster, 0), client(&cluster, 1), client(&cluster, 1));
+    let (name, layout) = (b"f", NewNode::File(first.new_layout()));
+    let made = first.create(&Cred::ROOT, Ino::ROOT, name, layout, 0o644, 0, true, None);
+    let ino = made.expect("create").attr.ino;
+    first.open(&Cred::ROOT, ino, Access::BOTH).expect("open");
+    first.add_pieces(&Cred::ROOT, ino, vec![(NodeId(1), 1)]).expect("a piece");
+    let growth = || {
+        let pieces = looks.raw_tiles(ino).expect("tiles").pieces;
+        pieces.first().map(|piece| piece.growth)
+    };
+    let presence = other.stand_in(first.id(), ino).expect("a connection");
+    drop(first);
+    let lease_is_over = Instant::now() + Duration::from_secs(5);
+    while Instant::now() < lease_is_over {
+        assert_eq!(growth(), Some(Growth::Open), "a rank lives");
+        pause();
+    }
+    drop(presence);
+    let deadline = Instant::now() + PATIENCE;
+    while growth() == Some(Growth::Open) {
+        assert!(Instant::now() < deadline, "the pieces of a job that is gone are closed");
+        pause();
+    }
+    cluster.finish();
+}
+
+/// Between two looks.
+fn pause() {
+    #[allow(clippy::disallowed_methods)] // a lease ends without an event
+    std::thread::sleep(Duration::from_millis(50));
 }

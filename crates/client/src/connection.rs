@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tatami_wire::frame::{self, Class, FrameError, HEADER_LEN, Header};
 use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
-use tatami_wire::object::ObjectResult;
+use tatami_wire::object::{OPEN_MAX, ObjectResult};
 use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
 
 /// Where a daemon listens.
@@ -368,10 +368,23 @@ impl Connection {
         class: Class,
         seq: u64,
     ) -> Result<(R, Option<OwnedFd>), FrameError> {
-        let mut fd = None;
+        let (reply, fds) = self.receive_with_fds(class, seq)?;
+        Ok((reply, fds.into_iter().next()))
+    }
+
+    /// Receives a reply that may bring open files along, at most [`OPEN_MAX`].
+    ///
+    /// # Errors
+    /// Any of [`FrameError`]; the connection is then of no further use.
+    pub fn receive_with_fds<R: DeserializeOwned>(
+        &mut self,
+        class: Class,
+        seq: u64,
+    ) -> Result<(R, Vec<OwnedFd>), FrameError> {
+        let mut found = Vec::new();
         while self.end - self.start < HEADER_LEN {
             self.make_room();
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_MAX))];
             let mut ancillary = RecvAncillaryBuffer::new(&mut space);
             let mut bufs = [IoSliceMut::new(&mut self.input[self.end..])];
             let flags = RecvFlags::CMSG_CLOEXEC;
@@ -382,14 +395,14 @@ impl Connection {
                 return Err(FrameError::Closed);
             }
             for message in ancillary.drain() {
-                if let RecvAncillaryMessage::ScmRights(mut fds) = message {
-                    fd = fds.next().or(fd);
+                if let RecvAncillaryMessage::ScmRights(fds) = message {
+                    found.extend(fds);
                 }
             }
             self.end += got;
         }
         let header = self.receive_header()?;
-        Ok((self.receive_body(&header, class, seq)?, fd))
+        Ok((self.receive_body(&header, class, seq)?, found))
     }
 
     /// Whether the daemon has closed an idle connection.

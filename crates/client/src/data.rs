@@ -207,6 +207,29 @@ impl DataFile {
         Ok(file.clone())
     }
 
+    /// The backing files of this object and of `more` of the same file on this node, which are made where they
+    /// are not there: one request for all of them, at most [`OPEN_MAX`](tatami_wire::object::OPEN_MAX).
+    ///
+    /// # Errors
+    /// Those of the disk; `EINVAL` for an object of another node; `ENFILE` where this process has no room for them.
+    pub fn make_local_files(&self, more: &[Piece]) -> Result<Vec<OwnedFd>, Errno> {
+        let Place::Here { peer, .. } = &self.place else { return Err(Errno::EINVAL) };
+        let op = ObjectOp::OpenSeveral { more: more.to_vec() };
+        let fds = self.renewing(|cap| {
+            peer.data(|connection| {
+                let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
+                connection.send(Class::Object, 0, &call, &[])?;
+                let (result, fds): (ObjectResult, _) =
+                    connection.receive_with_fds(Class::Object, 0)?;
+                Ok(result.map(|_| fds))
+            })?
+        })?;
+        // The kernel takes away those for which this process has no room.
+        let last = fds.iter().max_by_key(|fd| fd.as_raw_fd());
+        let is_whole = fds.len() == 1 + more.len() && !last.is_none_or(is_among_last);
+        if is_whole { Ok(fds) } else { Err(Errno::ENFILE) }
+    }
+
     /// Asks for a descriptor.
     pub(crate) fn descriptor(
         &self,

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::handshake::Role;
-use tatami_wire::{EXECUTORS_MAX, Errno, NodeId};
+use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};
 
 /// First and longest pause between attempts to reach a daemon that is away.
 const PAUSE_FIRST: Duration = Duration::from_millis(2);
@@ -286,6 +286,13 @@ impl Peer {
         self.way.refused(&self.node, e)
     }
 
+    /// A connection for bytes in the name of another client of the same user.
+    pub(crate) fn connect_as(&self, client: ClientId) -> Result<Connection, ConnectError> {
+        let Way { endpoint, caller, .. } = &*self.way;
+        let caller = Caller { client, ..caller.clone() };
+        Connection::open_to(endpoint, 0, &caller, Role::Data, 0, self.way.patience())
+    }
+
     fn log_broken(&self, what: &str, e: &FrameError) {
         tracing::warn!(node = self.node.0, error = %e, "{what} broken off; trying again");
     }
@@ -298,7 +305,6 @@ fn is_timeout(e: &FrameError) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tatami_wire::ClientId;
 
     #[test]
     fn executors_are_made_as_they_are_met() {

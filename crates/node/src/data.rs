@@ -15,7 +15,7 @@ use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use tatami_wire::frame::{self, Class, FrameError, Header, PAYLOAD_MAX};
-use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
+use tatami_wire::object::{OPEN_MAX, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
 /// Answers are sent at the latest when so many bytes of them are waiting.
@@ -68,7 +68,7 @@ enum Extra {
     Nothing,
     /// Pages, and behind them the first bytes of `Connection::payload`.
     Payload(Option<Pages>, usize),
-    Descriptor(OwnedFd),
+    Descriptors(Vec<OwnedFd>),
 }
 
 impl Connection<'_> {
@@ -161,12 +161,13 @@ impl Connection<'_> {
                 Stream::Tcp(_) => Err(Errno::EOPNOTSUPP),
                 Stream::Unix(_) => objects
                     .open_fd(ino, piece, call.cap.access, create)
-                    .map(|fd| (ObjectReply::Opened, Extra::Descriptor(fd))),
+                    .map(|fd| (ObjectReply::Opened, Extra::Descriptors(vec![fd]))),
             },
+            ObjectOp::OpenSeveral { ref more } => self.open_several(call, more),
             ObjectOp::Borrow { table } => self.borrow(table),
             ObjectOp::Spare { table, slot } => self.may_borrow().and_then(|()| {
                 let fd = objects.spare(table, slot.into())?;
-                Ok((ObjectReply::Opened, Extra::Descriptor(fd)))
+                Ok((ObjectReply::Opened, Extra::Descriptors(vec![fd])))
             }),
             ObjectOp::CopyFrom { source, source_piece, source_offset, offset, len } => {
                 let from = (source.ino, source_piece);
@@ -184,7 +185,27 @@ impl Connection<'_> {
         }
         let fd = self.shared.objects.lend(table)?;
         self.table = Some(table);
-        Ok((ObjectReply::Opened, Extra::Descriptor(fd)))
+        Ok((ObjectReply::Opened, Extra::Descriptors(vec![fd])))
+    }
+
+    /// Opens an object and more of the same inode, and makes those that are not there.
+    fn open_several(
+        &self,
+        call: &ObjectCall,
+        more: &[Piece],
+    ) -> Result<(ObjectReply, Extra), Errno> {
+        if matches!(self.stream, Stream::Tcp(_)) {
+            return Err(Errno::EOPNOTSUPP);
+        }
+        if more.len() >= OPEN_MAX {
+            return Err(Errno::EINVAL);
+        }
+        let all = std::iter::once(&call.piece).chain(more);
+        let open = |piece: &Piece| {
+            self.shared.objects.open_fd(call.cap.ino, *piece, call.cap.access, true)
+        };
+        let fds = all.map(open).collect::<Result<Vec<_>, Errno>>()?;
+        Ok((ObjectReply::Opened, Extra::Descriptors(fds)))
     }
 
     /// Whoever borrows says for which inode a file stands, so it is believed.
@@ -314,10 +335,10 @@ impl Connection<'_> {
                     self.payload = payload;
                 }
             }
-            Extra::Descriptor(fd) => {
+            Extra::Descriptors(fds) => {
                 self.flush(&[])?;
                 frame::encode(&mut self.out, Class::Object, seq, &result, 0);
-                let sent = send_with_fd(self.stream, &self.out, fd.as_fd())?;
+                let sent = send_with_fds(self.stream, &self.out, &fds)?;
                 self.out.drain(..sent);
                 self.flush(&[])?;
             }
@@ -343,10 +364,10 @@ impl Connection<'_> {
     }
 }
 
-/// Sends the first bytes of `frame`, and `fd` with the first of them.
-fn send_with_fd(stream: &Stream, frame: &[u8], fd: BorrowedFd<'_>) -> io::Result<usize> {
-    let fds = [fd];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends the first bytes of `frame`, and the descriptors, at most [`OPEN_MAX`], with the first of them.
+fn send_with_fds(stream: &Stream, frame: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
+    let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !ancillary.push(SendAncillaryMessage::ScmRights(&fds)) {
         return Err(io::Error::other("no room for a descriptor"));

@@ -60,6 +60,9 @@ pub struct Cap {
 
 const PURPOSE: &str = "cap";
 
+/// Bytes of a capability that is passed on: inode, time, access, signature.
+pub const CAP_LEN: usize = 8 + 8 + 1 + 16;
+
 impl Cap {
     /// Signs a capability that lasts [`CAP_LIFETIME_SEC`] from `now`.
     pub fn sign(key: &VolumeKey, ino: Ino, access: Access, now: Timestamp) -> Cap {
@@ -93,6 +96,32 @@ impl Cap {
         Ok(())
     }
 
+    /// Its bytes, by which the holder passes it on to processes that work for the same user.
+    pub fn to_bytes(&self) -> [u8; CAP_LEN] {
+        let mut bytes = [0; CAP_LEN];
+        bytes[..17].copy_from_slice(&Self::message(self.ino, self.access, self.expires));
+        bytes[17..].copy_from_slice(&self.mac);
+        bytes
+    }
+
+    /// What [`Cap::to_bytes`] made bytes of. Whether it is genuine is judged where it is used.
+    pub fn from_bytes(bytes: &[u8; CAP_LEN]) -> Cap {
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            word
+        };
+        let mut mac = [0; 16];
+        mac.copy_from_slice(&bytes[17..]);
+        let access = Access { read: bytes[16] & 1 != 0, write: bytes[16] & 2 != 0 };
+        Cap {
+            ino: Ino(u64::from_le_bytes(word(0))),
+            access,
+            expires: i64::from_le_bytes(word(8)),
+            mac,
+        }
+    }
+
     fn message(ino: Ino, access: Access, expires: i64) -> [u8; 17] {
         let mut m = [0; 17];
         m[..8].copy_from_slice(&ino.0.to_le_bytes());
@@ -117,6 +146,7 @@ mod tests {
         assert_eq!(cap.check(&key, Ino(5), Access::WRITE, now), Err(Errno::EACCES));
         let late = now.plus_sec(CAP_LIFETIME_SEC + 1);
         assert_eq!(cap.check(&key, Ino(5), Access::READ, late), Err(Errno::EKEYEXPIRED));
+        assert_eq!(Cap::from_bytes(&cap.to_bytes()), cap);
         let other = VolumeKey::new([8; 32]);
         assert_eq!(cap.check(&other, Ino(5), Access::READ, now), Err(Errno::EKEYREJECTED));
         let forged = Cap { access: Access::BOTH, ..cap };

@@ -74,7 +74,13 @@ pub enum ObjectOp {
     /// for is an object when the answer comes. `ENOENT` without such a table, and then
     /// all that it had lent is. → `Opened` with one descriptor
     Spare { table: u64, slot: u16 },
+    /// As `OpenFd` with `create`, of the object and of `more` of the same inode, at most [`OPEN_MAX`] in all: a
+    /// writer gets all descriptors of its piece with one request. → `Opened` with a descriptor for each, in this order
+    OpenSeveral { more: Vec<Piece> },
 }
+
+/// Most descriptors that one answer brings along. The kernel passes 253 at a time (`SCM_MAX_FD`).
+pub const OPEN_MAX: usize = 128;
 
 impl ObjectOp {
     /// What the capability must allow.
@@ -88,7 +94,8 @@ impl ObjectOp {
             | ObjectOp::Allocate { .. }
             | ObjectOp::CopyFrom { .. }
             | ObjectOp::Borrow { .. }
-            | ObjectOp::Spare { .. } => Access::WRITE,
+            | ObjectOp::Spare { .. }
+            | ObjectOp::OpenSeveral { .. } => Access::WRITE,
             ObjectOp::OpenFd { create } => Access { read: false, write: *create },
             ObjectOp::Sync { .. } | ObjectOp::Stat => Access { read: false, write: false },
         }

@@ -1,0 +1,45 @@
+//! A process that keeps the client of another process alive.
+//!
+//! What a client has open it loses a lease after its last connection to the shard's node. Processes that work on one
+//! file together have it opened by one of them. As long as any of them lives the file must stay open, so each has a
+//! connection there in the name of that client. It asks for nothing.
+
+use crate::Client;
+use crate::connection::Connection;
+use parking_lot::Mutex;
+use tatami_wire::{ClientId, Errno, Ino};
+
+/// While it lives and the node's daemon does not end, the client in whose name it was made counts as connected.
+pub struct Presence {
+    connection: Mutex<Connection>,
+}
+
+impl std::fmt::Debug for Presence {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Presence").finish_non_exhaustive()
+    }
+}
+
+impl Presence {
+    /// Whether the connection is still there.
+    pub fn is_there(&self) -> bool {
+        !self.connection.lock().is_stale()
+    }
+}
+
+impl Client {
+    /// Counts as `client`, one of the same user, at the node of the shard that has `ino`. Costs no request.
+    ///
+    /// # Errors
+    /// `EACCES` where that client is another user's, `EHOSTDOWN` when the daemon does not answer.
+    pub fn stand_in(&self, client: ClientId, ino: Ino) -> Result<Presence, Errno> {
+        let executor = self.owner(ino.shard()).ok_or(Errno::ESTALE)?;
+        let opened = self.peer(executor.node)?.connect_as(client);
+        let connection = opened.map_err(|e| match e.may_pass() {
+            _ if e.lacks_descriptors() => Errno::ENFILE,
+            true => Errno::EHOSTDOWN,
+            false => e.errno(),
+        })?;
+        Ok(Presence { connection: Mutex::new(connection) })
+    }
+}
