@@ -80,14 +80,14 @@ static void invite(struct file *file, const char *const *hints, const struct arr
 }
 
 /* Rank 0 makes or finds the file; then all ranks open it. */
-static int open_together(struct file *file, const char *const *hints, int error)
+static int open_together(struct file *file, const char *const *hints, int claim, int error)
 {
   struct invitation invitation = {.token_len = TIO_TOKEN_MAX};
   struct arrival own = {.error = error};
   struct arrival *all = file->rank == 0 ? calloc((size_t)file->ranks, sizeof *all) : NULL;
   if (file->rank == 0 && all == NULL)
     PMPI_Abort(file->comm, MPI_ERR_NO_MEM);
-  if (tio_node(file->path, &own.node) < 0)
+  if (tio_node(file->path, claim, &own.node) < 0)
     own.node = 0;
   int told = collect(file, &own, sizeof own, all);
   if (file->rank == 0)
@@ -171,7 +171,7 @@ static int prepare(struct file *file, const char *path, MPI_Info info)
   return error != MPI_SUCCESS ? error : check_amode(file->amode);
 }
 
-static int open_ours(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *handle)
+static int open_ours(MPI_Comm comm, const char *path, int claim, int amode, MPI_Info info, MPI_File *handle)
 {
   struct file *file = file_new(path, amode);
   /* Without memory for this much, the other ranks are left waiting: there is no way to tell them. */
@@ -183,7 +183,7 @@ static int open_ours(MPI_Comm comm, const char *path, int amode, MPI_Info info, 
   PMPI_Comm_size(file->comm, &file->ranks);
   const char **hints = hints_of(info);
   int error = prepare(file, path, info);
-  error = open_together(file, hints, hints == NULL ? MPI_ERR_NO_MEM : error);
+  error = open_together(file, hints, claim, hints == NULL ? MPI_ERR_NO_MEM : error);
   hints_free(hints);
   if (error == MPI_SUCCESS && (amode & MPI_MODE_APPEND))
     error = start_at_end(file);
@@ -205,7 +205,7 @@ int our_File_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI
   if (error != MPI_SUCCESS || answer == 0)
     return REAL(File_open)(comm, path, amode, info, handle);
   *handle = MPI_FILE_NULL;
-  return fail_no_file(answer < 0 ? class_of(answer) : open_ours(comm, path, amode, info, handle));
+  return fail_no_file(answer < 0 ? class_of(answer) : open_ours(comm, path, answer, amode, info, handle));
 }
 
 int our_File_close(MPI_File *handle)

@@ -1,6 +1,7 @@
 //! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own: the layer
 //! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -575,11 +576,10 @@ fn requests(cluster: &Cluster) -> u64 {
 
 /// What one more of what the program `counted` does costs, in requests: two runs are compared. Housekeeping and
 /// what mounts happen to know are no part of it, so the least of several is what counts.
-fn cost(least: usize, mut run: impl FnMut(u64) -> u64) -> f64 {
-    const COUNTS: [u64; 2] = [4, 104];
+fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 {
     let once = |_| {
-        let [few, many] = COUNTS.map(&mut run);
-        (many as f64 - few as f64) / (COUNTS[1] - COUNTS[0]) as f64
+        let [few, many] = counts.map(&mut run);
+        (many as f64 - few as f64) / (counts[1] - counts[0]) as f64
     };
     (0..least).map(once).fold(f64::MAX, f64::min)
 }
@@ -597,7 +597,7 @@ fn shared_pointers_and_atomic_mode_cost_a_request_each() {
         // has become: its version and its size.
         for (how, most) in [("shared", 1.0), ("atomic", 2.0 * (2.0 + 2.0))] {
             let mut round = 0;
-            let cost = cost(3, |count| {
+            let cost = cost(3, [4, 104], |count| {
                 round += 1;
                 let (before, file) = (requests(&cluster), format!("@/{mpi}.{how}.{round}"));
                 let mut command = launch(&cluster, mpi, RANKS, &what);
@@ -609,6 +609,102 @@ fn shared_pointers_and_atomic_mode_cost_a_request_each() {
             println!("{mpi}, {how}: {each} requests an operation");
             assert!(each <= most + 0.5, "{mpi}, {how}: {each} requests an operation");
         }
+    }
+    cluster.finish();
+}
+
+/// Requests about names and bytes to all nodes so far.
+fn all_requests(cluster: &Cluster) -> u64 {
+    let status = cluster.status();
+    let nodes = status["nodes"].as_array().expect("nodes");
+    let of = |node: &serde_json::Value| {
+        ["meta_requests", "object_requests"].map(|kind| node[kind].as_u64().expect("a number"))
+    };
+    nodes.iter().flat_map(of).sum()
+}
+
+/// To make a file together, write a block a rank and close it costs 4 requests, one for each node, and one for each rank
+/// that writes (or node, if those are more). A file in which nobody writes costs its ranks none.
+#[test]
+fn an_open_costs_few_requests_however_many_ranks() {
+    const PATIENCE: Duration = Duration::from_secs(60);
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    for mpi in MPIS {
+        let what = Pair::compile(mpi, &sources().join("e2e/mpi_programs/counted.c"), "");
+        for (how, ranks, most) in [
+            ("write", 1, 4 + 1 + 1),
+            ("write", 4, 4 + 4 + 4),
+            ("write", 8, 4 + 4 + 8),
+            ("open", 8, 4 + 4),
+        ] {
+            let (mut round, deadline) = (0, Instant::now() + PATIENCE);
+            // Housekeeping is counted, too, and a mount asks more while others look at its directory, as when a job begins.
+            loop {
+                let each = cost(1, [4, 24], |count| {
+                    round += 1;
+                    let file = format!("@/{mpi}.{how}.{ranks}.{round}");
+                    let before = all_requests(&cluster);
+                    let mut command = launch(&cluster, mpi, ranks, &what);
+                    let said = run(command.arg(file).args([&count.to_string(), how]));
+                    assert!(said.out.contains("all values right"), "{mpi}: {}", said.out);
+                    all_requests(&cluster) - before
+                });
+                println!("{mpi}, {ranks} ranks, {how}: {each} requests a file");
+                if each <= f64::from(most) + 0.5 {
+                    break;
+                }
+                assert!(Instant::now() < deadline, "{mpi}, {ranks} ranks, {how}: {each} requests");
+            }
+        }
+    }
+    cluster.finish();
+}
+
+/// System calls of one process, by name, as strace tells of them. Waiting for other ranks is no part of the work.
+fn system_calls(log: &Path) -> BTreeMap<String, u64> {
+    let mut calls = BTreeMap::new();
+    for line in fs::read_to_string(log).expect("what strace wrote").lines() {
+        // "PID name(arguments) = result"; what goes on later is "PID <... name resumed>".
+        let call = line.split_once(' ').map_or("", |(_, call)| call.trim_start());
+        if let Some((name, _)) = call.split_once('(') {
+            *calls.entry(name.to_owned()).or_default() += 1;
+        }
+    }
+    calls
+}
+
+/// A rank that makes a file, writes a block and closes it makes few system calls, of which none is a statfs(2), and none
+/// reads the mount table.
+#[test]
+fn an_open_costs_few_system_calls() {
+    const COUNTS: [u64; 2] = [5, 25];
+    /// Five of them are requests of two calls each; in a debug build each close is two.
+    const MOST: u64 = 60;
+    /// Calls by which a process waits for others.
+    const WAITS: [&str; 6] = ["sched_yield", "poll", "epoll_wait", "futex", "clock_nanosleep", "<"];
+    let _turn = ONE_AT_A_TIME.lock();
+    let cluster = Cluster::start(NODES);
+    let dir = tempfile::tempdir().expect("a directory");
+    for mpi in MPIS {
+        let what = Pair::compile(mpi, &sources().join("e2e/mpi_programs/counted.c"), "");
+        let [few, many] = COUNTS.map(|count| {
+            let log = dir.path().join("log");
+            let mut command = launch(&cluster, mpi, 1, Path::new("strace"));
+            command.args(["-f", "-o"]).arg(&log).arg(&what).arg(format!("@/{mpi}.{count}"));
+            run(command.args([&count.to_string(), "write"]));
+            system_calls(&log)
+        });
+        let more = |(name, n): (&String, &u64)| {
+            let each = n.saturating_sub(few.get(name).copied().unwrap_or(0));
+            let waits = WAITS.iter().any(|wait| name.starts_with(wait));
+            (!waits && each > 0).then(|| (name.clone(), each))
+        };
+        let each: BTreeMap<String, u64> = many.iter().filter_map(more).collect();
+        let sum: u64 = each.values().sum::<u64>() / (COUNTS[1] - COUNTS[0]);
+        println!("{mpi}: {sum} system calls a file: {each:?}");
+        assert!(sum <= MOST, "{mpi}: {sum} system calls a file: {each:?}");
+        assert_eq!(each.get("statfs"), None, "{mpi}: {each:?}");
     }
     cluster.finish();
 }

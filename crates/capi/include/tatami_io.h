@@ -28,7 +28,7 @@ extern "C" {
 #endif
 
 /* Raised when a function changes its meaning. tio_version() tells that of the loaded library. */
-#define TIO_VERSION 2
+#define TIO_VERSION 3
 uint32_t tio_version(void);
 
 typedef struct tio_file tio_file;   /* one rank's handle of one open */
@@ -63,8 +63,9 @@ typedef struct tio_shape tio_shape; /* a datatype without its basic types; refer
  * kind "ufs:", "nfs:" mean that the caller wants another driver: not ours.
  */
 
-/* 1: open this path here; 0: leave it to the MPI library; < 0: an error that the open should report. Cheap for paths
- * that are not ours (a statx of the path and a statfs of its file system).
+/* 1 or 2: open this path here (2 where a file of a volume is named by a link); 0: leave it to the MPI library; < 0: an
+ * error that the open should report. Cheap for paths that are not ours (a statx of the path, or of its directory, and a
+ * poll of the mount table).
  * A file on a mount of a Tatami volume is ours where this process may read the volume's key. Paths may be relative, and may lead through symbolic links. Must be asked on one rank, and the
  * answer be told to the others: another rank may see the file a moment later. */
 int tio_claims(const char *path, int flags, const char *const *hints);
@@ -106,8 +107,9 @@ int64_t tio_unpack(const void *dense, size_t dense_len, void *to, uint64_t count
  *   5. if tio_open failed on any rank, those where it did not fail call tio_close.
  * The handle starts with the byte view (displacement 0, etype and filetype one byte) in a first view epoch.
  */
-#define TIO_TOKEN_MAX 512
-int tio_node(const char *path, uint32_t *node); /* this process's node as far as the path is concerned */
+#define TIO_TOKEN_MAX 4096
+/* This process's node as far as the path is concerned. `claim`: what tio_claims told rank 0. */
+int tio_node(const char *path, int claim, uint32_t *node);
 /* `nodes`: the answers of tio_node by rank, or NULL when all ranks are processes of this machine. `token_len`: in,
  * the room (TIO_TOKEN_MAX is always enough); out, the length. `mode`: permissions of a new file, before umask. */
 int tio_begin(const char *path, int flags, unsigned mode, const char *const *hints, uint32_t ranks,

@@ -11,9 +11,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use tatami_layout::Shape;
 use tatami_tiled::place::{self, Claim};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, machine, stat};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, file, machine, stat};
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// `tio_file`: a rank's handle, and what it sealed last.
 pub struct tio_file {
@@ -55,6 +55,9 @@ pub extern "C" fn tio_error() -> *const c_char {
     last()
 }
 
+/// The answer of [`tio_claims`] for a file of a volume that is named by a link.
+const CLAIMED_LINK: c_int = 2;
+
 /// See the header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tio_claims(
@@ -65,18 +68,23 @@ pub unsafe extern "C" fn tio_claims(
     status(|| {
         // SAFETY: the caller's.
         let (path, hints) = unsafe { (text::path(path)?, text::hints(hints)) };
-        let claim = place::claim(path, Flags(flags as u32), &hints, &Environment::read())?;
-        Ok(i32::from(claim != Claim::No))
+        let claim = file::claim(path, Flags(flags as u32), &hints, &Environment::read())?;
+        Ok(match claim {
+            Claim::No => 0,
+            Claim::Volume { linked: true, .. } => CLAIMED_LINK,
+            _ => 1,
+        })
     })
 }
 
 /// See the header.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tio_node(path: *const c_char, node: *mut u32) -> c_int {
+pub unsafe extern "C" fn tio_node(path: *const c_char, claim: c_int, node: *mut u32) -> c_int {
     status(|| {
         // SAFETY: the caller's.
         let path = place::without_prefix(unsafe { text::path(path) }?).0;
-        let number = tatami_tiled::volume::node_of(path).unwrap_or_else(machine::id);
+        let number = tatami_tiled::volume::node_of(path, claim == CLAIMED_LINK);
+        let number = number.unwrap_or_else(machine::id);
         // SAFETY: the caller's.
         unsafe { put(node, number) }
     })
@@ -109,7 +117,7 @@ pub unsafe extern "C" fn tio_begin(
             hints: &hints,
             environment: &Environment::read(),
             ranks,
-            machine: same(path, nodes),
+            machine: same(nodes),
             nodes,
         };
         // SAFETY: the caller's.
@@ -125,15 +133,10 @@ pub unsafe extern "C" fn tio_begin(
     })
 }
 
-/// This machine, if all ranks are on it. Ranks with one mount of a volume are.
-fn same(path: &Path, nodes: &[u32]) -> u32 {
-    let here = machine::id();
-    let Some(first) = nodes.first().copied() else { return here };
-    let is_here = || {
-        let own = tatami_tiled::volume::node_of(place::without_prefix(path).0);
-        first == own.unwrap_or(here)
-    };
-    if nodes.iter().all(|node| *node == first) && is_here() { here } else { 0 }
+/// This machine, if all ranks are on it, as rank 0 is, which calls this. Ranks with one mount of a volume are.
+fn same(nodes: &[u32]) -> u32 {
+    let is_one = nodes.iter().all(|node| Some(node) == nodes.first());
+    if is_one { machine::id() } else { 0 }
 }
 
 /// See the header.

@@ -1,4 +1,4 @@
-//! Of which volume, and at which node, is the mount on which a path lies?
+//! Of which volume, and at which node, is the mount on which a file lies?
 //!
 //! Whoever mounts notes it below `/run/tatami` (an ordinary user: below its runtime directory), in a
 //! file named after the mount's path, so that a path alone is enough to find the volume.
@@ -55,20 +55,18 @@ pub struct Home {
 }
 
 impl Home {
-    /// The mount on which `path` lies, an absolute path without links. Nothing where that is none
-    /// of ours, or which volume it shows is not known.
-    pub fn of(path: &Path) -> Option<Home> {
+    /// The file system of that number (`st_dev` of any of its files), if it is a mount of ours; which volume it shows
+    /// is nothing where nobody has noted it (yet).
+    pub fn of(device: u64) -> Option<Option<Home>> {
+        let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let table = mountinfo::table();
-        let depth = |m: &&mountinfo::Mounted| m.path.components().count();
-        let mount = table.iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)?;
-        if mount.fs_type != FS_TYPE {
-            return None;
-        }
-        // It may be a mount bound to another place: any with a note will do.
+        // It may be mounted at several places, bound to some: any with a note will do.
+        let mut same =
+            table.iter().filter(|m| m.device == device && m.fs_type == FS_TYPE).peekable();
+        same.peek()?;
         let places = places();
-        let same = table.iter().filter(|m| m.device == mount.device);
-        same.flat_map(|m| places.iter().map(move |place| (place, &m.path)))
-            .find_map(|(place, path)| Home::read(place, path))
+        let noted = same.flat_map(|m| places.iter().map(move |place| (place, &m.path)));
+        Some(noted.into_iter().find_map(|(place, path)| Home::read(place, path)))
     }
 
     fn read(place: &Path, path: &Path) -> Option<Home> {
@@ -118,6 +116,6 @@ mod tests {
         let home = Home { path: path.into(), dir: "/vol".into(), node: 3 };
         assert_eq!(Home::read(place.path(), path), Some(home));
         assert_eq!(Home::read(place.path(), other), None);
-        assert_eq!(Home::of(Path::new("/proc/self")), None);
+        assert_eq!(Home::of(Path::new("/proc/self").metadata().unwrap().dev()), None);
     }
 }

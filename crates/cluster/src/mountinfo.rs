@@ -28,6 +28,32 @@ pub fn table() -> Vec<Mounted> {
     parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
 }
 
+/// Tells when the table has changed: its file says so to poll(2), which costs one system call.
+#[derive(Debug)]
+pub struct Changes(std::fs::File);
+
+impl Changes {
+    /// Tells of changes from now on. What is read of the table later is no older than that.
+    ///
+    /// # Errors
+    /// Those of open(2), as without /proc.
+    pub fn new() -> std::io::Result<Changes> {
+        std::fs::File::open("/proc/self/mountinfo").map(Changes)
+    }
+
+    /// Has it changed since it was last asked?
+    pub fn came(&self) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut asked = [PollFd::new(&self.0, PollFlags::PRI)];
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        // Where that cannot be known, it counts as changed.
+        match poll(&mut asked, Some(&now)) {
+            Ok(_) => asked[0].revents().intersects(PollFlags::PRI | PollFlags::ERR),
+            Err(_) => true,
+        }
+    }
+}
+
 /// Reads such a table.
 pub fn parse(text: &[u8]) -> Vec<Mounted> {
     text.split(|b| *b == b'\n').filter_map(line).collect()

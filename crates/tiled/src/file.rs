@@ -18,6 +18,7 @@ use crate::wholelock::WholeLock;
 use crate::{machine, marker};
 use parking_lot::Mutex;
 use rustix::io::Errno;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use tatami_client::JobMember;
@@ -65,27 +66,32 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         id,
         first: 0,
         nodes: 0,
+        volume: None,
     };
     let container = |real: &Path, exists: bool| {
         let of = Open { open: number, ranks: open.ranks, machine: open.machine };
         let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
         Ok(token(Kind::Container, id, stamp))
     };
+    let mut known = claimed(open);
     for _ in 0..TRIES {
-        let begun: Result<Token> =
-            match place::claim(open.path, open.flags, open.hints, open.environment)? {
-                Claim::No => {
-                    let why = "the path was not claimed: ask tio_claims first";
-                    return Err(Error::because("open", open.path, Errno::REMOTE, why));
-                }
-                Claim::Plain(real) => {
-                    plain::begin(&real, open.flags, open.mode)?;
-                    Ok(token(Kind::Plain, 0, machine::now()))
-                }
-                Claim::Volume(real) => volume::begin(open, &real, number),
-                Claim::Container(real) => container(&real, true),
-                Claim::NewContainer(real) => container(&real, false),
-            };
+        let claim = match known.take() {
+            Some(claim) => claim,
+            None => place::claim(open.path, open.flags, open.hints, open.environment)?,
+        };
+        let begun: Result<Token> = match claim {
+            Claim::No => {
+                let why = "the path was not claimed: ask tio_claims first";
+                return Err(Error::because("open", open.path, Errno::REMOTE, why));
+            }
+            Claim::Plain(real) => {
+                plain::begin(&real, open.flags, open.mode)?;
+                Ok(token(Kind::Plain, 0, machine::now()))
+            }
+            Claim::Volume { place, linked } => volume::begin(open, &place, linked, number),
+            Claim::Container(real) => container(&real, true),
+            Claim::NewContainer(real) => container(&real, false),
+        };
         match begun {
             // It became an ordinary file, or another container: look again.
             Err(error) if error.errno == Errno::STALE => {}
@@ -93,6 +99,31 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         }
     }
     Err(Error::new("open", open.path, Errno::STALE))
+}
+
+thread_local! {
+    /// What this thread has claimed last, if it was a file of a volume: rank 0 asks for that, tells the others, and
+    /// begins. To look at the path once more would be requests to the shard.
+    static CLAIMED: RefCell<Option<(PathBuf, Flags, Hints, Claim)>> = const { RefCell::new(None) };
+}
+
+/// Decides whose the file at `path` is, for an open that may follow: [`begin`] by the same thread goes by the answer.
+///
+/// # Errors
+/// As for [`place::claim`].
+pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
+    let claim = place::claim(path, flags, hints, env)?;
+    let of_volume = matches!(claim, Claim::Volume { .. });
+    let kept = of_volume.then(|| (path.to_path_buf(), flags, hints.clone(), claim.clone()));
+    CLAIMED.set(kept);
+    Ok(claim)
+}
+
+/// What was claimed for this very open, once.
+fn claimed(open: &Begin<'_>) -> Option<Claim> {
+    let (path, flags, hints, claim) = CLAIMED.take()?;
+    let same = path == open.path && flags == open.flags && hints == *open.hints;
+    same.then_some(claim)
 }
 
 /// How often an open is begun again because the file was replaced meanwhile.
@@ -125,24 +156,34 @@ pub fn view(path: &Path, disp: u64, etype_size: u64, filetype: Shape) -> Result<
         .map_err(|e| Error::because("set the view of", path, Errno::INVAL, e.to_string()))
 }
 
+/// The path by which a file is opened, whatever becomes of the working directory. Of a file of a volume rank 0 has told
+/// the inode: where links lead is left to the kernel.
+fn without_links(path: &Path, kind: Kind) -> Result<PathBuf> {
+    match kind {
+        Kind::Volume => std::path::absolute(path).context("resolve", path),
+        Kind::Plain | Kind::Container => place::real(path),
+    }
+}
+
 impl File {
     /// Opens a file that rank 0 has begun to open.
     ///
     /// # Errors
     /// As for open(2).
     pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: Token) -> Result<File> {
-        let real = place::real(place::without_prefix(path).0)?;
+        let real = without_links(place::without_prefix(path).0, token.kind)?;
         if rank >= token.ranks {
             return Err(Error::because("open", path, Errno::INVAL, "no such rank in this open"));
         }
+        let mut job = None;
         let engine: Box<dyn Engine> = match token.kind {
             Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
             Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
-            Kind::Volume => Box::new(Native::open(&real, flags, hints, rank, &token)?),
-        };
-        let job = match token.is_across() {
-            true => Some(Arc::new(volume::join_job(&real, &token, rank)?)),
-            false => None,
+            Kind::Volume => {
+                let native = Native::open(&real, flags, hints, rank, &token)?;
+                job = token.is_across().then(|| Arc::new(native.member(&token, rank)));
+                Box::new(native)
+            }
         };
         Ok(File {
             path: real,

@@ -100,6 +100,11 @@ impl OwnPiece {
         self.files.as_ref().map(|_| Own { name, changes, tiles: &self.tiles })
     }
 
+    /// How often it has changed.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
     /// Its tiles.
     pub fn tiles(&self) -> &PieceTiles {
         &self.tiles

@@ -7,6 +7,7 @@ use crate::hints::{Environment, Hints, Wanted};
 use crate::{marker, volume};
 use rustix::io::Errno;
 use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What to do about a path.
@@ -19,7 +20,12 @@ pub enum Claim {
     /// A container that exists.
     Container(PathBuf),
     /// A file on a mount of a volume, there or to be made.
-    Volume(PathBuf),
+    Volume {
+        /// Its path, which may go by links to directories.
+        place: PathBuf,
+        /// The program named it by a link, which may lead to another file system.
+        linked: bool,
+    },
     /// A container to be made, in place of an empty ordinary file if there is one.
     NewContainer(PathBuf),
 }
@@ -78,16 +84,48 @@ pub fn real(path: &Path) -> Result<PathBuf> {
     Err(Error::new("resolve", &path, Errno::LOOP))
 }
 
-fn look(path: &Path) -> Result<Option<Metadata>> {
-    match std::fs::metadata(path) {
+/// What is at a path.
+struct Seen {
+    /// The file, if it is there.
+    file: Option<Metadata>,
+    /// The path is that of a link.
+    linked: bool,
+}
+
+fn look(path: &Path) -> Result<Seen> {
+    let known = |found: std::io::Result<Metadata>| match found {
         Ok(found) => Ok(Some(found)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e).context("stat", path),
+    };
+    let file = known(std::fs::symlink_metadata(path))?;
+    match file {
+        Some(link) if link.is_symlink() => {
+            Ok(Seen { file: known(std::fs::metadata(path))?, linked: true })
+        }
+        file => Ok(Seen { file, linked: false }),
     }
 }
 
+/// The place of a file that is, or would be, on a mount of a volume, if it is to be used as such a file. Without a
+/// link in its name it is taken as it is: to resolve a path is a system call for each of its parts.
+fn on_volume(path: &Path, seen: &Seen) -> Result<Option<PathBuf>> {
+    let place = match seen.linked {
+        true => real(path)?,
+        false => std::path::absolute(path).context("resolve", path)?,
+    };
+    let device = match &seen.file {
+        Some(file) => file.dev(),
+        None => match volume::device_of(volume::parent(&place)) {
+            Some(device) => device,
+            None => return Ok(None),
+        },
+    };
+    Ok(volume::is_on_volume(device, &place, seen.file.is_some()).then_some(place))
+}
+
 /// Decides about `path`. What is not asked for by hint, prefix or environment
-/// costs one look at the path, and one at its file system.
+/// costs one look at the path, one at its directory where there is nothing yet, and one at the mount table.
 ///
 /// # Errors
 /// A container that cannot be read; for paths that are asked for also what
@@ -102,12 +140,13 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
         || hints.plain == Some(true)
         || env.container != Wanted::Nowhere
         || env.plain != Wanted::Nowhere;
-    let found = match look(path) {
-        Ok(found) => found,
+    let seen = match look(path) {
+        Ok(seen) => seen,
         Err(error) if asked => return Err(error),
         Err(_) => return Ok(Claim::No),
     };
-    if let Some(meta) = &found
+    let found = &seen.file;
+    if let Some(meta) = found
         && meta.is_dir()
     {
         return match marker::is_container(path)? {
@@ -120,10 +159,9 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     }
     let on_volume = || -> Result<Claim> {
         let wanted = hints.tiled.or(env.tiled).unwrap_or(hints.container != Some(false));
-        match wanted && volume::is_on_volume(path) {
-            true => Ok(Claim::Volume(real(path)?)),
-            false => Ok(Claim::No),
-        }
+        let place = if wanted { on_volume(path, &seen)? } else { None };
+        let linked = seen.linked;
+        Ok(place.map_or(Claim::No, |place| Claim::Volume { place, linked }))
     };
     if !asked {
         return on_volume();
@@ -134,13 +172,13 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     let wants_container = hints.container.unwrap_or_else(|| env.container.covers(&real));
     if !wants_container
         && !wants_plain
-        && let Claim::Volume(real) = on_volume()?
+        && let claim @ Claim::Volume { .. } = on_volume()?
     {
-        return Ok(Claim::Volume(real));
+        return Ok(claim);
     }
     let wants_container =
         wants_container || (prefixed && !wants_plain && hints.container.is_none());
-    let replaceable = match &found {
+    let replaceable = match found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,
     };

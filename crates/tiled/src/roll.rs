@@ -335,6 +335,16 @@ impl Common {
         Ok(Common { words, mapped, last: std::sync::atomic::AtomicU64::new(0) })
     }
 
+    /// The clock in words that are mapped, and may have more in them.
+    pub fn over(words: Words) -> Common {
+        Common { words: Some(words), mapped: true, last: std::sync::atomic::AtomicU64::new(0) }
+    }
+
+    /// The words, if there are any.
+    pub fn words(&self) -> Option<&Words> {
+        self.words.as_ref()
+    }
+
     /// Another number whenever an open came or the index was replaced.
     ///
     /// # Errors

@@ -4,9 +4,11 @@ use crate::error::{Error, Result};
 use crate::machine;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
+use tatami_wire::cap::CAP_LEN;
+use tatami_wire::{Cap, ClientId, NodeId};
 
 /// The longest encoded token, bytes.
-pub const TOKEN_MAX: usize = 512;
+pub const TOKEN_MAX: usize = 4096;
 
 /// Which engine serves an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,10 +41,80 @@ pub struct Token {
     pub first: u32,
     /// Nodes of a volume on which the ranks of such an open run.
     pub nodes: u32,
+    /// What rank 0 has been told of a volume's file, so that the others need not ask.
+    pub volume: Option<Opened>,
 }
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO1");
-const WORDS: usize = 8;
+/// A file of a volume, as rank 0 has it open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// By which nodes know that the ranks may use its objects.
+    pub cap: Cap,
+    /// The client that has it open.
+    pub client: ClientId,
+    /// The program names it by a link, which may lead to another file system than that of its directory.
+    pub linked: bool,
+    /// The node of each rank. None where nobody writes, and where the token has no room for them: then the shard knows.
+    pub homes: Vec<NodeId>,
+}
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIO2");
+const WORDS: usize = 7;
+/// Bytes of a run of ranks on one node: the node, and how many.
+const RUN: usize = 2 + 4;
+/// Runs for which there is room.
+const RUNS_MAX: usize = (TOKEN_MAX - WORDS * 8 - CAP_LEN - 16 - 1 - 4) / RUN;
+
+impl Opened {
+    /// Ranks mostly fill one node after the other, or go round all nodes: so the nodes of the first ranks are told
+    /// as runs, and repeat themselves.
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.extend(self.cap.to_bytes());
+        out.extend(self.client.0);
+        out.push(u8::from(self.linked));
+        // Where the first node comes again, behind its first run.
+        let starts = self.homes.iter().skip_while(|home| **home == self.homes[0]);
+        let run = self.homes.len() - starts.clone().count();
+        let again = starts.into_iter().position(|home| *home == self.homes[0]).map(|at| at + run);
+        let round = again.filter(|period| {
+            self.homes.iter().zip(self.homes.iter().skip(*period)).all(|(a, b)| a == b)
+        });
+        let first = &self.homes[..round.unwrap_or(self.homes.len())];
+        let runs: Vec<&[NodeId]> = first.chunk_by(|a, b| a == b).collect();
+        if runs.len() <= RUNS_MAX {
+            for run in runs {
+                out.extend(run[0].0.to_le_bytes());
+                out.extend((run.len() as u32).to_le_bytes());
+            }
+        }
+    }
+
+    fn decode(bytes: &[u8], ranks: u32) -> Option<Opened> {
+        let (cap, bytes) = bytes.split_first_chunk::<CAP_LEN>()?;
+        let (client, bytes) = bytes.split_first_chunk::<16>()?;
+        let (linked, runs) = bytes.split_first()?;
+        let (runs, []) = runs.as_chunks::<RUN>() else { return None };
+        let mut homes = Vec::new();
+        for run in runs {
+            let node = NodeId(u16::from_le_bytes([run[0], run[1]]));
+            let count = u32::from_le_bytes([run[2], run[3], run[4], run[5]]) as usize;
+            if count > ranks as usize - homes.len() {
+                return None;
+            }
+            homes.resize(homes.len() + count, node);
+        }
+        let period = homes.len();
+        if period > 0 {
+            homes = homes.into_iter().cycle().take(ranks as usize).collect();
+        }
+        Some(Opened {
+            cap: Cap::from_bytes(cap),
+            client: ClientId(*client),
+            linked: *linked != 0,
+            homes,
+        })
+    }
+}
 
 impl Token {
     /// Do ranks of several mounts of a volume have the file open? Then no lock or memory of one machine is enough.
@@ -50,7 +122,7 @@ impl Token {
         self.kind == Kind::Volume && self.machine != machine::id()
     }
 
-    /// Its bytes, fewer than [`TOKEN_MAX`].
+    /// Its bytes, at most [`TOKEN_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
             Kind::Plain => 1,
@@ -59,10 +131,13 @@ impl Token {
         };
         let counts = u64::from(self.ranks) << 32 | u64::from(self.machine);
         let pieces = u64::from(self.first) << 32 | u64::from(self.nodes);
-        let mut words = vec![MAGIC, kind, self.open, self.stamp, counts, self.id, pieces];
-        let bytes: Vec<u8> = words.iter().flat_map(|w: &u64| w.to_le_bytes()).collect();
-        words.push(u64::from(crc32c::crc32c(&bytes)));
-        words.iter().flat_map(|w| w.to_le_bytes()).collect()
+        let words = [MAGIC, kind, self.open, self.stamp, counts, self.id, pieces];
+        let mut bytes: Vec<u8> = words.iter().flat_map(|w: &u64| w.to_le_bytes()).collect();
+        if let Some(opened) = &self.volume {
+            opened.encode(&mut bytes);
+        }
+        bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+        bytes
     }
 
     /// Reads a token.
@@ -72,13 +147,13 @@ impl Token {
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Token> {
         let bad = || Error::because("open", path, Errno::INVAL, "the token is none of tio_begin's");
         let mut words = [0u64; WORDS];
-        let bytes = bytes.get(..WORDS * 8).ok_or_else(bad)?;
-        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
+        let (bytes, sum) = bytes.split_last_chunk::<4>().ok_or_else(bad)?;
+        let (head, rest) = bytes.split_at_checked(WORDS * 8).ok_or_else(bad)?;
+        for (word, bytes) in words.iter_mut().zip(head.as_chunks::<8>().0) {
             *word = u64::from_le_bytes(*bytes);
         }
-        let [magic, kind, open, stamp, counts, id, pieces, sum] = words;
-        let right = u64::from(crc32c::crc32c(&bytes[..WORDS * 8 - 8]));
-        if magic != MAGIC || sum != right {
+        let [magic, kind, open, stamp, counts, id, pieces] = words;
+        if magic != MAGIC || u32::from_le_bytes(*sum) != crc32c::crc32c(bytes) {
             return Err(bad());
         }
         let kind = match kind {
@@ -89,7 +164,11 @@ impl Token {
         };
         let (ranks, machine) = ((counts >> 32) as u32, counts as u32);
         let (first, nodes) = ((pieces >> 32) as u32, pieces as u32);
-        Ok(Token { kind, open, stamp, ranks, machine, id, first, nodes })
+        let volume = match rest {
+            [] => None,
+            rest => Some(Opened::decode(rest, ranks).ok_or_else(bad)?),
+        };
+        Ok(Token { kind, open, stamp, ranks, machine, id, first, nodes, volume })
     }
 
     /// Where the shared pointer of an open of an ordinary file is: beside it.
@@ -109,12 +188,44 @@ mod tests {
     fn a_token_is_read_as_written_and_nothing_else_is_one() {
         let path = Path::new("/f");
         let (ranks, machine, first, nodes) = (7, 8, 10, 11);
-        let of = |kind| Token { kind, open: 5, stamp: 6, ranks, machine, id: 9, first, nodes };
+        let of = |kind, volume| {
+            let (open, stamp, id) = (5, 6, 9);
+            Token { kind, open, stamp, ranks, machine, id, first, nodes, volume }
+        };
         for kind in [Kind::Plain, Kind::Container, Kind::Volume] {
-            assert_eq!(Token::decode(&of(kind).encode(), path), Ok(of(kind)));
+            assert_eq!(Token::decode(&of(kind, None).encode(), path), Ok(of(kind, None)));
         }
-        let bytes = of(Kind::Volume).encode();
-        assert!(bytes.len() < TOKEN_MAX);
+        let key = tatami_wire::VolumeKey::new([7; 32]);
+        let now = tatami_wire::Timestamp::from_sec(1);
+        let cap = Cap::sign(&key, tatami_wire::Ino(9), tatami_wire::Access::BOTH, now);
+        for homes in [
+            &[][..],
+            &[5; 7],
+            &[0, 1, 2, 3, 0, 1, 2],
+            &[4, 4, 4, 1, 1, 2, 2],
+            &[0, 0, 1, 0, 0, 1, 1],
+        ] {
+            let homes = homes.iter().map(|node| NodeId(*node)).collect();
+            let volume = Some(Opened { cap, client: ClientId([3; 16]), linked: true, homes });
+            let token = of(Kind::Volume, volume);
+            assert_eq!(Token::decode(&token.encode(), path), Ok(token));
+        }
+        let homes = (0..RUNS_MAX as u16 + 1).map(NodeId).collect::<Vec<_>>();
+        let volume = |homes| Some(Opened { cap, client: ClientId([3; 16]), linked: false, homes });
+        let many = |homes: &[NodeId]| Token {
+            ranks: homes.len() as u32,
+            ..of(Kind::Volume, volume(homes.to_vec()))
+        };
+        let (most, more) = (many(&homes[1..]), many(&homes));
+        assert!(most.encode().len() <= TOKEN_MAX);
+        assert_eq!(Token::decode(&most.encode(), path), Ok(most));
+        let without = Token { volume: volume(Vec::new()), ..more.clone() };
+        assert_eq!(
+            Token::decode(&more.encode(), path),
+            Ok(without),
+            "there is no room for all nodes"
+        );
+        let bytes = of(Kind::Volume, volume(vec![NodeId(2); 7])).encode();
         for at in 0..bytes.len() {
             let mut wrong = bytes.clone();
             wrong[at] ^= 0x10;

@@ -8,6 +8,7 @@
 mod begin;
 mod engine;
 mod joined;
+mod mounts;
 mod roll;
 mod session;
 mod world;
@@ -15,17 +16,18 @@ mod world;
 pub use begin::begin;
 pub use engine::Native;
 pub use session::{Session, is_on_volume, node_of};
+pub(crate) use session::{device_of, parent};
 
 use crate::error::{Context, Error, Result};
-use crate::token::Token;
-use rustix::fs::{Mode, OFlags};
+use crate::flags::Flags;
+use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags, makedev};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tatami_client::{DataFile, JobMember};
-use tatami_wire::{Cap, Ino, NodeId, Piece};
+use std::sync::{Arc, OnceLock};
+use tatami_client::DataFile;
+use tatami_wire::{Attr, Cap, Cred, Ino, NodeId, Piece};
 
 /// What a daemon said, as a system call would.
 fn said(errno: tatami_wire::Errno) -> Errno {
@@ -43,15 +45,6 @@ impl<T> Told<T> for std::result::Result<T, tatami_wire::Errno> {
     }
 }
 
-/// What the ranks of the open `token` of the file at `path` share, for one of them.
-///
-/// # Errors
-/// As for [`Session::of`].
-pub(crate) fn join_job(path: &Path, token: &Token, rank: u32) -> Result<JobMember> {
-    let session = Session::of(path)?;
-    Ok(JobMember::new(session.client.clone(), Ino(token.id), token.open, rank))
-}
-
 /// One file of a volume, as a handle of one rank reaches it.
 #[derive(Debug)]
 struct Volume {
@@ -59,39 +52,135 @@ struct Volume {
     ino: Ino,
     cap: Cap,
     path: PathBuf,
-    /// The file on the mount, whatever becomes of its name.
+    /// The file on the mount, whatever becomes of its name. To look it up costs a mount that does not know its directory
+    /// two requests, so another rank than 0 does that when it reads, or asks for the size.
+    mounted: OnceLock<OwnedFd>,
+    /// The roll of this node, once this handle has it open.
+    roll: OnceLock<File>,
+}
+
+/// What a file has besides its pieces.
+enum Base {
+    /// Through the mount.
+    Mounted(File),
+    /// From its node.
+    Object(DataFile),
+}
+
+/// A file on a mount that was looked up and not opened: the shard is not asked for more than the name.
+struct Found {
     mounted: OwnedFd,
+    ino: Ino,
+    session: Arc<Session>,
+}
+
+/// A path to what is open, whatever becomes of its name.
+fn magic(file: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+impl Found {
+    /// Looks up the file at `path`, and checks that this process may use it as `flags` say.
+    ///
+    /// # Errors
+    /// As for open(2); `EINVAL` for what is no ordinary file.
+    fn at(path: &Path, flags: Flags) -> Result<Found> {
+        let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
+        let mounted = found.context("open", path)?;
+        // The number and the kind of a file do not change, so that the mount need not be asked.
+        let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let wanted = StatxFlags::INO | StatxFlags::TYPE;
+        let found = rustix::fs::statx(&mounted, "", known, wanted).context("stat", path)?;
+        if FileType::from_raw_mode(found.stx_mode.into()) != FileType::RegularFile {
+            return Err(Error::because("open", path, Errno::INVAL, "it is no ordinary file"));
+        }
+        let mut wanted = Access::empty();
+        wanted.set(Access::READ_OK, flags.reads());
+        wanted.set(Access::WRITE_OK, flags.writes());
+        let itself = magic(&mounted);
+        let may = || rustix::fs::accessat(rustix::fs::CWD, &itself, wanted, AtFlags::EACCESS);
+        if !wanted.is_empty() && may().is_err() {
+            // What open(2) itself says counts; a kernel before Linux 5.8 has no other way.
+            begin::open(path, flags)?;
+        }
+        let session = Session::of(makedev(found.stx_dev_major, found.stx_dev_minor), path)?;
+        Ok(Found { mounted, ino: Ino(found.stx_ino), session })
+    }
 }
 
 impl Volume {
-    /// The file at `path`, which is `ino`.
-    fn new(session: Arc<Session>, path: &Path, ino: Ino, cap: Cap) -> Result<Volume> {
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let mounted = rustix::fs::open(path, flags, Mode::empty()).context("open", path)?;
-        let volume = Volume { session, ino, cap, path: path.to_path_buf(), mounted };
-        match rustix::fs::fstat(&volume.mounted).context("stat", path)?.st_ino == ino.0 {
-            true => Ok(volume),
-            false => {
-                let why = "another file has this path by now";
-                Err(Error::because("open", path, Errno::STALE, why))
+    fn new(found: Found, path: &Path, cap: Cap) -> Volume {
+        let Found { mounted, ino, session } = found;
+        let volume = Volume::unseen(session, ino, path, cap);
+        Volume { mounted: OnceLock::from(mounted), ..volume }
+    }
+
+    /// A file that nobody has looked up on this mount.
+    fn unseen(session: Arc<Session>, ino: Ino, path: &Path, cap: Cap) -> Volume {
+        let (mounted, roll) = (OnceLock::new(), OnceLock::new());
+        Volume { session, ino, cap, path: path.to_path_buf(), mounted, roll }
+    }
+
+    /// The file on the mount; nothing where its path is that of another file, or none, since it was opened.
+    fn mounted(&self) -> Result<Option<&OwnedFd>> {
+        if let Some(mounted) = self.mounted.get() {
+            return Ok(Some(mounted));
+        }
+        match Found::at(&self.path, Flags::default()) {
+            Ok(found) if found.ino == self.ino => {
+                Ok(Some(self.mounted.get_or_init(|| found.mounted)))
             }
+            Ok(_) => Ok(None),
+            Err(e)
+                if matches!(
+                    e.errno,
+                    Errno::NOENT | Errno::STALE | Errno::NOTDIR | Errno::INVAL
+                ) =>
+            {
+                Ok(None)
+            }
+            Err(e) => Err(e),
         }
     }
 
     /// A path to the file that stays right when it is renamed or removed.
-    fn magic(&self) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", self.mounted.as_raw_fd()))
+    fn magic(&self) -> Result<PathBuf> {
+        let stale = || {
+            Error::because("open", &self.path, Errno::STALE, "its path is another file's by now")
+        };
+        let mounted = self.mounted()?.ok_or_else(stale)?;
+        Ok(magic(mounted))
+    }
+
+    /// Removes the name that the file has now.
+    fn remove(&self) -> Result<()> {
+        let name = std::fs::read_link(self.magic()?).context("remove", &self.path)?;
+        std::fs::remove_file(name).context("remove", &self.path)
     }
 
     /// Opens it once more on the mount: what was read before is read again.
     fn reopen(&self, write: bool) -> Result<File> {
-        OpenOptions::new().read(!write).write(write).open(self.magic()).context("open", &self.path)
+        OpenOptions::new().read(!write).write(write).open(self.magic()?).context("open", &self.path)
     }
 
-    /// The size that the mount tells.
+    /// The bytes of the file besides its pieces, to be read; as [`Volume::reopen`].
+    fn base(&self) -> Result<Base> {
+        if self.mounted()?.is_some() {
+            return self.reopen(false).map(Base::Mounted);
+        }
+        let layout = self.attr()?.layout;
+        Ok(Base::Object(self.object(layout.node(), layout.base())?))
+    }
+
+    /// The size that the mount tells, or the shard where the mount has no path to the file.
     fn size(&self) -> Result<u64> {
-        let found = rustix::fs::fstat(&self.mounted).context("stat", &self.path)?;
+        let Some(mounted) = self.mounted()? else { return Ok(self.attr()?.size) };
+        let found = rustix::fs::fstat(mounted).context("stat", &self.path)?;
         Ok(u64::try_from(found.st_size).unwrap_or(0))
+    }
+
+    fn attr(&self) -> Result<Attr> {
+        self.session.client.getattr(&Cred::ROOT, self.ino).told("stat", &self.path)
     }
 
     /// One of its objects.
@@ -105,5 +194,16 @@ impl Volume {
         let found = object.local_file(create).told("open", &self.path)?;
         let fd = found.map(|fd| fd.try_clone()).transpose().context("open", &self.path)?;
         Ok(fd.map(File::from))
+    }
+
+    /// Objects of this node, made where they are not there: one request for all of them.
+    fn make<const N: usize>(&self, pieces: [Piece; N]) -> Result<[File; N]> {
+        let Some((first, more)) = pieces.split_first() else {
+            return Err(Error::new("create a piece of", &self.path, Errno::INVAL));
+        };
+        let object = self.object(self.session.node, *first)?;
+        let made = object.make_local_files(more).told("create a piece of", &self.path)?;
+        let made: Vec<File> = made.into_iter().map(File::from).collect();
+        made.try_into().map_err(|_| Error::new("create a piece of", &self.path, Errno::IO))
     }
 }

@@ -1,39 +1,41 @@
 //! The beginning of an open of a volume's file, by rank 0.
 
 use super::session::{Held, Session};
-use super::{Told, Volume};
+use super::{Found, Told, Volume};
 use crate::error::{Context, Error, Result};
 use crate::file::Begin;
 use crate::flags::Flags;
 use crate::machine;
-use crate::token::{Kind, Token};
+use crate::token::{Kind, Opened, Token};
 use parking_lot::Mutex;
 use rustix::fs::{FileType, Mode};
 use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use tatami_wire::{Cred, Ino, NodeId};
+use tatami_wire::{Access, Cred, NodeId};
 
 /// Files that this process has begun to open and not opened yet: their pieces are open as long as it holds them.
-static BEGUN: Mutex<Vec<(u64, Held)>> = Mutex::new(Vec::new());
+static BEGUN: Mutex<Vec<(u64, Begun)>> = Mutex::new(Vec::new());
 /// Begun opens that are remembered; the oldest was surely given up.
 const BEGUN_MAX: usize = 64;
+
+/// What rank 0 has of an open that it has begun.
+pub(super) struct Begun {
+    pub(super) volume: Volume,
+    /// For writing.
+    pub(super) held: Option<Held>,
+}
 
 /// Makes the file where that is asked for, checks that it may be opened, and gives each rank a piece on its node.
 ///
 /// # Errors
 /// As for open(2); `EXDEV` for a rank without a mount of the volume.
-pub fn begin(open: &Begin<'_>, real: &Path, number: u64) -> Result<Token> {
-    let file = make(real, open.flags, open.mode)?;
-    let found = file.metadata().context("stat", real)?;
-    if !found.is_file() {
-        return Err(Error::because("open", real, Errno::INVAL, "it is no ordinary file"));
-    }
-    // The shard is to hear of its end before it hears of pieces.
-    drop(file);
-    let ino = Ino(found.ino());
-    let token = Token {
+pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result<Token> {
+    // A file that is new is open to its maker, whatever its mode says: as with open(2).
+    let is_new = make(real, open.flags, open.mode)?;
+    let found = Found::at(real, if is_new { Flags::default() } else { open.flags })?;
+    let (ino, session) = (found.ino, found.session.clone());
+    let mut token = Token {
         kind: Kind::Volume,
         open: number,
         stamp: machine::now(),
@@ -42,28 +44,32 @@ pub fn begin(open: &Begin<'_>, real: &Path, number: u64) -> Result<Token> {
         id: ino.0,
         first: 0,
         nodes: 0,
+        volume: None,
     };
-    if !open.flags.writes() {
-        return Ok(token);
-    }
-    let session = Session::of(real)?;
-    let wanted = pieces(open, &session, real)?;
-    let nodes = wanted.len() as u32 - open.ranks;
-    let held = Held::new(&session, ino).told("open", real)?;
-    // Is it still what the path names?
-    Volume::new(session.clone(), real, ino, held.cap)?;
-    let made = session.client.add_pieces(&Cred::ROOT, ino, wanted);
-    let (first, stamp) = made.told("open", real)?;
+    let (held, cap, homes) = if open.flags.writes() {
+        let wanted = pieces(open, &session, real)?;
+        let homes = wanted.iter().take(open.ranks as usize).map(|(node, _)| *node).collect();
+        token.nodes = wanted.len() as u32 - open.ranks;
+        let (held, cap) = Held::new(&session, ino).told("open", real)?;
+        let made = session.client.add_pieces(&Cred::ROOT, ino, wanted);
+        let (first, stamp) = made.told("open", real)?;
+        (token.first, token.stamp) = (first, token.stamp.max(stamp.saturating_add(1)));
+        (Some(held), cap, homes)
+    } else {
+        let opened = session.client.open(&Cred::ROOT, ino, Access::READ);
+        (None, opened.told("open", real)?.1, Vec::new())
+    };
+    token.volume = Some(Opened { cap, client: session.client.id(), linked, homes });
     let mut begun = BEGUN.lock();
     if begun.len() >= BEGUN_MAX {
         begun.remove(0);
     }
-    begun.push((number, held));
-    Ok(Token { stamp: token.stamp.max(stamp.saturating_add(1)), first, nodes, ..token })
+    begun.push((number, Begun { volume: Volume::new(found, real, cap), held }));
+    Ok(token)
 }
 
-/// What [`begin`] held for an open.
-pub(super) fn begun(open: u64) -> Option<Held> {
+/// What [`begin`] has of an open.
+pub(super) fn begun(open: u64) -> Option<Begun> {
     let mut begun = BEGUN.lock();
     let at = begun.iter().position(|(number, _)| *number == open)?;
     Some(begun.remove(at).1)
@@ -95,28 +101,27 @@ pub(super) fn distinct(nodes: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
     nodes.filter(|node| seen.insert(*node)).collect()
 }
 
-/// The file, made if that is asked for, opened as the program wants to use it.
-fn make(path: &Path, flags: Flags, mode: u32) -> Result<File> {
-    if flags.has(Flags::CREATE) {
-        // It is made without being opened: what is opened may get an object of its own.
-        let mode = Mode::from_raw_mode(mode);
-        match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::RegularFile, mode, 0) {
-            Err(Errno::EXIST) if !flags.has(Flags::EXCL) => {}
-            other => other.context("create", path)?,
-        }
+/// Makes the file if that is asked for, and tells whether it did. It is not opened: what is opened may get an object of its own.
+fn make(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
+    if !flags.has(Flags::CREATE) {
+        return Ok(false);
     }
-    open(path, flags)
+    let mode = Mode::from_raw_mode(mode);
+    match rustix::fs::mknodat(rustix::fs::CWD, path, FileType::RegularFile, mode, 0) {
+        Err(Errno::EXIST) if !flags.has(Flags::EXCL) => Ok(false),
+        other => other.context("create", path).map(|()| true),
+    }
 }
 
-/// Opens the file for all that the program wants. Not for reading and writing at once, which the mount refuses
+/// Asks by open(2) whether the file may be opened for all that the program wants. Not for reading and writing at once, which the mount refuses
 /// while somebody has the file open since before it had tiles: nothing is read or written by this descriptor.
-pub(super) fn open(path: &Path, flags: Flags) -> Result<File> {
+pub(super) fn open(path: &Path, flags: Flags) -> Result<()> {
     let read = match flags.reads() || !flags.writes() {
         true => Some(File::open(path).context("open", path)?),
         false => None,
     };
     match (flags.writes(), read) {
-        (false, Some(read)) => Ok(read),
-        _ => OpenOptions::new().write(true).open(path).context("open", path),
+        (false, Some(_)) => Ok(()),
+        _ => OpenOptions::new().write(true).open(path).context("open", path).map(drop),
     }
 }

@@ -1,10 +1,10 @@
 //! The engine of a volume's files: what one rank of one open does.
 
-use super::begin::begun;
+use super::begin::{Begun, begun};
 use super::joined::{is_scattered, join};
 use super::roll::OwnRoll;
 use super::session::{Held, Session};
-use super::world::{Own, World};
+use super::world::{Own, OwnSeat, World};
 use super::{Told, Volume};
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result};
@@ -14,19 +14,21 @@ use crate::journal;
 use crate::machine;
 use crate::marker::Name;
 use crate::memory::Buffer;
-use crate::piece::{Home, OwnPiece, decode_sealed};
+use crate::piece::{Home, OwnPiece};
 use crate::plan::{self, Planned};
 use crate::reader::{Reader, Source};
 use crate::token::Token;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use tatami_layout::View;
+use std::sync::{Arc, OnceLock};
+use tatami_client::JobMember;
+use tatami_layout::{PieceTiles, View};
 use tatami_wire::tiles::{Growth, PARTS_MAX, Part};
-use tatami_wire::{Access, Cred, Ino, Piece};
+use tatami_wire::{Cred, Ino, Piece};
 
 /// Bytes of encoded tiles after which a rank takes another piece: half of what the shard takes of one.
 const TILES_FULL: usize = 256 * 1024;
@@ -66,6 +68,8 @@ struct Known {
     changes: u64,
     tiles: Vec<u8>,
     published: bool,
+    /// It is what the rank told when all were asked last.
+    current: bool,
 }
 
 struct Writer {
@@ -73,7 +77,12 @@ struct Writer {
     _held: Held,
     number: u32,
     piece: OwnPiece,
-    roll: OwnRoll,
+    /// The roll of this node, from the rank's first write on: a rank that writes nothing asks its node for nothing.
+    roll: OnceLock<OwnRoll>,
+    /// Where the roll is, and this rank in it.
+    seat: OwnSeat,
+    /// The files of a piece that has none yet, which came along with the roll.
+    made: Mutex<Option<PieceFiles>>,
     name: Name,
     /// Tiles at which the length of their encoding is looked at next.
     look_at: usize,
@@ -85,24 +94,36 @@ struct Writer {
     hull: Option<(u64, u64)>,
 }
 
+/// Bytes and journal of the piece of that number.
+struct PieceFiles {
+    number: u32,
+    bytes: File,
+    journal: File,
+}
+
 /// Objects of this node as the home of a piece.
 struct OnNode<'a> {
     volume: &'a Volume,
     roll: &'a OwnRoll,
+    made: &'a Mutex<Option<PieceFiles>>,
     number: u32,
 }
 
 impl Home for OnNode<'_> {
     fn make(&self, name: Name) -> Result<(File, journal::Writer)> {
         let path = &self.volume.path;
-        let make = |object| {
-            let made = self.volume.local(object, true)?;
-            made.ok_or_else(|| Error::new("create a piece of", path, Errno::IO))
+        let made = self.made.lock().take().filter(|made| made.number == self.number);
+        let (bytes, journal) = match made {
+            Some(made) => (made.bytes, made.journal),
+            None => {
+                let [bytes, journal] = self
+                    .volume
+                    .make([Piece::bytes_of(self.number), Piece::journal_of(self.number)])?;
+                (bytes, journal)
+            }
         };
-        let piece = make(Piece::bytes_of(self.number))?;
-        let journal = make(Piece::journal_of(self.number))?;
         let journal = journal::Writer::new(journal, name.open, name.rank, true);
-        Ok((piece, journal.context("create a journal of", path)?))
+        Ok((bytes, journal.context("create a journal of", path)?))
     }
 
     fn changed(&self, _rank: u32, changes: u64) -> Result<()> {
@@ -122,26 +143,11 @@ impl Native {
         rank: u32,
         token: &Token,
     ) -> Result<Native> {
-        let session = Session::of(path)?;
-        let ino = Ino(token.id);
-        let held = match flags.writes() {
-            true => Some(match begun(token.open).filter(|_| rank == 0) {
-                Some(held) => held,
-                None => {
-                    check(path, flags)?;
-                    Held::new(&session, ino).told("open", path)?
-                }
-            }),
-            false => None,
+        let (volume, held) = match begun(token.open).filter(|_| rank == 0) {
+            Some(Begun { volume, held }) => (volume, held),
+            None => Native::join(path, flags, token)?,
         };
-        let cap = match &held {
-            Some(held) => held.cap,
-            None => {
-                check(path, flags)?;
-                session.client.open(&Cred::ROOT, ino, Access::READ).told("open", path)?.1
-            }
-        };
-        let volume = Arc::new(Volume::new(session, path, ino, cap)?);
+        let volume = Arc::new(volume);
         let mut world = World::new(volume.clone(), token, held.as_ref().map(|_| rank));
         let writer = held.map(|held| Writer::new(held, &volume, &mut world, rank, token));
         Ok(Native {
@@ -159,6 +165,28 @@ impl Native {
             first: token.first,
             known: BTreeMap::new(),
         })
+    }
+
+    /// The file as another rank than the one that began the open has it: by what rank 0 was told, which has also
+    /// checked that this user may open it. Costs no request.
+    fn join(path: &Path, flags: Flags, token: &Token) -> Result<(Volume, Option<Held>)> {
+        let opened = token.volume.as_ref().ok_or_else(|| {
+            Error::because("open", path, Errno::INVAL, "the token is none of a volume's file")
+        })?;
+        let (session, ino) = (Session::at(path, opened.linked)?, Ino(token.id));
+        let (mut cap, mut held) = (opened.cap, None);
+        if flags.writes() {
+            let joined = Held::join(&session, ino, opened.client, cap);
+            let (kept, by) = joined.told("open", path)?;
+            (cap, held) = (by, Some(kept));
+        }
+        Ok((Volume::unseen(session, ino, path, cap), held))
+    }
+
+    /// What the ranks of the open share, for this one of them.
+    pub fn member(&self, token: &Token, rank: u32) -> JobMember {
+        let Volume { session, ino, .. } = &*self.volume;
+        JobMember::new(session.client.clone(), *ino, token.open, rank)
     }
 
     fn look(&mut self, to: u64) -> Result<()> {
@@ -180,6 +208,12 @@ impl Native {
         self.writer.as_mut().ok_or_else(|| Error::new("write", path, Errno::BADF))
     }
 
+    /// The roll of this node, which the first call asks the node for.
+    fn open_roll(&self) -> Result<Option<&OwnRoll>> {
+        let Some(writer) = &self.writer else { return Ok(None) };
+        writer.open_roll(&self.volume, self.epoch).map(Some)
+    }
+
     /// The stamp of bytes that are new. Of what was written under the byte view the later
     /// wins, so a run goes on only while nobody else can have written there.
     fn write_stamp(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<u64> {
@@ -190,14 +224,14 @@ impl Native {
         let range = (view.offset_of(stream), view.offset_of(stream + len - 1).saturating_add(1));
         let alone = self.together && !self.atomic && !self.is_crowded();
         let writer = self.writer()?;
-        let may_go_on =
-            alone && !writer.roll.others_wrote(range.0, range.1).context("write", &path)?;
+        let roll = writer.roll.get().ok_or_else(|| Error::new("write", &path, Errno::IO))?;
+        let may_go_on = alone && !roll.others_wrote(range.0, range.1).context("write", &path)?;
         let run = writer.run.filter(|_| may_go_on);
-        let stamp = run.unwrap_or_else(|| writer.roll.clock().stamp());
+        let stamp = run.unwrap_or_else(|| roll.clock().stamp());
         writer.run = Some(stamp);
         let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
         if writer.hull != Some(hull) {
-            writer.roll.set_hull(hull).context("write", &path)?;
+            roll.set_hull(hull).context("write", &path)?;
             writer.hull = Some(hull);
         }
         Ok(stamp)
@@ -240,10 +274,12 @@ impl Native {
                 // What was planned was planned for another piece.
                 return self.put(view, at, end - at, data, from, by_epoch);
             }
+            self.open_roll()?;
             let stamp = self.write_stamp(view, at, len, by_epoch)?;
             let volume = self.volume.clone();
-            let Writer { piece, roll, number, .. } = self.writer()?;
-            let home = OnNode { volume: &volume, roll, number: *number };
+            let Writer { piece, roll, made, number, .. } = self.writer()?;
+            let roll = roll.get().ok_or_else(|| Error::new("write", &volume.path, Errno::IO))?;
+            let home = OnNode { volume: &volume, roll, made, number: *number };
             piece.append(&home, view, stamp, at, len, data, from)?;
         }
         Ok(())
@@ -251,8 +287,11 @@ impl Native {
 
     /// Appends what goes on where the last write ended, if it does.
     fn go_on(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
-        let Some(Writer { piece, roll, number, .. }) = &mut self.writer else { return Ok(false) };
-        let home = OnNode { volume: &self.volume, roll, number: *number };
+        let Some(Writer { piece, roll, made, number, .. }) = &mut self.writer else {
+            return Ok(false);
+        };
+        let Some(roll) = roll.get() else { return Ok(false) };
+        let home = OnNode { volume: &self.volume, roll, made, number: *number };
         piece.go_on(&home, view, self.epoch, stream, data)
     }
 
@@ -286,7 +325,8 @@ impl Native {
         publish_part(&session, ino, &path, vec![part])?;
         writer.piece = OwnPiece::new(writer.name, path.clone());
         (writer.number, writer.look_at) = (number, TILES_STEP);
-        writer.roll.set_piece(number).context("write", &path)?;
+        let roll = writer.roll.get().ok_or_else(|| Error::new("write", &path, Errno::IO))?;
+        roll.set_piece(number).context("write", &path)?;
         // What comes is later than what the old piece has; of equal stamps the later piece wins.
         writer.run = None;
         self.world.doubt();
@@ -312,28 +352,17 @@ impl Native {
         }
         let empty = |piece: u32, rank: u32| Part {
             piece,
-            tiles: tatami_layout::PieceTiles::new(rank).encode().into(),
+            tiles: PieceTiles::new(rank).encode().into(),
             blocks: 0,
             close: true,
         };
         let mut parts = Vec::new();
-        // What cannot be known stays open, and its journal is read when this open is over.
-        let counts = self.world.counts().unwrap_or_default();
-        if counts.iter().zip(0..).all(|(at, rank)| match self.known.get(&rank) {
-            Some(known) => (known.piece, known.changes) == *at,
-            None => at.1 == 0,
-        }) {
+        // What a rank could not tell stays open, and its journal is read when this open is over.
+        self.known.retain(|_, known| known.current);
+        if self.known.len() == self.ranks as usize {
             self.join_known();
         }
-        for (rank, (piece, changes)) in (0..).zip(counts) {
-            match self.known.get(&rank) {
-                Some(known) if (known.piece, known.changes) == (piece, changes) => {
-                    parts.push(part(known));
-                }
-                None if changes == 0 => parts.push(empty(piece, rank)),
-                _ => {}
-            }
-        }
+        parts.extend(self.known.values().map(part));
         let rolls = self.first + self.ranks..self.first + self.ranks + self.nodes;
         parts.extend(rolls.map(|piece| empty(piece, 0)));
         parts
@@ -342,7 +371,7 @@ impl Native {
     /// Writes of ranks of several nodes become runs, where that changes nothing.
     fn join_known(&mut self) {
         let decoded = |known: &Known| {
-            let tiles = tatami_layout::PieceTiles::decode(&known.tiles).ok()?;
+            let tiles = PieceTiles::decode(&known.tiles).ok()?;
             Some((known.piece, tiles))
         };
         let all: Option<Vec<_>> = match self.together {
@@ -361,18 +390,29 @@ impl Native {
     }
 
     fn take_sealed(&mut self, sealed: &[&[u8]]) -> Result<()> {
-        for (rank, bytes) in sealed.iter().enumerate().filter(|(_, bytes)| !bytes.is_empty()) {
-            let known = Known::decode(bytes)
+        self.known.values_mut().for_each(|known| known.current = false);
+        for (rank, bytes) in (0..).zip(sealed).filter(|(_, bytes)| !bytes.is_empty()) {
+            let mut told = Known::decode(bytes, rank)
                 .map_err(|why| Error::because("publish", &self.path, Errno::INVAL, why))?;
-            self.known.insert(rank as u32, known);
+            if !told.tiles.is_empty() {
+                self.known.insert(rank, told);
+                continue;
+            }
+            match self.known.get_mut(&rank) {
+                Some(known) => {
+                    known.current = (known.piece, known.changes) == (told.piece, told.changes);
+                }
+                None if told.changes == 0 => {
+                    // Nothing to be told of, until the file is closed.
+                    told.tiles = PieceTiles::new(rank).encode();
+                    told.published = true;
+                    self.known.insert(rank, told);
+                }
+                None => {}
+            }
         }
         Ok(())
     }
-}
-
-/// May this process open it so?
-fn check(path: &Path, flags: Flags) -> Result<()> {
-    super::begin::open(path, flags).map(drop)
 }
 
 fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
@@ -381,18 +421,21 @@ fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> R
 }
 
 impl Known {
-    fn decode(bytes: &[u8]) -> std::result::Result<Known, String> {
-        let short = "it is too short";
-        let (head, sealed) = bytes.split_first_chunk::<16>().ok_or(short)?;
+    /// What [`Native::seal`] told of a rank: piece, storage, changes, and the tiles where they are new.
+    fn decode(bytes: &[u8], rank: u32) -> std::result::Result<Known, String> {
+        let (head, tiles) = bytes.split_first_chunk::<24>().ok_or("it is too short")?;
         let word = |at: usize| {
             let mut bytes = [0; 8];
             bytes.copy_from_slice(&head[at..at + 8]);
             u64::from_le_bytes(bytes)
         };
         let piece = u32::try_from(word(0)).map_err(|_| "there is no such piece")?;
-        let (changes, _) = decode_sealed(sealed)?.ok_or(short)?;
-        let tiles = sealed.get(8..).ok_or(short)?.to_vec();
-        Ok(Known { piece, blocks: word(8), changes, tiles, published: false })
+        if !tiles.is_empty() {
+            let tiles = PieceTiles::decode(tiles).map_err(|e| e.to_string())?;
+            debug_assert!(tiles.rank() == rank, "a rank seals its own piece");
+        }
+        let (blocks, changes, tiles) = (word(8), word(16), tiles.to_vec());
+        Ok(Known { piece, blocks, changes, tiles, published: false, current: true })
     }
 }
 
@@ -404,24 +447,42 @@ impl Writer {
         rank: u32,
         token: &Token,
     ) -> Result<Writer> {
-        let path = &volume.path;
-        let (roll, slot, slots) = world.take_seats(token)?;
-        let file = volume.local(Piece::bytes_of(roll), true)?;
-        let file = file.ok_or_else(|| Error::new("open", path, Errno::IO))?;
-        let roll = OwnRoll::new(file, token.open, slot, slots).context("open", path)?;
-        roll.clock().observe(token.stamp);
+        let seat = world.take_seats(token)?;
         let name = Name { open: token.open, rank };
         Ok(Writer {
             _held: held,
             number: token.first + rank,
-            piece: OwnPiece::new(name, path.clone()),
-            roll,
+            piece: OwnPiece::new(name, volume.path.clone()),
+            roll: OnceLock::new(),
+            seat,
+            made: Mutex::new(None),
             name,
             look_at: TILES_STEP,
             last_view: None,
             run: None,
             hull: None,
         })
+    }
+
+    /// The roll of the node, whose clock is past `epoch`. The first time, the node is asked for it, and with the same
+    /// request for the piece.
+    fn open_roll(&self, volume: &Volume, epoch: u64) -> Result<&OwnRoll> {
+        if let Some(roll) = self.roll.get() {
+            return Ok(roll);
+        }
+        let (number, seat) = (self.number, self.seat);
+        let [bytes, journal, roll] = volume.make([
+            Piece::bytes_of(number),
+            Piece::journal_of(number),
+            Piece::bytes_of(seat.roll),
+        ])?;
+        let again = roll.try_clone().context("open", &volume.path)?;
+        let roll = OwnRoll::new(roll, self.name.open, seat.slot, seat.slots);
+        let roll = roll.context("open", &volume.path)?;
+        roll.clock().observe(epoch);
+        *self.made.lock() = Some(PieceFiles { number, bytes, journal });
+        let _ = volume.roll.set(again);
+        Ok(self.roll.get_or_init(|| roll))
     }
 
     fn own(&self) -> Option<Own<'_>> {
@@ -485,7 +546,9 @@ impl Engine for Native {
         self.world.doubt();
         self.look(0)?;
         let cut = self.world.last_cut();
-        self.writer()?.roll.clock().observe(cut);
+        if let Some(roll) = self.open_roll()? {
+            roll.clock().observe(cut);
+        }
         Ok(())
     }
 
@@ -497,14 +560,20 @@ impl Engine for Native {
     }
 
     fn stamp(&self) -> u64 {
-        let now = machine::now();
-        self.writer.as_ref().map_or(now, |writer| writer.roll.clock().stamp())
+        // Later than what any rank of the node has written: so the node's clock tells it, also to a rank that has
+        // written nothing itself.
+        match self.open_roll() {
+            Ok(Some(roll)) => roll.clock().stamp(),
+            Ok(None) | Err(_) => machine::now().max(self.epoch + 1),
+        }
     }
 
     fn epoch(&mut self, stamp: u64) -> Result<()> {
         self.epoch = stamp;
         if let Some(writer) = &mut self.writer {
-            writer.roll.clock().observe(stamp);
+            if let Some(roll) = writer.roll.get() {
+                roll.clock().observe(stamp);
+            }
             writer.run = None;
         }
         self.world.doubt();
@@ -519,7 +588,6 @@ impl Engine for Native {
     }
 
     fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
-        let blocks = self.own_blocks()?;
         let Some(writer) = &mut self.writer else { return Ok(Vec::new()) };
         if durable && writer.piece.is_dirty() {
             // With the names of the objects, which the daemon has made.
@@ -529,11 +597,14 @@ impl Engine for Native {
             }
         }
         let sealed = writer.piece.seal(durable)?;
-        if sealed.is_empty() {
-            return Ok(sealed);
-        }
+        // Also of a piece of which there is nothing new: rank 0 must know that it knows all.
         let mut out = u64::from(writer.number).to_le_bytes().to_vec();
-        out.extend(blocks.to_le_bytes());
+        if sealed.is_empty() {
+            out.extend(0u64.to_le_bytes());
+            out.extend(writer.piece.changes().to_le_bytes());
+            return Ok(out);
+        }
+        out.extend(self.own_blocks()?.to_le_bytes());
         out.extend(sealed);
         Ok(out)
     }
@@ -541,7 +612,7 @@ impl Engine for Native {
     fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
         if closing && self.delete {
             // Pieces go with the file.
-            std::fs::remove_file(&self.path).context("remove", &self.path)?;
+            self.volume.remove()?;
         }
         if self.writer.is_none() {
             return Ok(());

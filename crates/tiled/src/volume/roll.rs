@@ -41,7 +41,7 @@ fn at(slot: usize) -> u64 {
 /// The roll of this node, and this rank's slot in it.
 #[derive(Debug)]
 pub(super) struct OwnRoll {
-    words: Words,
+    /// It has the words.
     clock: Common,
     slot: usize,
     slots: usize,
@@ -51,14 +51,17 @@ impl OwnRoll {
     /// Uses the object in `file`, which the first rank of the node to come makes a roll.
     pub(super) fn new(file: File, open: u64, slot: usize, slots: usize) -> Result<OwnRoll, Errno> {
         reserve(&file, at(slots))?;
-        let again = file.try_clone().map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         let words = Words::new(file, true, true)?;
         if !words.is_mapped() {
             return Err(Errno::NODEV);
         }
         words.store(OPEN, open)?;
         words.store(0, MAGIC)?;
-        Ok(OwnRoll { words, clock: Common::new(Some((again, true)), true)?, slot, slots })
+        Ok(OwnRoll { clock: Common::over(words), slot, slots })
+    }
+
+    fn store(&self, offset: u64, value: u64) -> Result<(), Errno> {
+        self.clock.words().map_or(Err(Errno::IO), |words| words.store(offset, value))
     }
 
     pub(super) fn clock(&self) -> &Common {
@@ -66,24 +69,25 @@ impl OwnRoll {
     }
 
     pub(super) fn set_changes(&self, changes: u64) -> Result<(), Errno> {
-        self.words.store(at(self.slot), changes)
+        self.store(at(self.slot), changes)
     }
 
     pub(super) fn set_hull(&self, hull: (u64, u64)) -> Result<(), Errno> {
-        self.words.store(at(self.slot) + 8, hull.0)?;
-        self.words.store(at(self.slot) + 16, hull.1)
+        self.store(at(self.slot) + 8, hull.0)?;
+        self.store(at(self.slot) + 16, hull.1)
     }
 
     /// From now on the rank has another piece, with no changes yet.
     pub(super) fn set_piece(&self, piece: u32) -> Result<(), Errno> {
-        self.words.store(at(self.slot), 0)?;
-        self.words.store(at(self.slot) + 24, u64::from(piece))
+        self.store(at(self.slot), 0)?;
+        self.store(at(self.slot) + 24, u64::from(piece))
     }
 
     /// Has another rank of this node written bytes under the byte view in `from .. to`?
     pub(super) fn others_wrote(&self, from: u64, to: u64) -> Result<bool, Errno> {
+        let words = self.clock.words().ok_or(Errno::IO)?;
         for slot in (0..self.slots).filter(|slot| *slot != self.slot) {
-            let (lo, hi) = read_slot(&self.words, slot)?.hull;
+            let (lo, hi) = read_slot(words, slot)?.hull;
             if lo < to && from < hi {
                 return Ok(true);
             }

@@ -7,7 +7,7 @@
 use super::begin::distinct;
 use super::joined::Numbered;
 use super::roll::{Fetched, Roll};
-use super::{Told, Volume};
+use super::{Base, Told, Volume};
 use crate::error::{ACCEPT_LOSS, Context, Error, Result};
 use crate::journal::{self, Trouble};
 use crate::plain::read_full;
@@ -16,7 +16,6 @@ use crate::shared::Words;
 use crate::token::Token;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::sync::Arc;
 use tatami_client::DataFile;
 use tatami_layout::{Cut, Index, PieceTiles};
@@ -34,6 +33,16 @@ pub(super) struct Own<'a> {
     pub(super) piece: u32,
     pub(super) changes: u64,
     pub(super) tiles: &'a PieceTiles,
+}
+
+/// Where the roll of this node is, and this rank in it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OwnSeat {
+    /// Number of the object.
+    pub(super) roll: u32,
+    pub(super) slot: usize,
+    /// How many there are.
+    pub(super) slots: usize,
 }
 
 /// A rank of this handle's open.
@@ -63,6 +72,8 @@ pub(super) struct World {
     rank: Option<u32>,
     seats: Vec<Seat>,
     rolls: Vec<Roll>,
+    /// Of the roll of each node of the open: its number, the node, and its slots.
+    places: Vec<(u32, (NodeId, usize))>,
     doubtful: bool,
     version: Option<u64>,
     nodes: BTreeMap<u32, NodeId>,
@@ -71,7 +82,7 @@ pub(super) struct World {
     foreign: Vec<Foreign>,
     journals: BTreeMap<u32, journal::Reader>,
     base_size: u64,
-    base: Option<File>,
+    base: Option<Base>,
     own: Option<(u32, u64)>,
     index: Index,
     /// How often the index was built.
@@ -89,6 +100,7 @@ impl World {
             rank,
             seats: Vec::new(),
             rolls: Vec::new(),
+            places: Vec::new(),
             doubtful: true,
             version: None,
             nodes: BTreeMap::new(),
@@ -105,38 +117,29 @@ impl World {
         }
     }
 
-    /// Learns where the ranks of the open are; tells which piece is the roll of this node, which of its slots is
-    /// this rank's, and how many it has.
+    /// Learns where the ranks of the open are, from the token or the shard; tells where this rank is in the roll of
+    /// its node.
     ///
     /// # Errors
     /// Those of the shard; `ESTALE` where the open is over.
-    pub(super) fn take_seats(&mut self, token: &Token) -> Result<(u32, usize, usize)> {
-        let page = self.page()?;
-        self.take_page(page)?;
-        let stale = || Error::because("open", &self.volume.path, Errno::STALE, "the open is over");
+    pub(super) fn take_seats(&mut self, token: &Token) -> Result<OwnSeat> {
+        let path = self.volume.path.clone();
+        let stale = || Error::because("open", &path, Errno::STALE, "the open is over");
         let ranks = token.first..token.first.saturating_add(token.ranks);
-        let homes: Option<Vec<NodeId>> =
-            ranks.clone().map(|piece| self.nodes.get(&piece).copied()).collect();
-        let homes = homes.ok_or_else(stale)?;
+        let mut homes = token.volume.as_ref().map_or(&[][..], |opened| &opened.homes).to_vec();
+        if homes.len() != ranks.len() {
+            let page = self.page()?;
+            self.take_page(page)?;
+            let known = ranks.clone().map(|piece| self.nodes.get(&piece).copied());
+            homes = known.collect::<Option<Vec<NodeId>>>().ok_or_else(stale)?;
+        }
         let all = distinct(homes.iter().copied());
         let mut slots = vec![0; all.len()];
         for (piece, home) in ranks.clone().zip(&homes) {
             let roll = all.iter().position(|node| node == home).ok_or_else(stale)?;
+            self.nodes.insert(piece, *home);
             self.seats.push(Seat { roll, slot: slots[roll], piece, seen: 0 });
             slots[roll] += 1;
-        }
-        for (number, (node, slots)) in (ranks.end..).zip(all.iter().zip(&slots)) {
-            let object = Piece::bytes_of(number);
-            let words: Box<dyn journal::Load> = match *node == self.volume.session.node {
-                true => {
-                    let file = self.volume.local(object, true)?.ok_or_else(stale)?;
-                    crate::shared::reserve(&file, super::roll::len(*slots))
-                        .context("open", &self.volume.path)?;
-                    Box::new(Words::new(file, true, false).context("open", &self.volume.path)?)
-                }
-                false => Box::new(Fetched::new(self.volume.object(*node, object)?)),
-            };
-            self.rolls.push(Roll::new(words, *slots));
         }
         let rank = self.rank.ok_or_else(stale)?;
         let seat = self.seats.get(rank as usize).ok_or_else(stale)?;
@@ -144,7 +147,34 @@ impl World {
             let why = "the mount at this path is not that of the node on which the open began";
             return Err(Error::because("open", &self.volume.path, Errno::XDEV, why));
         }
-        Ok((ranks.end + seat.roll as u32, seat.slot, slots[seat.roll]))
+        let own = (ranks.end + seat.roll as u32, seat.slot, slots[seat.roll]);
+        self.places = (ranks.end..).zip(all.into_iter().zip(slots)).collect();
+        Ok(OwnSeat { roll: own.0, slot: own.1, slots: own.2 })
+    }
+
+    /// Has the rolls of all nodes at hand, which a rank needs that reads.
+    fn open_rolls(&mut self) -> Result<()> {
+        while let Some((number, (node, slots))) = self.places.get(self.rolls.len()).copied() {
+            let (object, path) = (Piece::bytes_of(number), &self.volume.path);
+            let words: Box<dyn journal::Load> =
+                match (node == self.volume.session.node, self.volume.roll.get()) {
+                    (true, known) => {
+                        let file = match known {
+                            Some(file) => file.try_clone().context("open", path)?,
+                            None => {
+                                let made = self.volume.local(object, true)?;
+                                made.ok_or_else(|| Error::new("open", path, Errno::STALE))?
+                            }
+                        };
+                        crate::shared::reserve(&file, super::roll::len(slots))
+                            .context("open", path)?;
+                        Box::new(Words::new(file, true, false).context("open", path)?)
+                    }
+                    (false, _) => Box::new(Fetched::new(self.volume.object(node, object)?)),
+                };
+            self.rolls.push(Roll::new(words, slots));
+        }
+        Ok(())
     }
 
     /// Which piece a piece of the index is; nothing for the base.
@@ -173,22 +203,6 @@ impl World {
     /// The last cut that is known, 0 for none: all that is new must have a later stamp.
     pub(super) fn last_cut(&self) -> u64 {
         self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
-    }
-
-    /// The changes of all ranks' journals, with the pieces they belong to.
-    ///
-    /// # Errors
-    /// Those of the nodes.
-    pub(super) fn counts(&mut self) -> Result<Vec<(u32, u64)>> {
-        let path = &self.volume.path;
-        self.rolls.iter_mut().try_for_each(Roll::again).context("read", path)?;
-        let mut all = Vec::with_capacity(self.seats.len());
-        for (rank, seat) in (self.first..).zip(&self.seats) {
-            let slot = self.rolls[seat.roll].slot(seat.slot).context("read", path)?;
-            let piece = if slot.piece == 0 { rank } else { slot.piece };
-            all.push((piece, slot.changes));
-        }
-        Ok(all)
     }
 
     /// Looks again. The file is asked for its size where it is not known to reach `to`.
@@ -321,6 +335,7 @@ impl World {
     fn poll(&mut self) -> Result<bool> {
         let path = self.volume.path.clone();
         let mut changed = false;
+        self.open_rolls()?;
         self.rolls.iter_mut().try_for_each(Roll::again).context("read", &path)?;
         for rank in 0..self.seats.len() {
             if Some(rank as u32) == self.rank {
@@ -399,10 +414,17 @@ impl Source for World {
         let path = self.volume.path.clone();
         if piece == Piece::BASE {
             if self.base.is_none() {
-                self.base = Some(self.volume.reopen(false)?);
+                self.base = Some(self.volume.base()?);
             }
-            let base = self.base.as_ref().ok_or_else(|| Error::new("read", &path, Errno::IO))?;
-            return read_full(base, bytes, at).context("read", &path);
+            return match self.base.as_ref() {
+                Some(Base::Mounted(file)) => read_full(file, bytes, at).context("read", &path),
+                Some(Base::Object(object)) => {
+                    let got = object.read_at(bytes, at).told("read", &path)?;
+                    bytes[got..].fill(0);
+                    Ok(())
+                }
+                None => Err(Error::new("read", &path, Errno::IO)),
+            };
         }
         if !self.files.contains_key(&piece) {
             let node = self.nodes.get(&piece.number()).copied();
