@@ -185,10 +185,11 @@ impl Client {
         if attr.kind != Kind::Dir {
             return false;
         }
-        let mut told = self.partitions.told.lock();
-        if !told.directories.is_split(attr.ino) || !self.is_delegated_anything() {
+        // Whether the directory is split is not asked: a client that has met no partition but the first does not know it.
+        if !self.is_delegated_anything() {
             return false;
         }
+        let mut told = self.partitions.told.lock();
         let now = uptime();
         if told.asked.len() >= ASKED_MAX {
             told.asked.clear();
