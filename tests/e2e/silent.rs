@@ -142,7 +142,7 @@ fn a_program_that_starts_another_one_can_be_killed_or_goes_on_when_the_node_is_b
 fn the_state_of_a_volume_is_told_at_once_whatever_is_down() {
     let cluster = Setup::nodes(NODES).config(PATIENT).start();
     let all: u64 =
-        space(&cluster.tatami("df", &["--json"]).out)["inodes"].as_u64().expect("inodes");
+        parse_json(&cluster.tatami("df", &["--json"]).out)["inodes"].as_u64().expect("inodes");
     assert_eq!(all, 1);
     // Each mount has looked at its root before.
     (0..NODES).for_each(|mount| _ = fs::metadata(cluster.mount(mount)).expect("stat"));
@@ -155,7 +155,7 @@ fn the_state_of_a_volume_is_told_at_once_whatever_is_down() {
                     threads.spawn(move || {
                         let mut command = cluster.command(verb);
                         let said = at_once(verb, move || ask(command.arg("--json")));
-                        let told = space(&said.out);
+                        let told = parse_json(&said.out);
                         let nodes = told["nodes"].as_array().expect("nodes");
                         let up: Vec<_> = nodes.iter().map(|n| n["up"].as_bool()).collect();
                         let expected: Vec<_> = (0..NODES).map(|n| Some(n != away)).collect();
@@ -183,6 +183,6 @@ fn the_state_of_a_volume_is_told_at_once_whatever_is_down() {
     cluster.finish();
 }
 
-fn space(json: &str) -> serde_json::Value {
+fn parse_json(json: &str) -> serde_json::Value {
     serde_json::from_str(json).unwrap_or_else(|e| panic!("{e}: {json}"))
 }

@@ -108,7 +108,7 @@ int64_t tio_unpack(const void *dense, size_t dense_len, void *to, uint64_t count
  * The handle starts with the byte view (displacement 0, etype and filetype one byte) in a first view epoch.
  */
 #define TIO_TOKEN_MAX 4096
-/* This process's node as far as the path is concerned. `claim`: what tio_claims told rank 0. */
+/* The number of the node at which the mount of the path is at home. `claim` is what tio_claims returned on rank 0. */
 int tio_node(const char *path, int claim, uint32_t *node);
 /* `nodes`: the answers of tio_node by rank, or NULL when all ranks are processes of this machine. `token_len`: in,
  * the room (TIO_TOKEN_MAX is always enough); out, the length. `mode`: permissions of a new file, before umask. */

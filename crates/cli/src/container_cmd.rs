@@ -19,7 +19,8 @@ fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
     Failure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Settles what dead jobs left of a container; with `accept_loss` what is whole of it. As JSON, what is to be told of it.
+/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the whole records of damaged journals.
+/// Prints the report to `out`, or returns it if `json`.
 ///
 /// # Errors
 /// A path that is no container, or cannot be written; damage that is not accepted.

@@ -115,7 +115,7 @@ fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
     })
 }
 
-/// A check needs all nodes. Those that are away are told at once, rather than when the check comes to them.
+/// Refuses the check while nodes are away. The check needs all nodes, and would wait for each only when it comes to it.
 ///
 /// # Errors
 /// Some nodes are away, and others are not.

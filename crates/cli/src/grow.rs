@@ -482,7 +482,7 @@ fn await_destinations(place: &Place, volume: &VolumeFile, patience: Duration) ->
                 Err(_) => None,
             };
             let knows = |map: &ClusterMap| of(&map.shards, node) == of(&volume.shards, node);
-            // Somebody else may move shards meanwhile: that is no failure of this command.
+            // Another command may move the same shards meanwhile. Then this command has not failed.
             if map.as_ref().is_some_and(knows) || start.elapsed() >= patience {
                 break;
             }

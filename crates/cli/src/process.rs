@@ -108,7 +108,7 @@ impl Running {
         }
     }
 
-    /// Whether somebody has stopped it (SIGSTOP, a debugger): it does nothing until somebody lets it go on.
+    /// Whether the process is stopped, by SIGSTOP or by a debugger.
     pub fn is_stopped(&self) -> bool {
         // Not `stat`: the kernel locks that while a process starts another program.
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));

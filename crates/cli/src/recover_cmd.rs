@@ -52,7 +52,7 @@ struct Told {
     closed: usize,
     /// And those that somebody may add to.
     open: usize,
-    /// Pieces of which only a part is left, when that was accepted.
+    /// Pieces with a damaged journal, of which `--accept-loss` kept a part.
     saved: Vec<Saved>,
 }
 

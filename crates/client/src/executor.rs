@@ -137,7 +137,7 @@ impl Executor {
         let Begun { mut slot, seq, mut sent } = begun;
         let mut retry = Retry::new(patience);
         let result = loop {
-            let left = retry.left();
+            let left = retry.time_left();
             match slot.connection(|number| self.connect_within(left, Role::Meta, number)) {
                 Ok(connection) => match ask(connection, left, seq, call, std::mem::take(&mut sent))
                 {

@@ -125,8 +125,8 @@ impl Retry {
     }
 
     /// How long an attempt may still wait.
-    pub(crate) fn left(&self) -> Duration {
-        self.silence.left(self.patience)
+    pub(crate) fn time_left(&self) -> Duration {
+        self.silence.time_left(self.patience)
     }
 
     /// Waits a little; false when the time is over, or when the program that waits is being ended.
@@ -135,7 +135,7 @@ impl Retry {
             return false;
         }
         #[allow(clippy::disallowed_methods)] // a daemon that is down sends no event
-        std::thread::sleep(self.pause.min(self.left()));
+        std::thread::sleep(self.pause.min(self.time_left()));
         self.pause = (self.pause * 2).min(PAUSE_LONGEST);
         true
     }
@@ -201,7 +201,7 @@ impl Peer {
                 Err(_) => {}
             }
         }
-        let connected = self.way.connect_within(retry.left(), 0, Role::Admin, 0);
+        let connected = self.way.connect_within(retry.time_left(), 0, Role::Admin, 0);
         let mut connection = connected.map_err(|e| match e.may_pass() {
             _ if e.lacks_descriptors() => Errno::ENFILE,
             true if e.is_timeout() => self.gave_up(&retry),
@@ -234,7 +234,7 @@ impl Peer {
     ) -> Result<R, Errno> {
         let mut retry = Retry::new(self.way.patience());
         loop {
-            match self.take_data(retry.left()) {
+            match self.take_data(retry.time_left()) {
                 Ok(mut connection) => match attempt(&mut connection) {
                     Ok(reply) => {
                         self.return_data(connection);

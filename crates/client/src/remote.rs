@@ -166,7 +166,7 @@ impl WriteStream {
         // Nobody has waited for the connection since it broke.
         let Some(connection) = connection else { return self.reconnect(state) };
         // The connection may be from an attempt that had little time left.
-        connection.set_patience(retry.as_ref().map_or(self.peer.patience(), Retry::left));
+        connection.set_patience(retry.as_ref().map_or(self.peer.patience(), Retry::time_left));
         match connection.receive::<ObjectResult>(Class::Object, oldest.seq, &mut []) {
             Ok((result, _)) => {
                 if let Some(retry) = state.retry.take() {
@@ -209,7 +209,7 @@ impl WriteStream {
             None => Retry::new(self.peer.patience()),
         };
         loop {
-            match self.peer.take_data(retry.left()) {
+            match self.peer.take_data(retry.time_left()) {
                 Ok(mut connection) => {
                     if state.pending.iter().all(|p| send(&mut connection, p).is_ok()) {
                         state.connection = Some(connection);

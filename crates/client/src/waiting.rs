@@ -112,7 +112,7 @@ impl Silence {
     }
 
     /// What is left of `patience`. Not even the operation, if there is one, has more.
-    pub(crate) fn left(&self, patience: Duration) -> Duration {
+    pub(crate) fn time_left(&self, patience: Duration) -> Duration {
         let now = moment();
         let lasted = now.saturating_sub(self.began);
         let Some(State { silent, over, limit, .. }) = CURRENT.get() else {
@@ -129,7 +129,7 @@ impl Silence {
 
     /// Nothing was heard again: fails when it is time to give up.
     pub(crate) fn goes_on(&self, patience: Duration) -> Result<(), WaitOver> {
-        let left = self.left(patience);
+        let left = self.time_left(patience);
         let Some(mut state) = CURRENT.get() else {
             return if left.is_zero() { Err(WaitOver) } else { Ok(()) };
         };
@@ -201,17 +201,17 @@ mod tests {
         let operation = Operation::begin(7, NEVER);
         assert!(ago(LONG / 2).goes_on(LONG).is_ok());
         let next = ago(Duration::ZERO);
-        assert!(next.left(LONG) <= LONG / 2, "the first silence was not ended by an answer");
+        assert!(next.time_left(LONG) <= LONG / 2, "the first silence was not ended by an answer");
         next.end();
         assert!(
-            next.left(LONG) <= LONG / 2,
+            next.time_left(LONG) <= LONG / 2,
             "an answer to a request that began later says nothing of the first"
         );
         assert!(ago(2 * LONG).goes_on(LONG).is_err());
-        assert!(next.left(LONG) <= GRACE, "the deadline is over for all that follows");
+        assert!(next.time_left(LONG) <= GRACE, "the deadline is over for all that follows");
         assert!(!operation.asker_ended());
         drop(operation);
-        assert!(next.left(LONG) > LONG / 2, "another operation has a deadline of its own");
+        assert!(next.time_left(LONG) > LONG / 2, "another operation has a deadline of its own");
     }
 
     #[test]
@@ -225,7 +225,7 @@ mod tests {
         assert!(ago(LONG / 2).goes_on(LONG).is_ok(), "the operation itself goes on");
         drop(operation);
         let _part = Operation::begin_part(LONG / 4);
-        assert!(ago(LONG / 2).left(LONG).is_zero());
+        assert!(ago(LONG / 2).time_left(LONG).is_zero());
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         let slow = ago(LONG / 2);
         assert!(slow.goes_on(LONG).is_ok());
         slow.end();
-        assert!(ago(Duration::ZERO).left(LONG) > LONG / 2, "a node that is slow is not away");
+        assert!(ago(Duration::ZERO).time_left(LONG) > LONG / 2, "a node that is slow is not away");
     }
 
     #[test]
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn without_an_operation_each_wait_has_its_own_deadline() {
         assert!(ago(LONG / 2).goes_on(LONG).is_ok());
-        assert!(ago(Duration::ZERO).left(LONG) > LONG / 2);
+        assert!(ago(Duration::ZERO).time_left(LONG) > LONG / 2);
         assert!(ago(LONG).goes_on(LONG).is_err());
         assert!(!asker_ends());
     }

@@ -70,7 +70,7 @@ impl Client {
         let call = ObjectCall { cap, piece: attr.layout.base(), op: ObjectOp::Stat };
         let retry = Retry::new(peer.patience());
         for _ in 0..2 {
-            let Ok(mut connection) = peer.take_data(retry.left()) else { break };
+            let Ok(mut connection) = peer.take_data(retry.time_left()) else { break };
             let Ok(reply) = connection.call::<_, ObjectResult>(Class::Object, 0, &call) else {
                 continue;
             };

@@ -98,7 +98,7 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
                     lease: 600_000,
                     epoch: 1,
                     lasting: 0,
-                    space: Some(space(hello.node.unwrap_or(NodeId(0)))),
+                    space: Some(space_of(hello.node.unwrap_or(NodeId(0)))),
                 };
                 frame::encode(&mut out, Class::Recall, header.seq, &note, 0);
             }
@@ -109,7 +109,7 @@ fn serve(mut stream: UnixStream, asked: &Mutex<Asked>) -> Result<(), FrameError>
     }
 }
 
-fn space(node: NodeId) -> Space {
+fn space_of(node: NodeId) -> Space {
     let disk = u64::from(node.0) + 1;
     Space { total: 1000 * disk, free: 100 * disk, available: 10 * disk, disk, inodes: disk }
 }
