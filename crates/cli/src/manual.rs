@@ -21,6 +21,9 @@ pub struct CompletionsArgs {
 pub struct ManArgs {
     /// Write tatami.1, tatami-up.1 and so on here [default: tatami.1 to standard output]
     dir: Option<PathBuf>,
+    /// Print the reference of all commands as one Markdown page
+    #[arg(long, conflicts_with = "dir")]
+    markdown: bool,
 }
 
 /// Prints the script for a shell.
@@ -43,6 +46,12 @@ pub fn completions(args: &CompletionsArgs) -> Outcome {
 pub fn pages(args: &ManArgs) -> Outcome {
     let mut command = Cli::command();
     command.build();
+    if args.markdown {
+        let mut out = io::stdout().lock();
+        out.write_all(reference_page().as_bytes())?;
+        out.flush()?;
+        return Ok(());
+    }
     match &args.dir {
         None => {
             let mut out = io::stdout().lock();
@@ -64,6 +73,35 @@ fn write_all(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
     std::fs::write(dir.join(format!("{name}.1")), page(command, top)?)?;
     let below = command.get_subcommands().filter(|c| !c.is_hide_set());
     below.into_iter().try_for_each(|command| write_all(dir, command, false))
+}
+
+/// Columns of the help in the Markdown page.
+const PAGE_COLUMNS: usize = 90;
+
+/// The help of all commands as one Markdown page: `docs/reference/command-line.md`.
+fn reference_page() -> String {
+    let mut command = Cli::command().term_width(PAGE_COLUMNS);
+    command.build();
+    let mut page = String::from(
+        "# The command line\n\n\
+         For users. The help of every command, as `tatami man --markdown` prints it. All commands\n\
+         also take the flags of the [configuration](configuration.md).\n",
+    );
+    append_help(&mut page, &command);
+    page
+}
+
+/// Appends the help of a command and of those below it.
+fn append_help(page: &mut String, command: &clap::Command) {
+    let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
+    let help = command.clone().render_help().to_string();
+    let lines: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+    // Writing to a String cannot fail.
+    let _ = write!(page, "\n## {name}\n\n```text\n{}\n```\n", lines.join("\n"));
+    let below = command.get_subcommands();
+    for command in below.filter(|below| !below.is_hide_set() && below.get_name() != "help") {
+        append_help(page, command);
+    }
 }
 
 /// One page. What stands below a command's help, its examples and notes,
@@ -185,6 +223,16 @@ mod tests {
     #[test]
     fn text_that_looks_like_roff_means_itself() {
         assert_eq!(escape(".x\n'y\na-b\\"), "\\&.x\n\\&'y\na\\-b\\e");
+    }
+
+    #[test]
+    fn the_reference_is_up_to_date() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/command-line.md");
+        let page = std::fs::read_to_string(path).expect("the page is there");
+        assert!(
+            page == reference_page(),
+            "it is out of date: tatami man --markdown > docs/reference/command-line.md"
+        );
     }
 
     #[test]
