@@ -1,10 +1,10 @@
 //! The namespace as a deterministic state machine over an ordered key-value store.
 //!
-//! A [`Meta`] is all shards that one node serves. It takes operations ([`tatami_wire::meta::MetaOp`]) one
-//! after the other and answers them; the moment, the store, the volume's key and
-//! the identity of who asks are handed in, so that the same operations in the same order always
-//! give the same state. Nothing here reads a clock, draws a random number, starts a
-//! thread or opens a socket.
+//! A [`Meta`] is all shards that one node serves. It takes operations
+//! ([`tatami_wire::meta::MetaOp`]) one after the other and answers them. The caller hands in the
+//! time, the store, the volume's key and the identity of the client, so that the same operations in
+//! the same order always give the same state. Nothing here reads a clock, draws a random number,
+//! starts a thread or opens a socket.
 //!
 //! ```text
 //! request ─▶ Meta::apply ─▶ session: has it been run?  ─▶ the operation, in a Txn
@@ -13,14 +13,15 @@
 //!                             ▼
 //!            overlay of records not committed ─▶ Meta::commit ─▶ Store: one batch
 //!
-//! other nodes ─▶ Meta::receive, Meta::tick ─▶ transaction ─▶ Meta::commit ─▶ Meta::outbox, Meta::finished
+//! other nodes ─▶ Meta::receive, Meta::tick ─▶ transaction ─▶ Meta::commit
+//!                                                           ─▶ Meta::outbox, Meta::finished
 //! ```
 //!
 //! An answer may leave the daemon only after a [`Meta::commit`] that came after it.
 //!
-//! A shard has the inodes whose number carries its id. Entries lie with
-//! their directory. What an operation needs of shards of other nodes is fetched, and changed in a transaction: see
-//! `transaction`. Then the answer comes later.
+//! A shard has the inodes whose number carries its id. Entries lie with their directory. Records
+//! that an operation needs from shards of other nodes are fetched, and changed in a transaction:
+//! see `transaction`. Then the answer comes later.
 
 mod acl;
 mod act;

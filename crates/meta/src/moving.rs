@@ -1,18 +1,25 @@
-//! Shards that move from one executor to another while they are in use.
+//! Shard migration: shards move from one executor to another while they are in use.
 //!
-//! The *giver* serves a block of shards, the *taker* will. The giver asks the taker whether it would, has
-//! back what it has delegated of the block, and closes it: whoever wants something of these shards waits, as for any lock. When the
-//! transactions that have something of them are over, their records go to the taker, part by part, each
-//! answered before the next. The taker keeps them and serves nothing of them. When all are there, and would survive a power cut,
-//! the giver writes into its map that the block is the taker's, in one batch: at that moment it is. Whoever waited is sent there.
+//! The *source* ("giver") serves a block of shards, the *destination* ("taker") will. The protocol:
 //!
-//! The map has, for each shard, how many times it has moved, and only the executor that serves a shard says that it has moved once
-//! more. So of two maps the one with more moves of a shard is right about it, all maps agree in the end, and no order among
-//! the moves of different shards is needed. A taker that has everything and has not heard what became of it asks the
-//! giver, for as long as it takes. A giver that dies before that batch has given nothing.
+//! 1. The source asks the destination whether it accepts the shards.
+//! 2. The source recalls all delegations in the block, and closes it: operations on these shards
+//!    wait, as for any lock.
+//! 3. When the transactions that hold locks in the block are over, the source sends its records,
+//!    chunk by chunk. Each chunk is acknowledged before the next. The destination stores them and
+//!    serves none of them.
+//! 4. When the destination has all of them, durably, the source writes into its shard map that the
+//!    block belongs to the destination. That one batch is the commit point. Waiting operations are
+//!    sent to the destination.
 //!
-//! Records of shards that an executor does not serve (those that it has given away, or was to be given) are cleared away in
-//! small portions, and no operation sees them.
+//! The shard map has, for each shard, the number of its moves. Only the executor that serves a
+//! shard raises that number. So of two maps the one with more moves of a shard is right about it.
+//! All maps converge, and moves of different shards need no order. A destination that has
+//! everything and does not know the outcome asks the source until it gets an answer. A source that
+//! dies before that batch has given nothing away.
+//!
+//! Records of shards that an executor does not serve (moved away, or received in vain) are deleted
+//! in small portions, and no operation sees them.
 
 mod giver;
 mod records;
@@ -36,45 +43,45 @@ use tatami_wire::admin::ClusterMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{ClientId, Errno, ExecutorId, ShardId, Timestamp};
 
-/// Most keys, and most bytes, that are cleared away, or sent, at a time.
+/// Most keys, and most bytes, that are deleted or sent at a time.
 const KEYS_MAX: usize = 4096;
 const BYTES_MAX: usize = 256 << 10;
 
-/// What a giver wants of the daemon before it goes on.
+/// A request of the source to its daemon, which must be met before the move goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MoveWants {
-    /// Have back what is delegated of inodes of these shards (the first, and how many), and delegate nothing
-    /// more of them. Then [`Meta::given_back`].
+    /// Recall all delegations of inodes of these shards (the first, and how many), and grant no
+    /// more of them. Then call [`Meta::given_back`].
     Recall(u16, u16),
-    /// Say with [`Meta::tell_lockers`] who may hold locks of files of these shards. No such lock is
-    /// granted from now on, until the move is over.
+    /// Report with [`Meta::tell_lockers`] the clients that may hold locks of files of these shards.
+    /// No such lock is granted from now on, until the move is over.
     Lockers(u16, u16),
 }
 
-/// What has happened to shards, as the daemon must know before it handles anything else.
+/// A change of the served shards, which the daemon must know before it handles anything else.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MoveEvent {
-    /// These shards (the first, and how many) are another executor's now.
+    /// These shards (the first, and how many) belong to another executor now.
     Gone(u16, u16),
-    /// A move from this executor has come to nothing.
+    /// A move from this executor has failed.
     Stayed,
-    /// These clients may hold locks of files of shards that will perhaps be this executor's.
+    /// These clients may hold locks of files of shards that may soon belong to this executor.
     Foreseen(Vec<ClientId>),
-    /// Now they are.
+    /// Now the shards belong to this executor.
     Come(Vec<ClientId>),
 }
 
-/// What a taker has been brought, as a record.
+/// The destination's record of a move: the shards it receives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Brought {
     first: u16,
-    /// Of each shard, how many times it had moved before.
+    /// Of each shard, the number of moves before this one.
     moves: Vec<u32>,
-    /// All is there.
+    /// All records have arrived.
     whole: Option<Whole>,
 }
 
-/// What is true of a block as a whole.
+/// The properties of a block as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Whole {
     inodes: u64,
@@ -82,23 +89,23 @@ struct Whole {
     lockers: Vec<ClientId>,
 }
 
-/// All moves of which this executor is a part.
+/// All moves that this executor takes part in.
 #[derive(Default)]
 pub(crate) struct Moves {
     giving: Option<Giving>,
     taking: BTreeMap<Txid, Taking>,
-    /// Blocks of which the records are to be cleared away, and how far that is.
+    /// Blocks whose records are to be deleted, and the progress of that.
     clearing: Vec<Block>,
     cleared_to: Cursor,
     events: Vec<MoveEvent>,
-    /// Why the last move from here has come to nothing.
+    /// The reason why the last move from here failed.
     failure: Option<Errno>,
-    /// Nothing may leave before everything survives a power cut.
+    /// Nothing may leave before all changes survive a power cut.
     pub wants_sync: bool,
 }
 
 impl Moves {
-    /// When something is to be done.
+    /// Returns when a move must be handled next.
     pub fn due(&self, now: Timestamp) -> Option<Timestamp> {
         let giving = self.giving.as_ref().map(Giving::due);
         let taking = self.taking.values().map(|taking| taking.ask_at);
@@ -106,54 +113,54 @@ impl Moves {
         giving.into_iter().chain(taking).chain(clearing).min()
     }
 
-    /// Number of moves, and of blocks to be cleared away.
+    /// Returns the number of moves, and of blocks to be deleted.
     pub fn under_way(&self) -> usize {
         usize::from(self.giving.is_some()) + self.taking.len() + self.clearing.len()
     }
 }
 
 impl<S: Store> Meta<S> {
-    /// Which executor serves which shard, and all executors that this one has been told of.
+    /// Returns the map of all shards and executors that this executor knows.
     pub fn map(&self) -> &ClusterMap {
         self.state.cluster()
     }
 
-    /// Whether operations may need other executors.
+    /// Returns whether operations may need other executors.
     pub fn is_spread(&self) -> bool {
         self.state.is_spread()
     }
 
-    /// Whether the shard is served here.
+    /// Returns whether the shard is served here.
     pub fn serves(&self, shard: ShardId) -> bool {
         self.state.owns(shard)
     }
 
-    /// Number of shards that are served here.
+    /// Returns the number of shards that are served here.
     pub fn shards(&self) -> usize {
         self.state.served()
     }
 
-    /// Whether a move keeps the shard closed.
+    /// Returns whether a move keeps the shard closed.
     pub fn is_closed(&self, shard: ShardId) -> bool {
         self.state.locks.closed().is_some_and(|(block, _)| block.has(shard))
     }
 
-    /// Whether a move keeps any shard closed.
+    /// Returns whether a move keeps any shard closed.
     pub fn is_closing(&self) -> bool {
         self.state.locks.closed().is_some()
     }
 
-    /// Whether a [`Meta::sync`] must follow the commit before anything leaves.
+    /// Returns whether a [`Meta::sync`] must follow the commit before anything leaves.
     pub fn wants_sync(&self) -> bool {
         self.moves.wants_sync
     }
 
-    /// What has happened since this was asked last.
+    /// Takes the events since the last call.
     pub fn take_move_events(&mut self) -> Vec<MoveEvent> {
         std::mem::take(&mut self.moves.events)
     }
 
-    /// Learns what the map knows better. Whether there was something.
+    /// Merges newer entries of the other map into this executor's. Returns whether there were any.
     pub fn learn(&mut self, now: Timestamp, map: &ClusterMap) -> bool {
         self.tx.now = self.tx.now.max(now);
         if self.state.is_poisoned() {
@@ -174,10 +181,13 @@ impl<S: Store> Meta<S> {
             return Ok(false);
         }
         let moved = cluster.moves != self.state.cluster().moves;
-        // While nothing has moved, everybody knows the rest from elsewhere.
+        // While no shard has moved, every node knows the map from the configuration: no record is
+        // needed.
         let record = moved.then(|| record::encode(&cluster)).transpose()?;
         self.state.put_map(cluster, record);
         if moved {
+            // A shard that came here is taken over before operations restart, so that they find its
+            // records.
             self.spread_out()?;
             self.take_over()?;
             self.start_afresh();
@@ -185,7 +195,7 @@ impl<S: Store> Meta<S> {
         Ok(true)
     }
 
-    /// From now on operations may need other executors.
+    /// Marks this executor as one of several: operations may need other executors from now on.
     fn spread_out(&mut self) -> Outcome<()> {
         self.state.spread = true;
         if self.tx.life == 0 {
@@ -195,13 +205,13 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Tells another executor which executor serves which shard.
+    /// Sends this executor's shard map to another executor.
     pub(crate) fn tell_map(&mut self, to: ExecutorId) {
         let map = Box::new(self.state.cluster().clone());
         self.tx.send(to, PeerMessage::Map { map, ask: false });
     }
 
-    /// Reads what is under way from the records.
+    /// Reads the moves in progress from the records.
     pub(crate) fn open_moves(&mut self) -> Outcome<()> {
         self.reload_moves()?;
         self.take_over()?;
@@ -212,7 +222,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Makes the tables in memory what the records say. A move from here that was under way is over.
+    /// Rebuilds the tables in memory from the records. A move from here that was under way ends.
     pub(crate) fn reload_moves(&mut self) -> Outcome<()> {
         let now = self.tx.now;
         if self.moves.giving.is_some() {
@@ -222,7 +232,7 @@ impl<S: Store> Meta<S> {
         self.state.scan(&[tag::BROUGHT], &[tag::BROUGHT], &mut |key, value| {
             if let Some(Parsed::Brought(txid)) = keys::parse(key) {
                 let brought: Brought = record::decode(value)?;
-                // Nobody knows how far it was.
+                // The number of received chunks is not recorded: an incomplete move starts over.
                 if brought.whole.is_none() {
                     vain.push((txid, brought.block()));
                 }
@@ -251,8 +261,9 @@ impl<S: Store> Meta<S> {
         self.state.mixed = !(self.moves.taking.is_empty() && self.moves.clearing.is_empty());
     }
 
-    /// Records of these shards that lie here do not count any more.
+    /// Schedules the deletion of the records of these shards here.
     fn clear_later(&mut self, block: Block) -> Outcome<()> {
+        // A bug here would delete live records. The check is cheap.
         if block.shards().any(|shard| self.state.owns(shard)) {
             return Err(Failure::Errno(Errno::EIO));
         }
@@ -269,7 +280,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Clears away some of what does not count.
+    /// Deletes one portion of records that do not count.
     fn clear_some(&mut self) -> Outcome<()> {
         let Some(block) = self.moves.clearing.first().copied() else { return Ok(()) };
         self.state.opens.forget_block(block);
@@ -277,6 +288,7 @@ impl<S: Store> Meta<S> {
         let found = self.state.records_of(block, &mut cursor, KEYS_MAX, BYTES_MAX)?;
         found.into_iter().for_each(|(key, _)| self.state.put(key, None));
         if cursor.is_at_end() {
+            // The block stays recorded until its last record is gone, so that a restart goes on.
             self.moves.clearing.remove(0);
             self.write_clearing()?;
         } else {
@@ -285,7 +297,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Does what is due.
+    /// Handles the moves that are due.
     pub(crate) fn tick_moves(&mut self) {
         let now = self.tx.now;
         let result = self.clear_some().and_then(|()| self.tick_giving(now));
@@ -301,7 +313,7 @@ impl<S: Store> Meta<S> {
         asked.into_iter().for_each(|txid| self.tx.send(txid.executor, PeerMessage::Moved { txid }));
     }
 
-    /// A message of another executor about moves.
+    /// Handles a message of another executor about moves.
     pub(crate) fn heed_move(&mut self, from: ExecutorId, message: PeerMessage) -> Outcome<()> {
         match message {
             PeerMessage::Map { map, ask } => {
@@ -317,6 +329,8 @@ impl<S: Store> Meta<S> {
             PeerMessage::Carried { txid, part, refused } => {
                 self.part_taken(from, txid, part, refused)
             }
+            // The destination asks for the outcome. The map answers: either the block has moved, or
+            // it has not.
             PeerMessage::Moved { txid } if txid.executor == self.tx.here => {
                 let under_way = self.moves.giving.as_ref().is_some_and(|g| g.txid == txid);
                 let map = Box::new(self.state.cluster().clone());
@@ -324,6 +338,7 @@ impl<S: Store> Meta<S> {
                 Ok(())
             }
             PeerMessage::Moving { txid, under_way, map } if txid.executor == from => {
+                // The map first: a committed move must not be dropped.
                 self.learn_map(&map)?;
                 match under_way {
                     true => Ok(()),
@@ -335,7 +350,7 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// Whether somebody who has the other map has something to learn from this one.
+/// Returns whether our map has something newer than the other one.
 fn knows_better(ours: &ClusterMap, other: &ClusterMap) -> bool {
     other.clone().merge(ours)
 }
@@ -346,7 +361,7 @@ impl Brought {
     }
 }
 
-/// A failure that is the matter of the move alone.
+/// Returns the errno of a failure that concerns the move alone.
 fn refusal(failure: &Failure) -> Errno {
     failure.errno()
 }

@@ -1,25 +1,34 @@
-//! Operations that touch records of several executors.
+//! Operations that touch records of several executors: two-phase commit among executors.
 //!
-//! The rules of the namespace are run as ever, in a [`Txn`](crate::txn::Txn). Where one needs a record of another
-//! executor that is not known yet, the run ends ([`Failure::Missing`](crate::error::Failure)), the record is asked for, and the
-//! operation is run again from its start.
+//! The rules of the namespace run in a [`Txn`](crate::txn::Txn), as for a local operation. Where a
+//! run needs a record of another executor that it does not know yet, the run ends with
+//! [`Failure::Missing`](crate::error::Failure). The coordinator asks for the record, and runs the
+//! operation again from its start.
 //!
-//! What changes something *locks* what it asks for, at first contact, so that what it was told stays true: an
-//! operation that began early gets through, whatever others do meanwhile. When nothing is missing any more, this executor's part, the
-//! answer, the decision and what the others are to write are written in one batch. Before that, nothing has happened; after
-//! it, all of it has. This executor's own records are not locked at all, since the last run sees what they are. ([`locking`])
+//! **An operation that changes something** takes *locks* at first contact (strict two-phase
+//! locking), so that the fetched values stay true. Deadlocks are prevented by age (wound-wait and
+//! wait-die, Rosenkrantz 1978): the oldest operation always makes progress. When nothing is missing
+//! any more, the coordinator writes four things in one batch of its write-ahead log: its own
+//! changes, the answer, the decision, and the writes of the participants. Before that batch nothing
+//! has happened; after it, all of it has. The coordinator does not lock its own records, since the
+//! last run sees their current values. ([`locking`])
 //!
-//! What only looks locks nothing at first. It is answered if all that was seen was true at one moment: it came from one executor and nothing
-//! here has changed meanwhile, or a second look shows the same (inodes have versions, so the same twice is the same all the
-//! time between). Where something changes all the time, it locks, too.
+//! **An operation that only reads** locks nothing at first (optimistic concurrency control). It is
+//! answered if all values that it read were true at one moment. That holds if they came from one
+//! executor and nothing here has changed meanwhile, or if a second read gives the same values:
+//! inodes have versions, so equal values at two moments mean no change between them. If something
+//! changes at every attempt, the operation takes locks, too.
 //!
-//! A split is not in a hurry and writes many records. It looks as what only looks does, and has what it writes *prepared* by the
-//! others, who compare what it has seen with what is there. Then it is run once more, and decided if it comes to the same. ([`preparing`])
+//! **A split** is not urgent and writes many records. It reads optimistically. Then the
+//! participants *prepare* its writes: each of them compares the values that the split has read with
+//! the current ones. The split is run once more, and decided if it comes to the same result.
+//! ([`preparing`])
 //!
-//! Nobody waits for a client, and for an executor only where everybody waits for that executor's own shards:
-//! who meets a lock asks the coordinator after a while, which gives the operation up for an older one. A coordinator
-//! that has forgotten a transaction has not committed it and never will. One that cannot reach a
-//! participant gives the locks back after a while, and tries again later.
+//! No operation waits for a client. It waits for another executor only where every operation would
+//! wait for that executor's shards. A transaction that meets a lock asks the lock's coordinator
+//! after a while; that coordinator aborts its operation for an older one. A coordinator that does
+//! not know a transaction has not committed it and never will (presumed abort). A coordinator that
+//! cannot reach a participant releases the locks after a while, and retries later.
 
 pub(crate) mod acks;
 pub(crate) mod coordinator;
@@ -45,17 +54,17 @@ use tatami_wire::{Attr, ClientId, ExecutorId, Ino, Timestamp, hash};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
-/// What becomes of an operation at once.
+/// The immediate result of an operation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Applied {
-    /// It has been answered.
+    /// The operation has been answered.
     Done(MetaResult),
     /// It needs other executors: the answer comes with [`Meta::finished`](crate::Meta::finished).
     Waits(Ticket),
 }
 
 impl Applied {
-    /// The answer of an executor that has all shards: it waits for nobody.
+    /// Returns the answer of an executor that has all shards: it never waits for others.
     ///
     /// # Errors
     /// The operation's; `EAGAIN` where it waits for other executors.
@@ -70,15 +79,15 @@ impl Applied {
 /// A message to another executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Out {
-    /// The executor.
+    /// The receiver.
     pub to: ExecutorId,
-    /// What it is told.
+    /// The message itself.
     pub message: PeerMessage,
-    /// The inodes that somebody may see changed once the message has left, themselves or (directories)
-    /// their entries: until then all delegations of them must be back.
+    /// The inodes that other executors may see changed once the message has left: their attributes
+    /// or (of directories) their entries. All delegations of them must be back before it leaves.
     pub changed: Vec<Ino>,
-    /// The inodes of this executor of which the message tells: while a delegation of one of them is being
-    /// recalled, it must wait, too.
+    /// The inodes of this executor that the message describes. While a delegation of one of them is
+    /// being recalled, the message must wait, too.
     pub seen: Vec<Ino>,
 }
 
@@ -87,15 +96,16 @@ pub struct Out {
 pub struct Finished {
     /// The operation.
     pub ticket: Ticket,
-    /// The answer. `EAGAIN`: the others did not answer for long; nothing has happened, and
+    /// The answer. `EAGAIN`: the other executors did not answer for long. Nothing has happened, and
     /// the same request, sent again, is run again.
     pub result: MetaResult,
-    /// The inodes of this executor that it has looked at, as [`Meta::seen`](crate::Meta::seen). They may be others by now: only
-    /// what is current may be delegated with the answer.
+    /// The inodes of this executor that it has read, as [`Meta::seen`](crate::Meta::seen). They may
+    /// have changed since: only current attributes may be delegated with the answer.
     pub seen: Vec<Ino>,
     /// The inodes of this executor that it has changed, as [`Meta::changed`](crate::Meta::changed).
     pub changed: Vec<Ino>,
-    /// The directory of [`MetaOp::shown_dir`](tatami_wire::meta::MetaOp::shown_dir), after the operation, if it is on this executor.
+    /// The directory of [`MetaOp::shown_dir`](tatami_wire::meta::MetaOp::shown_dir), after the
+    /// operation, if it is on this executor.
     pub dir: Option<Attr>,
 }
 
@@ -109,9 +119,10 @@ pub(crate) struct Waiting {
     pub ask_at: Timestamp,
 }
 
-/// The last transactions that a participant has ended or refused in this life. One that is prepared after that, by a
-/// message that comes late, could be found committed once more, and undo what came between. (What is prepared for
-/// another life is refused as a whole.)
+/// The last transactions that a participant has ended or refused in this incarnation.
+///
+/// A late message must not prepare one of them again: it could be found committed once more, and
+/// undo later changes. (A prepare that was meant for another incarnation is refused as a whole.)
 #[derive(Debug, Default)]
 pub(crate) struct Over {
     known: BTreeSet<Txid>,
@@ -119,7 +130,7 @@ pub(crate) struct Over {
 }
 
 impl Over {
-    /// Far more than end while a message is under way.
+    /// Far more than end while one message is under way.
     const MAX: usize = 64 * 1024;
 
     pub fn add(&mut self, txid: Txid) {
@@ -138,7 +149,8 @@ impl Over {
     }
 }
 
-/// What an executor does for operations that touch several.
+/// The state of an executor's transactions: those that it coordinates and those in which it
+/// participates.
 pub(crate) struct Transactions {
     pub here: ExecutorId,
     pub life: u64,
@@ -149,26 +161,26 @@ pub(crate) struct Transactions {
     pub by_slot: HashMap<(ClientId, u32), Ticket, hash::Build>,
     pub by_txid: HashMap<Txid, Ticket, hash::Build>,
     pub decided: BTreeMap<Txid, Decided>,
-    /// None of them is due before.
+    /// No decision is due to be sent again before this moment.
     pub finish_at: Timestamp,
     pub waiting: Vec<Waiting>,
     pub over: Over,
     pub splits: splits::Splits,
     pub acks: acks::Acks,
-    /// What a participant has not acknowledged is told again after so many ms.
+    /// An outcome that a participant has not acknowledged is sent again after this many ms.
     pub finish_again: u64,
-    /// Transactions of this executor that have locked records of this executor, and do not any more.
+    /// Transactions of this executor that have released their locks on records of this executor.
     pub freed: Vec<Txid>,
-    /// What may leave after the next commit.
+    /// Messages that may leave after the next commit.
     pub outs: Vec<Out>,
     pub finished: Vec<Finished>,
-    /// What may leave now.
+    /// Messages that may leave now.
     pub ready_outs: Vec<Out>,
     pub ready_finished: Vec<Finished>,
 }
 
 impl Transactions {
-    /// Reads what is under way from the records, and begins a new life.
+    /// Reads the transactions in progress from the records, and begins a new incarnation.
     pub fn open<S: Store>(state: &mut State<S>, now: Timestamp) -> Outcome<Transactions> {
         let mut all = Transactions {
             here: state.executor(),
@@ -196,25 +208,27 @@ impl Transactions {
             all.splits.resume(state, now)?;
             all.begin_life(state)?;
             state.commit()?;
+            // The incarnation's number must be durable before the first message that carries it.
             state.sync()?;
         }
         Ok(all)
     }
 
-    /// Begins a new life, which lasts after a sync.
+    /// Begins a new incarnation; its number is durable after a sync.
     pub fn begin_life<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
         let life = match state.get(&keys::life())? {
             Some(bytes) => record::decode::<u64>(&bytes)?,
             None => 0,
         };
-        // No number of a life that was lost is used again.
+        // The counter may have lost its last increments with unsynced batches. Adding a bound of
+        // the lost increments keeps every number unique.
         self.life = life + 1 + state.lost();
         state.put(keys::life(), Some(record::encode(&self.life)?));
         state.put_shard();
         Ok(())
     }
 
-    /// Makes the tables in memory what the records say.
+    /// Rebuilds the tables in memory from the records.
     pub fn reload<S: Store>(&mut self, state: &mut State<S>) -> Outcome<()> {
         let (mut locks, mut decided) = (locks::Locks::default(), BTreeMap::new());
         let now = self.now;
@@ -227,13 +241,14 @@ impl Transactions {
         state.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |key, value| {
             if let Some(Parsed::Committed(txid)) = keys::parse(key) {
                 let record::Committed { participants } = record::Committed::decode(value)?;
-                // Whoever opens a store waits until nothing of what was delegated before counts.
+                // After a start, no change leaves before all earlier delegations have expired.
                 let changed = Vec::new();
                 let left = participants;
                 decided.insert(txid, Decided { left, again_at: now, since: now, changed });
             }
             Ok(ControlFlow::Continue(()))
         })?;
+        // The closed block is in memory only: it survives the reload.
         locks.close(state.locks.closed());
         state.locks = locks;
         self.decided = decided;
@@ -241,7 +256,7 @@ impl Transactions {
         Ok(())
     }
 
-    /// A name that nothing else has.
+    /// Returns a transaction number that is unique for ever.
     pub fn name(&mut self) -> Txid {
         let number = self.next;
         self.next += 1;
@@ -252,29 +267,32 @@ impl Transactions {
         self.outs.push(Out { to, message, changed: Vec::new(), seen: Vec::new() });
     }
 
-    /// As [`Transactions::send`], of what tells of inodes of this executor.
+    /// As [`Transactions::send`], of a message that describes inodes of this executor.
     pub fn tell(&mut self, to: ExecutorId, message: PeerMessage, seen: Vec<Ino>) {
         self.outs.push(Out { to, message, changed: Vec::new(), seen });
     }
 
-    /// Whether something waits for a commit to leave.
+    /// Returns whether a message, an answer or an acknowledgement waits for a commit.
     pub fn is_staged(&self) -> bool {
         !(self.outs.is_empty() && self.finished.is_empty() && self.acks.is_settled())
     }
 
-    /// What was done until now lasts.
+    /// Marks all changes until now as committed.
     pub fn committed(&mut self) {
+        // Write-ahead rule: a message that promises something leaves only after its batch is in the
+        // log.
         self.ready_outs.append(&mut self.outs);
         self.acks.committed();
         self.ready_finished.append(&mut self.finished);
     }
 
-    /// What was done since the last commit is undone.
+    /// Undoes all changes since the last commit.
     pub fn undone<S: Store>(
         &mut self,
         state: &mut State<S>,
         errno: tatami_wire::Errno,
     ) -> Outcome<()> {
+        // These messages promise changes that are not in the log.
         self.outs.clear();
         self.acks.undone();
         for finished in &mut self.finished {
@@ -286,20 +304,20 @@ impl Transactions {
     }
 }
 
-/// What tells values apart.
+/// Returns a hash that identifies a value.
 pub(crate) fn digest(value: &[u8]) -> Digest {
     Digest(xxhash_rust::xxh3::xxh3_128(value).to_be_bytes())
 }
 
-/// `since` and so many milliseconds.
+/// Returns the moment `ms` milliseconds after `since`.
 pub(crate) fn later(since: Timestamp, ms: u64) -> Timestamp {
     let nanos = u64::from(since.nsec) + ms % 1000 * 1_000_000;
     let sec = since.sec.saturating_add((ms / 1000 + nanos / 1_000_000_000) as i64);
     Timestamp { sec, nsec: (nanos % 1_000_000_000) as u32 }
 }
 
-/// The value that other executors see under a key: that of the record, or for an [`Parsed::Ancestor`] the
-/// number of the directory above.
+/// Returns the value that other executors see under a key: the record, or for a
+/// [`Parsed::Ancestor`] the number of the directory above.
 pub(crate) fn value_of<S: Store>(state: &mut State<S>, key: &Key) -> Outcome<Option<Vec<u8>>> {
     match keys::parse(key) {
         Some(Parsed::Ancestor(ino)) => {

@@ -1,9 +1,8 @@
 //! One operation on the records: all of its writes or none.
 //!
-//! An operation reads through its own writes and hands them to the state
-//! when it has succeeded. Whatever touches more than one inode goes through the
-//! functions at the end of this file. What is different where other nodes have shards, too, is in
-//! `spread`.
+//! An operation reads through its own writes, and hands them to the state when it has succeeded.
+//! All changes to more than one inode go through the functions at the end of this file. The
+//! differences where other nodes have shards, too, are in `spread`.
 
 mod parts;
 mod spread;
@@ -25,7 +24,7 @@ use std::sync::Arc;
 use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino, NodeId, Piece, Timestamp};
 use xxhash_rust::xxh3::xxh3_128;
 
-/// See the module.
+/// An operation in progress; see the module.
 pub(crate) struct Txn<'a, S> {
     pub state: &'a mut State<S>,
     pub ctx: &'a Context,
@@ -33,7 +32,7 @@ pub(crate) struct Txn<'a, S> {
     inodes: Vec<(Ino, Option<Inode>)>,
     /// The one of `inodes` that this operation has made.
     new: Option<Ino>,
-    /// Those of `inodes` of which clients see that they have changed.
+    /// Those of `inodes` whose change clients can see.
     changed: Vec<Ino>,
     writes: Vec<Change>,
     inode_delta: i64,
@@ -44,34 +43,34 @@ pub(crate) struct Txn<'a, S> {
     spread: Option<Box<Spread<'a>>>,
 }
 
-/// What a transaction is besides where other nodes have shards, too.
+/// The additional state of an operation where other nodes have shards, too.
 #[derive(Default)]
 struct Spread<'a> {
-    /// What is known of the others' records, where the operation is run again.
+    /// The known records of others, where the operation is run again.
     again: Option<&'a mut Again>,
-    /// Records of others that were seen.
+    /// Records of others that were read: the remote part of the read set.
     used: RefCell<BTreeSet<Key>>,
-    /// A digest of what was seen of this node's records.
+    /// Digest of the values that were read of this node's records: the local part of the read set.
     trace: Cell<u128>,
-    /// Directories whose records lie with their entry.
+    /// Embedded directories: their records lie beside their entries.
     young: Vec<Ino>,
-    /// Directories that lie elsewhere from now on.
+    /// Directories that lie in another directory from now on.
     moved: Vec<Ino>,
 }
 
-/// What is known when an operation is run again.
+/// The knowledge that one run of an operation leaves to the next.
 #[derive(Default)]
 pub(crate) struct Again {
     /// Records of other nodes.
     pub fetched: BTreeMap<Key, Option<Vec<u8>>>,
-    /// In which life each of these nodes told them.
+    /// The incarnation of each node that sent them.
     pub lives: BTreeMap<ExecutorId, u64>,
-    /// The number that an earlier run has made an inode with.
+    /// The inode number that an earlier run has allocated.
     number: Option<Ino>,
 }
 
 impl Again {
-    /// Tells what was seen in one run from what was seen in another.
+    /// Returns a digest of the read set: equal digests mean that two runs read the same values.
     pub fn digest(&self, used: &BTreeSet<Key>, trace: u128) -> u128 {
         let mut all = trace.to_be_bytes().to_vec();
         for key in used {
@@ -84,16 +83,16 @@ impl Again {
     }
 }
 
-/// What an operation has to do with the records of another node.
+/// The reads and writes of an operation on another node.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Share {
-    /// What it has seen.
+    /// Values that it has read.
     pub reads: BTreeMap<Key, Option<Vec<u8>>>,
-    /// What it writes.
+    /// Values that it writes.
     pub writes: BTreeMap<Key, Option<Vec<u8>>>,
 }
 
-/// All that an operation writes.
+/// All writes of an operation.
 #[derive(Default)]
 pub(crate) struct Done {
     inodes: Vec<(Ino, Option<Inode>)>,
@@ -103,12 +102,12 @@ pub(crate) struct Done {
     inode_delta: i64,
     garbage: Vec<NodeId>,
     grown: Option<Ino>,
-    /// By other nodes; also those whose records it has only seen.
+    /// By other node; also those whose records it has only read.
     pub parts: BTreeMap<ExecutorId, Share>,
 }
 
 impl Done {
-    /// Whether nothing is to be written anywhere.
+    /// Returns whether nothing is to be written anywhere.
     pub fn is_nothing(&self) -> bool {
         self.inodes.is_empty()
             && self.writes.is_empty()
@@ -116,8 +115,8 @@ impl Done {
             && self.parts.values().all(|part| part.writes.is_empty())
     }
 
-    /// Hands the writes of this node to the state. Returns the nodes on which objects
-    /// have become garbage.
+    /// Hands the writes of this node to the state. Returns the nodes on which objects have become
+    /// garbage.
     pub fn apply<S: Store>(self, state: &mut State<S>) -> Vec<NodeId> {
         hand_over(state, self.changed, self.inodes, self.new, self.writes);
         state.grown.extend(self.grown);
@@ -178,18 +177,19 @@ impl<'a, S: Store> Txn<'a, S> {
         txn
     }
 
-    /// Whether anything is to be written.
+    /// Returns whether anything is to be written.
     pub fn wrote(&self) -> bool {
         !(self.inodes.is_empty() && self.writes.is_empty() && self.inode_delta == 0)
     }
 
-    /// The records of others that were seen, and a digest of what was seen of this node's.
+    /// Returns the read set: the keys of others' records, and a digest of the values of this
+    /// node's.
     pub fn seen(&self) -> (BTreeSet<Key>, u128) {
         let seen = |spread: &Spread<'_>| (spread.used.borrow().clone(), spread.trace.get());
         self.spread.as_deref().map(seen).unwrap_or_default()
     }
 
-    /// All that is to be written.
+    /// Returns all writes.
     ///
     /// # Errors
     /// [`Failure::Locked`]
@@ -216,12 +216,12 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(garbage)
     }
 
-    /// The moment of the operation.
+    /// Returns the moment of the operation.
     pub fn now(&self) -> Timestamp {
         self.ctx.now
     }
 
-    /// The inode; `None` where there is none of this number.
+    /// Returns the inode; `None` where there is none of this number.
     ///
     /// # Errors
     /// `ESTALE` for a number of a shard that is not here
@@ -239,7 +239,7 @@ impl<'a, S: Store> Txn<'a, S> {
         }
     }
 
-    /// The inode.
+    /// Returns the inode.
     ///
     /// # Errors
     /// `ESTALE` where there is none: it was removed while the caller knew its number
@@ -247,7 +247,7 @@ impl<'a, S: Store> Txn<'a, S> {
         self.find(ino)?.ok_or_else(|| Errno::ESTALE.into())
     }
 
-    /// What `look` sees in the inode.
+    /// Returns the result of `look` on the inode.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -259,11 +259,12 @@ impl<'a, S: Store> Txn<'a, S> {
         }
     }
 
-    /// The inode, to be changed.
+    /// Returns the inode for a change.
     ///
     /// # Errors
     /// As [`Txn::inode`]
     pub fn edit(&mut self, ino: Ino) -> Outcome<&mut Inode> {
+        // The version rises once an operation: read validation only needs to see that it differs.
         let first = !self.changed.contains(&ino);
         let at = self.enter(ino)?;
         if first {
@@ -274,7 +275,7 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(inode)
     }
 
-    /// The inode, to be changed in what no attribute shows.
+    /// Returns the inode for a change that no attribute shows.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -289,13 +290,16 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         let inode = Arc::unwrap_or_clone(self.inode(ino)?);
         self.inodes.push((ino, Some(inode)));
+        // An embedded directory that is changed on its owner shard moves there, so that its record
+        // is found at one place.
         if self.is_young(ino) && self.state.owns(ino.shard()) {
             self.bring_home(ino);
         }
         Ok(self.inodes.len() - 1)
     }
 
-    /// An inode that is about to be edited, as [`Txn::inode`] has just told it: spares a second look.
+    /// Takes an inode that is about to be edited, as [`Txn::inode`] has just returned it: this
+    /// saves a second lookup.
     pub fn adopt(&mut self, ino: Ino, inode: Arc<Inode>) {
         if !self.inodes.iter().any(|(i, _)| *i == ino) {
             self.inodes.push((ino, Some(Arc::unwrap_or_clone(inode))));
@@ -315,8 +319,8 @@ impl<'a, S: Store> Txn<'a, S> {
         self.inodes.push((ino, Some(inode)));
     }
 
-    /// Deletes an inode record that does not read. What lies beside it
-    /// is found by the next check.
+    /// Deletes an inode record that cannot be decoded. The next check finds the records that belong
+    /// to it.
     pub fn drop_damaged(&mut self, ino: Ino) {
         self.changed.push(ino);
         self.inodes.push((ino, None));
@@ -328,7 +332,7 @@ impl<'a, S: Store> Txn<'a, S> {
         self.inode_delta += delta;
     }
 
-    /// The value at `key`.
+    /// Returns the value at `key`.
     pub fn get(&self, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
         match self.written(key) {
             Some(value) => Ok(value.clone()),
@@ -337,8 +341,9 @@ impl<'a, S: Store> Txn<'a, S> {
         }
     }
 
-    /// What this operation has written at `key`, if it has.
+    /// Returns the value that this operation has written at `key`, if it has.
     fn written(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
+        // The last write of a key wins.
         self.writes.iter().rev().find(|(k, _)| k == key).map(|(_, value)| value)
     }
 
@@ -350,9 +355,10 @@ impl<'a, S: Store> Txn<'a, S> {
         self.writes.push((key, None));
     }
 
-    /// Visits the pairs from `from` under `prefix`, without this operation's own writes.
-    /// Those of shards that this node does not serve are no concern of an operation.
+    /// Visits the pairs from `from` under `prefix`, without this operation's own writes. Leaves out
+    /// those of shards that this node does not serve.
     pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
+        // Only a move puts records of other executors' shards here; else every key is ours.
         if !self.state.mixed {
             return self.state.scan(from, prefix, visit);
         }
@@ -363,7 +369,7 @@ impl<'a, S: Store> Txn<'a, S> {
         })
     }
 
-    /// The keys under `prefix`, at most `limit`, without this operation's own writes.
+    /// Returns the keys under `prefix`, at most `limit`, without this operation's own writes.
     pub fn keys(&self, prefix: &[u8], limit: usize) -> Outcome<Vec<Key>> {
         let mut found = Vec::new();
         self.scan(prefix, prefix, &mut |key, _| {
@@ -376,12 +382,12 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(found)
     }
 
-    /// The key of entry `name` of `dir`.
+    /// Returns the key of entry `name` of `dir`.
     pub fn entry_key(&self, dir: Ino, name: &[u8]) -> Key {
         keys::entry(dir, keys::name_hash(self.state.seed(), name), name)
     }
 
-    /// The entry `name` of `dir`, to be changed.
+    /// Returns the entry `name` of `dir`, for a change.
     pub fn entry(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
         let key = self.entry_key(dir, name);
         match self.written(&key) {
@@ -392,7 +398,7 @@ impl<'a, S: Store> Txn<'a, S> {
         }
     }
 
-    /// The entry `name` of `dir`, for an operation that writes nothing.
+    /// Returns the entry `name` of `dir`, for an operation that writes nothing.
     pub fn look_up(&mut self, dir: Ino, name: &[u8]) -> Outcome<Option<Entry>> {
         let key = self.entry_key(dir, name);
         if self.spread.is_some() {
@@ -409,17 +415,17 @@ impl<'a, S: Store> Txn<'a, S> {
         Err(StoreError::Full { path: "metadata".into() }.into())
     }
 
-    // What touches more than one inode.
+    // Changes to more than one inode.
 
-    /// Adds the entry `name` of `dir`, which leads to `child`: the entry, the
-    /// directory's counts and times, the link count and parent of the child. `dir` is the partition that
-    /// has the name.
+    /// Adds the entry `name` of `dir`, which leads to `child`: the entry, the directory's counts
+    /// and times, the link count and parent of the child. `dir` is the partition that has the name.
     /// There must be no such entry yet.
     ///
     /// # Errors
     /// `EMLINK`
     pub fn attach(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Outcome<()> {
         let now = self.now();
+        // A child's parent is the directory itself, not the partition that has its entry.
         let whole = match self.spread {
             Some(_) => self.directory_of(dir)?,
             None => dir,
@@ -456,8 +462,8 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(())
     }
 
-    /// Takes the entry `name` of `dir`, which leads to `ino`, away: the
-    /// inverse of [`Txn::attach`]. The inode may be left without a name.
+    /// Removes the entry `name` of `dir`, which leads to `ino`: the inverse of [`Txn::attach`]. The
+    /// inode may be left without a name.
     pub fn detach(&mut self, dir: Ino, name: &[u8], ino: Ino) -> Outcome<()> {
         let now = self.now();
         let child = self.edit(ino)?;
@@ -478,9 +484,9 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(())
     }
 
-    /// After the last name is gone (and for a directory: after it was removed):
-    /// the inode stays if this client wants to keep it or others do, else it goes.
-    /// Returns whether it has no name left.
+    /// Decides on an inode that may have lost its last name (for a directory: that was removed). It
+    /// stays if this client wants to keep it or others have it open; else it is removed. Returns
+    /// whether it has no name left.
     pub fn settle(&mut self, ino: Ino, keep: bool) -> Outcome<bool> {
         let client = self.ctx.client;
         let (named, dead) = self.peek(ino, |inode| (inode.nlink > 0, inode.is_dead()))?;
@@ -495,7 +501,7 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(true)
     }
 
-    /// Notes that `client` has handles on an inode that may lose, or has no, name.
+    /// Records that `client` has handles on an inode that may lose, or has no, name.
     pub fn keep(&mut self, ino: Ino, client: ClientId) -> Outcome<()> {
         self.keep_as(ino, client, orphan::KEPT)
     }
@@ -506,6 +512,7 @@ impl<'a, S: Store> Txn<'a, S> {
         let before = if keepers == 0 { None } else { self.get(&key)? };
         if before.is_none() {
             self.edit_hidden(ino)?.keepers += 1;
+            // The keeper's record lies at the owner shard: the inode must lie there, too.
             self.bring_home(ino);
         }
         if before.is_none() || why == orphan::KEPT && before.as_deref() != Some(why) {
@@ -514,20 +521,20 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(())
     }
 
-    /// Notes that this client has a file open, without writing. There is room for so many, and who is not trusted
-    /// shall not take it from others.
+    /// Records that this client has a file open without writing. The table is bounded, so clients
+    /// that are not trusted are left out: they must not take the room of others.
     pub fn note_open(&mut self, ino: Ino) {
         if self.ctx.trusted {
             self.state.opens.add(ino, self.ctx.client);
         }
     }
 
-    /// Removes an inode that nothing holds, and everything that hangs on it; its objects become garbage. If other
-    /// clients have it open, it is kept for them instead.
+    /// Removes an inode that nothing holds, and all records that belong to it; its objects become
+    /// garbage. If other clients have it open, it is kept for them instead.
     pub fn kill(&mut self, ino: Ino) -> Outcome<()> {
         let here = self.is_here(ino);
         if !here && !self.is_young(ino) {
-            // Its node sees that it is dead.
+            // Its owner shard removes it when the transaction is applied there.
             return Ok(());
         }
         let (attributes, writers) = self.peek(ino, |i| (i.xattr_list > 0, i.writers > 0))?;
@@ -574,7 +581,7 @@ impl<'a, S: Store> Txn<'a, S> {
         Ok(())
     }
 
-    /// Notes that something on `node` can go.
+    /// Records that something on `node` can be removed.
     pub fn add_garbage(&mut self, node: NodeId, key: Key) {
         self.put(key, vec![1]);
         if self.garbage.last() != Some(&node) {

@@ -1,4 +1,4 @@
-//! The executor that serves shards and gives them away.
+//! The source of a shard migration: it serves the shards and gives them away.
 
 use super::records::Cursor;
 use super::{BYTES_MAX, KEYS_MAX, MoveEvent, MoveWants, refusal};
@@ -14,55 +14,56 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
 use tatami_wire::{ClientId, Errno, ExecutorId, Ino, Timestamp};
 
-/// A part that is not answered is sent again after so many ms.
+/// A chunk that is not acknowledged is sent again after this many ms.
 const AGAIN: u64 = 200;
-/// A move comes to nothing when nothing has happened for so long (in ms): before the shards are closed, while what
-/// was delegated is had back, and while they are closed.
+/// A move fails when nothing has happened for this long (in ms): before the shards are closed,
+/// while delegations are recalled, and while the shards are closed.
 const PATIENCE_OPEN: u64 = 10_000;
 const PATIENCE_RECALL: u64 = 20_000;
 const PATIENCE_CLOSED: u64 = 2_000;
-/// So many inodes are moved in one go, about: that takes a part of a second, in which whoever wants one of them waits.
+/// About this many inodes are moved at a time. That takes a fraction of a second, in which
+/// operations on them wait.
 const INODES: u64 = 16 * 1024;
 
-/// Most open files in one part.
+/// Most open files in one chunk.
 const OPENS_MAX: usize = 4096;
 
-/// How far it is.
+/// The steps of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// Would the other take them?
+    /// The destination has not yet accepted the shards.
     Asking,
-    /// What was delegated of them must be back.
+    /// Delegations of the shards are being recalled.
     Recalling,
-    /// Transactions that have something of them must be over.
+    /// Transactions that hold locks in the shards must end.
     Closing,
-    /// Their records are sent.
+    /// The records are being sent.
     Sending,
-    /// Who may hold locks?
+    /// The daemon lists the clients that may hold locks.
     Lockers,
-    /// The other must have everything for good.
+    /// The destination must have everything durably.
     Ending,
 }
 
-/// See the module.
+/// A move from here; see the module.
 pub(super) struct Giving {
     pub txid: Txid,
     block: Block,
     to: ExecutorId,
     phase: Phase,
-    /// The number of the last part, and what it is until it is answered.
+    /// The number of the last chunk, and its content until it is acknowledged.
     part: u32,
     cargo: Option<Cargo>,
     again_at: Timestamp,
     gives_up: Timestamp,
     cursor: Cursor,
     inodes: u64,
-    /// Up to which file it was told who has it open.
+    /// The open files up to this one were sent.
     opens: Option<(Ino, ClientId)>,
 }
 
 impl Giving {
-    /// When something is to be done.
+    /// Returns when the move must be handled next.
     pub fn due(&self) -> Timestamp {
         match (&self.cargo, self.phase) {
             (Some(_), _) | (None, Phase::Closing) => self.again_at.min(self.gives_up),
@@ -72,13 +73,13 @@ impl Giving {
 }
 
 impl<S: Store> Meta<S> {
-    /// Begins to give shards from `first` on, at most `count`, to another executor. Fewer are moved in one go where
-    /// they have many inodes. It has happened when the map says so; or it comes to nothing, see
-    /// [`Meta::take_move_failure`].
+    /// Begins to move at most `count` shards from `first` on to another executor. Fewer are moved
+    /// at a time where they have many inodes. The move is done when the map states so; or it fails,
+    /// see [`Meta::take_move_failure`].
     ///
     /// # Errors
-    /// `EBUSY` while another move from here is under way, `ESTALE` where the shards are not all
-    /// of this executor, `EINVAL`, `EIO`.
+    /// `EBUSY` while another move from here is under way, `ESTALE` where this executor does not
+    /// serve all of the shards, `EINVAL`, `EIO`.
     pub fn give(
         &mut self,
         now: Timestamp,
@@ -125,17 +126,17 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Whether a move from here is under way.
+    /// Returns whether a move from here is under way.
     pub fn is_giving(&self) -> bool {
         self.moves.giving.is_some()
     }
 
-    /// Why the last move from here came to nothing, if it did and this was not asked since.
+    /// Takes the reason why the last move from here failed, if it did.
     pub fn take_move_failure(&mut self) -> Option<Errno> {
         self.moves.failure.take()
     }
 
-    /// What the daemon must do for a move to go on.
+    /// Returns the daemon's task that the move waits for.
     pub fn move_wants(&self) -> Option<MoveWants> {
         let Giving { phase, block: Block { first, count }, .. } = *self.moves.giving.as_ref()?;
         match phase {
@@ -145,17 +146,19 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// See [`MoveWants::Recall`].
+    /// Ends [`MoveWants::Recall`].
     pub fn given_back(&mut self) {
         let now = self.tx.now;
         if let Some(giving) = self.moves.giving.as_mut().filter(|g| g.phase == Phase::Recalling) {
             giving.phase = Phase::Closing;
             (giving.again_at, giving.gives_up) = (now, later(now, PATIENCE_CLOSED));
+            // Only now: a recall may need operations on these shards, which would wait for the
+            // closed block.
             self.state.locks.close(Some((giving.block, giving.txid)));
         }
     }
 
-    /// See [`MoveWants::Lockers`].
+    /// Ends [`MoveWants::Lockers`].
     pub fn tell_lockers(&mut self, lockers: Vec<ClientId>) {
         let (inodes, reserved) = match &self.moves.giving {
             Some(giving) if giving.phase == Phase::Lockers => {
@@ -178,7 +181,7 @@ impl<S: Store> Meta<S> {
         self.tx.send(to, PeerMessage::Carry { txid, part, cargo });
     }
 
-    /// The taker has got a part, or will not.
+    /// Handles the destination's reply to a chunk.
     pub(super) fn part_taken(
         &mut self,
         from: ExecutorId,
@@ -195,6 +198,7 @@ impl<S: Store> Meta<S> {
             self.give_up(errno);
             return Ok(());
         }
+        // A late acknowledgement of an earlier chunk.
         if giving.part != part || giving.cargo.is_none() {
             return Ok(());
         }
@@ -211,10 +215,11 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// The next records, if there are more.
+    /// Sends the next records, or the next step when there are no more.
     fn send_more(&mut self) -> Outcome<()> {
         let Some(giving) = &mut self.moves.giving else { return Ok(()) };
         if giving.cursor.is_at_end() {
+            // Open files follow the records. They are in memory only, and bounded.
             let opens = self.state.opens.of_block(giving.block, giving.opens, OPENS_MAX);
             if let Some(last) = opens.last() {
                 giving.opens = Some(*last);
@@ -235,7 +240,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// The taker has everything: from this batch on, it serves the shards.
+    /// Commits the move: from this batch on, the destination serves the shards.
     fn decide_move(&mut self) -> Outcome<()> {
         let Some(Giving { txid, block, to, inodes, .. }) = self.moves.giving.take() else {
             return Ok(());
@@ -244,25 +249,28 @@ impl<S: Store> Meta<S> {
         let mut cluster = self.state.cluster().clone();
         cluster.give((first, count), to);
         let record = record::encode(&cluster)?;
+        // The new map and the deletion of the records here are in one batch.
         self.state.put_map(cluster, Some(record));
         self.state.count_inodes(-i64::try_from(inodes).unwrap_or(i64::MAX));
         self.state.forget_cached();
         self.clear_later(block)?;
+        // The destination may learn of the move only after this batch is durable here.
         self.moves.wants_sync = true;
         self.moves.events.push(MoveEvent::Gone(first, count));
+        // The new map leaves first: restarted operations are sent to the destination.
         self.tell_map(to);
         self.start_afresh();
         self.reopen(txid);
         Ok(())
     }
 
-    /// Whoever waited for the shards goes on.
+    /// Resumes the operations that waited for the shards.
     fn reopen(&mut self, txid: Txid) {
         self.state.locks.close(None);
         self.tx.freed.push(txid);
     }
 
-    /// The move comes to nothing.
+    /// Aborts the move.
     pub(super) fn give_up(&mut self, errno: Errno) {
         if let Some(Giving { txid, .. }) = self.moves.giving.take() {
             self.moves.failure = Some(errno);
@@ -288,6 +296,8 @@ impl<S: Store> Meta<S> {
             self.tx.send(to, PeerMessage::Carry { txid, part, cargo });
         } else if giving.phase == Phase::Closing {
             giving.again_at = later(now, 1);
+            // Transactions with locks in the block end within their own time limits. No new one
+            // gets in.
             if !self.state.locks.touch(giving.block)
                 && let Err(failure) = self.send_more()
             {
@@ -300,10 +310,10 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// Whether it is the record of an inode, of those that are counted.
+/// Returns whether it is the record of an inode that is counted.
 fn is_inode(key: &[u8], value: &[u8]) -> Outcome<bool> {
     Ok(match key.first() {
-        // One that does not read is counted, too, as long as it is there.
+        // Partitions are not counted; nor is a record that cannot be decoded.
         Some(&tag::INODE) => Inode::decode(value).is_ok_and(|inode| !inode.is_part()),
         Some(&tag::YOUNG) => true,
         _ => false,

@@ -8,7 +8,7 @@ use crate::transaction::locks::Block;
 use std::ops::ControlFlow;
 use tatami_wire::{Ino, ShardId};
 
-/// Under these tags, what belongs to the inodes of one shard is one range.
+/// Under these tags, the records of the inodes of one shard are one range.
 const RANGES: [u8; 9] = [
     tag::ENTRY,
     tag::GROWN,
@@ -20,30 +20,30 @@ const RANGES: [u8; 9] = [
     tag::WRITER,
     tag::XATTR,
 ];
-/// Under these it is not.
+/// Under these tags they are scattered.
 const SCATTERED: [u8; 4] = [tag::DROPPED, tag::GARBAGE, tag::ORPHAN, tag::YOUNG];
-/// Most records that are looked at in one go.
+/// Most records that are scanned at a time.
 const LOOKS_MAX: usize = 64 * 1024;
 
-/// How far the records of a block have been gone through.
+/// The progress of a scan of a block's records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Cursor {
-    /// Which of the tags.
+    /// Index of the tag.
     tag: usize,
-    /// Where to go on under it.
+    /// The key under that tag where the scan goes on.
     from: Option<Key>,
 }
 
 impl Cursor {
-    /// Whether all have been seen.
+    /// Returns whether all records have been scanned.
     pub fn is_at_end(&self) -> bool {
         self.tag >= RANGES.len() + SCATTERED.len()
     }
 }
 
 impl<S: Store> State<S> {
-    /// Some records of the block from `cursor` on: at most so many, and about so many bytes. There may be
-    /// none, though more follow.
+    /// Returns some records of the block from `cursor` on: at most `keys_max`, and about
+    /// `bytes_max` bytes. There may be none, though more follow.
     pub(super) fn records_of(
         &self,
         block: Block,
@@ -68,6 +68,8 @@ impl<S: Store> State<S> {
                 if ranges && !ours {
                     return Ok(ControlFlow::Break(()));
                 }
+                // Also bounded by scanned keys: under a scattered tag few may belong to the block,
+                // and the scan must not block the executor.
                 if found.len() >= keys_max || bytes >= bytes_max || looks >= LOOKS_MAX {
                     goes_on = Some(key.to_vec());
                     return Ok(ControlFlow::Break(()));
@@ -121,7 +123,7 @@ mod tests {
                 keys::job_rank(ino, 4, client, 5),
                 keys::job_place(ino, 4, 6),
                 keys::dropped(NodeId(2), ino, Piece(3)),
-                // Lives elsewhere.
+                // Lies in another shard.
                 keys::young(Ino::new(ShardId(15), shard, 8)),
             ] {
                 state.put(key, Some(vec![1; 10]));

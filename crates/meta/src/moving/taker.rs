@@ -1,4 +1,4 @@
-//! The executor that is given shards.
+//! The destination of a shard migration: it receives shards.
 
 use super::{Brought, MoveEvent, Whole};
 use crate::error::Outcome;
@@ -11,31 +11,31 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
 use tatami_wire::{ClientId, Errno, Ino, Timestamp};
 
-/// The giver is asked every so many ms what has become of a move.
+/// The source is asked every so many ms for the outcome of a move.
 pub(super) const ASK: u64 = 500;
 
-/// What is being brought.
+/// A move to here in progress.
 pub(super) struct Taking {
     pub brought: Brought,
-    /// The number of the next part.
+    /// The number of the next chunk.
     pub next: u32,
-    /// When the giver is asked.
+    /// When the source is asked.
     pub ask_at: Timestamp,
-    /// Who has which file open.
+    /// The open files and their clients.
     pub opens: Vec<(Ino, ClientId)>,
 }
 
 impl<S: Store> Meta<S> {
-    /// A part of a move to this executor.
+    /// Handles a chunk of a move to this executor.
     pub(super) fn take_part(&mut self, txid: Txid, part: u32, cargo: Cargo) -> Outcome<()> {
         let next = self.moves.taking.get(&txid).map(|taking| taking.next);
         let refused = match (next, cargo) {
-            // It was answered, and that was lost.
+            // The chunk was acknowledged, and the acknowledgement was lost.
             (Some(next), _) if next == part.wrapping_add(1) => None,
             (None, Cargo::Shards { first, moves }) if part == 0 => {
                 match self.begin_taking(txid, first, moves)? {
                     Some(refused) => refused,
-                    // It comes again.
+                    // The source sends it again.
                     None => return Ok(()),
                 }
             }
@@ -53,7 +53,7 @@ impl<S: Store> Meta<S> {
                 self.end_taking(txid, Whole { inodes, reserved, lockers })?;
                 None
             }
-            // This executor has died since, or forgotten it.
+            // This executor has restarted since, or dropped the move.
             (None, _) => Some(Errno::EAGAIN),
             (Some(_), _) => return Ok(()),
         };
@@ -61,7 +61,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Whether the shards would be taken, or why not; `None` for now.
+    /// Returns whether the shards would be accepted, or the reason why not; `None` for a later
+    /// retry.
     fn begin_taking(
         &mut self,
         txid: Txid,
@@ -79,6 +80,7 @@ impl<S: Store> Meta<S> {
             .shards()
             .zip(&brought.moves)
             .any(|(shard, moves)| self.state.owns(shard) || known[usize::from(shard.0)] > *moves);
+        // The source has an old map: some of these shards have moved since.
         if stale {
             self.tell_map(txid.executor);
             return Ok(Some(Some(Errno::ESTALE)));
@@ -86,7 +88,7 @@ impl<S: Store> Meta<S> {
         if !self.state.has_room() {
             return Ok(Some(Some(Errno::ENOSPC)));
         }
-        // Of two moves of one shard, one was begun after the other had come to nothing.
+        // Of two moves of one shard, the older one has failed before the newer one began.
         let mut before = Vec::new();
         for (other, taking) in &self.moves.taking {
             match taking.brought.is_before(*other, &brought, txid) {
@@ -98,10 +100,13 @@ impl<S: Store> Meta<S> {
         for other in before {
             self.drop_taking(other)?;
         }
+        // Records of an earlier move of these shards are still being deleted. New ones would be
+        // deleted with them.
         if self.moves.clearing.iter().any(|old| old.meets(block)) {
             return Ok(None);
         }
         self.spread_out()?;
+        // The record marks the chunks that follow as not served, also after a restart.
         self.state.put(keys::brought(txid), Some(record::encode(&brought)?));
         self.state.put_shard();
         let ask_at = later(self.tx.now, ASK);
@@ -120,6 +125,7 @@ impl<S: Store> Meta<S> {
             true => None,
         };
         if refused.is_some() {
+            // A refused move is dropped as a whole: the source begins again.
             self.drop_taking(txid)?;
             return Ok(refused);
         }
@@ -136,12 +142,13 @@ impl<S: Store> Meta<S> {
         taking.brought.whole = Some(whole.clone());
         let record = record::encode(&taking.brought)?;
         self.state.put(keys::brought(txid), Some(record));
+        // Acknowledge only after a sync: the source deletes its records after this reply.
         self.moves.wants_sync = true;
         self.moves.events.push(MoveEvent::Foreseen(whole.lockers));
         Ok(())
     }
 
-    /// Serves from now on what the map says is this executor's.
+    /// Takes over the shards that the map assigns to this executor.
     pub(super) fn take_over(&mut self) -> Outcome<()> {
         let (mut come, mut vain) = (Vec::new(), Vec::new());
         let moves = self.state.map().places().1;
@@ -149,6 +156,8 @@ impl<S: Store> Meta<S> {
             let block = brought.block();
             let before = || block.shards().zip(&brought.moves);
             let now = |shard: usize| moves[shard];
+            // The number of moves identifies this very move: a later one of the same shard has a
+            // higher number.
             if before().all(|(shard, moves)| {
                 self.state.owns(shard) && now(usize::from(shard.0)) == moves + 1
             }) && let Some(whole) = &brought.whole
@@ -165,11 +174,13 @@ impl<S: Store> Meta<S> {
             }
             self.state.put(keys::brought(txid), None);
             self.state.count_inodes(i64::try_from(inodes).unwrap_or(i64::MAX));
+            // Numbers that the source has reserved must not be allocated twice.
             self.state.raise(reserved);
             self.state.forget_cached();
             self.moves.wants_sync = true;
             self.moves.events.push(MoveEvent::Come(lockers));
             self.garbage.extend(crate::orphan::garbage_nodes(&self.state)?);
+            // Splits that the source had planned become ours.
             self.tx.splits.resume(&self.state, self.tx.now)?;
         }
         for txid in vain {
@@ -179,7 +190,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// A move to this executor has come to nothing.
+    /// Drops a move to this executor that has failed.
     pub(super) fn drop_taking(&mut self, txid: Txid) -> Outcome<()> {
         if let Some(taking) = self.moves.taking.remove(&txid) {
             self.state.put(keys::brought(txid), None);
@@ -190,7 +201,8 @@ impl<S: Store> Meta<S> {
 }
 
 impl Brought {
-    /// Whether it was begun before the other one; `None` where they have no shard in common.
+    /// Returns whether it was begun before the other one; `None` where they have no shard in
+    /// common.
     fn is_before(&self, txid: Txid, other: &Brought, other_txid: Txid) -> Option<bool> {
         let (block, theirs): (Block, Block) = (self.block(), other.block());
         let common = block.shards().find(|shard| theirs.has(*shard))?;

@@ -1,36 +1,39 @@
-//! What a participant tells a coordinator so that it can forget a transaction that has happened.
+//! Acknowledgements: a participant reports finished transactions, so that the coordinator can
+//! forget its decisions.
 //!
-//! Nobody waits for that, so it does not wake anybody: it goes along with the next message to that executor, or
-//! after a while with all that has come together.
+//! No operation waits for them, so they wake no thread. They are sent along with the next message
+//! to that executor, or after a while in one message.
 
 use super::{Out, Transactions, later};
 use std::collections::BTreeMap;
 use tatami_wire::transaction::{PeerMessage, Txid};
 use tatami_wire::{ExecutorId, Timestamp};
 
-/// So long (in ms) it waits for company: less than until the coordinator asks again.
+/// An acknowledgement waits at most this long (in ms) for others: less than until the coordinator
+/// asks again.
 const DELAY: u64 = 20;
-/// No more than this in one message.
+/// Most acknowledgements in one message.
 const TOGETHER_MAX: usize = 4096;
 
-/// See the module.
+/// The acknowledgements; see the module.
 #[derive(Default)]
 pub(crate) struct Acks {
-    /// They wait for a sync: see [`Meta::acknowledge_once_lasting`](crate::Meta::acknowledge_once_lasting).
+    /// Acknowledgements wait for a sync: see
+    /// [`Meta::acknowledge_once_lasting`](crate::Meta::acknowledge_once_lasting).
     pub wait_for_sync: bool,
-    /// Done since the last commit.
+    /// Finished since the last commit.
     staged: Vec<Txid>,
-    /// Committed, if they wait for a sync.
+    /// Committed, and waiting for a sync.
     unsynced: Vec<Txid>,
-    /// Those of them that the sync under way concerns.
+    /// The subset that the running sync covers.
     syncing: Vec<Txid>,
-    /// By coordinator, and since when the first waits.
+    /// By coordinator: since when the first one waits, and the transactions.
     done: BTreeMap<ExecutorId, (Timestamp, Vec<Txid>)>,
     now: Timestamp,
 }
 
 impl Acks {
-    /// The transaction is done here once this has been committed.
+    /// Records that the transaction is finished here, once this batch has been committed.
     pub fn add(&mut self, txid: Txid, now: Timestamp) {
         self.staged.push(txid);
         self.now = now;
@@ -38,6 +41,8 @@ impl Acks {
 
     pub fn committed(&mut self) {
         let staged = std::mem::take(&mut self.staged);
+        // Before the sync a power cut could lose this part. The coordinator must keep its decision
+        // until then.
         match self.wait_for_sync {
             true => self.unsynced.extend(staged),
             false => self.are_done(staged),
@@ -50,12 +55,13 @@ impl Acks {
         }
     }
 
-    /// A sync of all that is committed begins.
+    /// Begins a sync of all that is committed.
     pub fn begin_sync(&mut self) {
+        // Only these: a commit during the sync may miss it.
         self.syncing.append(&mut self.unsynced);
     }
 
-    /// What was committed when the sync began survives a power cut.
+    /// Ends the sync: all that was committed when it began survives a power cut.
     pub fn synced(&mut self) {
         let synced = std::mem::take(&mut self.syncing);
         self.are_done(synced);
@@ -65,12 +71,12 @@ impl Acks {
         self.staged.clear();
     }
 
-    /// Whether nothing waits for a commit.
+    /// Returns whether nothing waits for a commit.
     pub fn is_settled(&self) -> bool {
         self.staged.is_empty()
     }
 
-    /// When the first must be told.
+    /// Returns when the first acknowledgement must be sent.
     pub fn due(&self) -> Option<Timestamp> {
         self.done.values().map(|(since, _)| later(*since, DELAY)).min()
     }
@@ -87,7 +93,7 @@ impl Acks {
 }
 
 impl Transactions {
-    /// What leaves now, and what goes along.
+    /// Takes the messages that leave now, with the acknowledgements that go along.
     pub fn take_outs(&mut self) -> Vec<Out> {
         let mut outs = std::mem::take(&mut self.ready_outs);
         if !self.acks.done.is_empty() {
@@ -99,7 +105,7 @@ impl Transactions {
         outs
     }
 
-    /// Tells what has waited long enough.
+    /// Sends the acknowledgements that have waited long enough.
     pub fn tell_done(&mut self) {
         let late = |(since, _): &(Timestamp, Vec<Txid>)| later(*since, DELAY) <= self.now;
         let due: Vec<_> = self

@@ -1,4 +1,7 @@
-//! What an executor does for operations of its own clients that need other executors.
+//! The coordinator: operations of an executor's own clients that need other executors.
+//!
+//! An operation is run again and again, each time with more records of others, until none is
+//! missing. [`Meta::take_effect`] is the commit point.
 
 use super::locking::Grip;
 use super::locks::inode_of;
@@ -19,13 +22,13 @@ use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::{Age, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, Timestamp};
 
-/// A message without an answer is sent again after so many ms.
+/// A message without an answer is sent again after this many ms.
 pub(super) const AGAIN: u64 = 50;
-/// So long (in ms) an attempt holds locks while a participant does not answer.
+/// An attempt holds locks for at most this long (in ms) while a participant does not answer.
 pub(super) const ATTEMPT: u64 = 500;
-/// After so many ms without success an operation fails with `EAGAIN`.
+/// After this many ms without success an operation fails with `EAGAIN`.
 const PATIENCE: u64 = 10_000;
-/// What only looks locks what it sees after so many looks between which something has changed.
+/// An operation that only reads takes locks after this many rounds that found something changed.
 const LOOKS: u32 = 6;
 /// Shortest and longest rest (in ms) between two attempts.
 const REST: u64 = 2;
@@ -39,44 +42,44 @@ pub(crate) struct Job {
     pub(super) op: MetaOp,
     pub(super) age: Age,
     gives_up: Timestamp,
-    /// Attempts that were in vain.
+    /// Failed attempts.
     tries: u32,
-    /// Locks what it asks for.
+    /// Locks the records that it asks for.
     locks: bool,
     pub(super) again: Again,
-    /// Questions, and executors that they went to, since the last fresh start.
+    /// The executors that were asked, and the number of rounds, since the last fresh start.
     asked: BTreeSet<ExecutorId>,
     rounds: u32,
-    /// What had been seen here when the last question was asked.
+    /// Digest of the local records that had been read when the last request was sent.
     trace: u128,
-    /// What a whole run has seen, which shall be seen once more.
+    /// Digest of all that a complete run has read, to be confirmed by a second run.
     confirm: Option<u128>,
-    /// The inodes of this executor that the last run has looked at.
+    /// The inodes of this executor that the last run has read.
     seen: Vec<Ino>,
     pub(super) phase: Phase,
 }
 
 pub(super) enum Phase {
-    /// Others lock what it asks for.
+    /// Participants lock the records that it asks for.
     Locking(Grip),
     Fetching {
         request: Txid,
         left: BTreeMap<ExecutorId, Vec<Key>>,
         again_at: Timestamp,
     },
-    /// Records of this executor are locked.
+    /// Records of this executor are locked by a participant's transaction.
     Blocked {
         on: Vec<Txid>,
         ask_at: Timestamp,
     },
-    /// Others prepare what a split has come to.
+    /// Participants prepare the writes of a split.
     Preparing(Attempt),
     Resting {
         until: Timestamp,
     },
 }
 
-/// A transaction that has happened, and not everybody has said that he has done his part.
+/// A committed transaction that not all participants have acknowledged.
 pub(crate) struct Decided {
     pub left: BTreeMap<ExecutorId, Part>,
     pub again_at: Timestamp,
@@ -85,7 +88,7 @@ pub(crate) struct Decided {
     pub changed: Vec<Ino>,
 }
 
-/// What a run of an operation came to.
+/// The result of one run of an operation.
 pub(super) struct Run {
     pub result: Outcome<MetaReply>,
     pub done: Done,
@@ -103,6 +106,8 @@ impl<S: Store> Meta<S> {
             ctx: *ctx,
             cred: cred.clone(),
             op: op.clone(),
+            // The age stays the same over all attempts, so that a retried operation becomes the
+            // oldest at last.
             age: Age { since: ctx.now, first: name },
             gives_up: later(self.tx.now, PATIENCE),
             tries: 0,
@@ -122,8 +127,9 @@ impl<S: Store> Meta<S> {
         Applied::Waits(ticket)
     }
 
-    /// What a request is answered with while an operation waits on its slot: with its ticket, if it is the
-    /// same. An older one came late. A newer one says that the client has given the other up.
+    /// Returns the answer to a request while an operation waits on its slot: the ticket, if it is
+    /// the same request. A request with an older number came late. A newer one means that the
+    /// client has given the waiting operation up.
     pub(crate) fn waits(&mut self, ctx: &Context) -> Option<Applied> {
         let ticket = *self.tx.by_slot.get(&(ctx.client, ctx.slot))?;
         match self.tx.jobs.get(&ticket).map(|job| job.ctx.seq.cmp(&ctx.seq)) {
@@ -145,6 +151,8 @@ impl<S: Store> Meta<S> {
         let (used, trace) = txn.seen();
         let run = match result.and_then(|reply| Ok((reply, txn.done()?))) {
             Ok((reply, mut done)) => {
+                // A split that touches no other executor still needs one to confirm that no client
+                // believes the old range.
                 if let Some(executor) = self.witness(job, &done) {
                     done.parts.insert(executor, Share::default());
                 }
@@ -156,9 +164,9 @@ impl<S: Store> Meta<S> {
         run
     }
 
-    /// Runs the operation, and does what follows from it.
+    /// Runs the operation, and acts on its result.
     pub(super) fn step(&mut self, mut job: Job) {
-        // Its shard may have moved since it began.
+        // The operation's shard may have moved to another executor since it began.
         match self.is_elsewhere(&job.op) {
             Ok(None) => {}
             Ok(Some(elsewhere)) => return self.answer(job, Ok(elsewhere), Vec::new()),
@@ -178,7 +186,7 @@ impl<S: Store> Meta<S> {
                 self.fetch(job, missing);
             }
             Err(Failure::Locked(on)) => self.block(job, on),
-            // That is true of a record of this executor.
+            // This is certain: it is about a record of this executor.
             Err(Failure::Parted(part, range)) => {
                 self.answer(job, Ok(MetaReply::Parted { part, range }), Vec::new());
             }
@@ -194,13 +202,14 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Waits until records of this executor are not locked any more. It has no locks itself.
+    /// Waits until records of this executor are unlocked. The operation holds no locks itself, so
+    /// waiting cannot deadlock.
     pub(super) fn block(&mut self, mut job: Job, on: Vec<Txid>) {
         job.phase = Phase::Blocked { on, ask_at: later(self.tx.now, ASK_SOON) };
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    /// Asks the others for records.
+    /// Asks other executors for records.
     fn fetch(&mut self, job: Job, keys: Vec<(ExecutorId, Key)>) {
         let mut left: BTreeMap<ExecutorId, Vec<Key>> = BTreeMap::new();
         for (executor, key) in keys {
@@ -236,10 +245,13 @@ impl<S: Store> Meta<S> {
         let Some(ticket) = self.tx.by_txid.get(&request) else { return Ok(()) };
         let Some(job) = self.tx.jobs.get_mut(ticket) else { return Ok(()) };
         let Phase::Fetching { left, .. } = &mut job.phase else { return Ok(()) };
+        // A repeated or late reply does not match the outstanding request.
         if left.get(&from).is_none_or(|keys| keys.len() != values.len()) {
             return Ok(());
         }
         let keys = left.remove(&from).unwrap_or_default();
+        // The split's prepare names this incarnation: a participant that has restarted since
+        // refuses it.
         job.again.lives.insert(from, life);
         for (key, value) in keys.into_iter().zip(values) {
             job.again.fetched.insert(key, value.map(Bytes::into_vec));
@@ -254,19 +266,23 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// An operation has come to its end and changes nothing: it is answered if all that it has
-    /// seen was true at one moment.
+    /// Read validation of an operation that changes nothing: answers it if all values that it has
+    /// read were true at one moment.
     fn settle(&mut self, mut job: Job, result: MetaResult, used: BTreeSet<Key>, trace: u128) {
+        // One executor answered one request, so its values are from one moment; and nothing here
+        // has changed since.
         let at_once = job.rounds <= 1 && job.asked.len() <= 1 && job.trace == trace;
         let seen = job.again.digest(&used, trace);
         if used.is_empty() || at_once || job.confirm == Some(seen) {
             return self.answer(job, result, Vec::new());
         }
+        // Optimistic reads do not converge under constant change: fall back to shared locks.
         if job.rounds > LOOKS && job.split().is_none() {
             job.locks = true;
             job.again.fetched.clear();
             return self.step(job);
         }
+        // Read everything once more. The same digest twice means that nothing changed between.
         job.confirm = Some(seen);
         let keys = used.into_iter().filter_map(|key| Some((self.state.elsewhere(&key)?, key)));
         let keys: Vec<_> = keys.collect();
@@ -274,7 +290,7 @@ impl<S: Store> Meta<S> {
         self.fetch(job, keys);
     }
 
-    /// The job that makes this attempt.
+    /// Returns the job of this attempt, if the attempt is still under way.
     pub(super) fn attempting(&mut self, txid: Txid) -> Option<&mut Job> {
         let job = self.tx.jobs.get_mut(self.tx.by_txid.get(&txid)?)?;
         let ours = match &job.phase {
@@ -303,8 +319,10 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Writes what the operation does here, with the answer and, for a transaction, the decision. Returns the inodes that
-    /// change.
+    /// Commits: writes the local changes, the answer and, for a transaction, the decision in one
+    /// batch. Returns the changed inodes.
+    ///
+    /// This is the commit point of two-phase commit.
     pub(super) fn take_effect(
         &mut self,
         mut job: Job,
@@ -313,6 +331,7 @@ impl<S: Store> Meta<S> {
         decided: Vec<(Txid, Committed)>,
     ) -> Vec<Ino> {
         let ctx = job.ctx;
+        // All that may fail comes before the first change.
         let record = |(txid, committed): &(Txid, Committed)| Ok((*txid, committed.encode()?));
         let records = decided.iter().map(record).collect::<Result<Vec<_>, Damaged>>();
         let (answer, records) = match (encode_reply(ctx.seq, &reply), records) {
@@ -324,9 +343,12 @@ impl<S: Store> Meta<S> {
                 return Vec::new();
             }
         };
-        // Of names that a split brings elsewhere, some may have been synced before: it must not be lost in part.
+        // Some of the names that a split moves may be durable already. The split must not be lost
+        // in part, so it is synced.
         self.moves.wants_sync |= job.split().is_some();
         for (txid, record) in records {
+            // The decision lies in the same batch as the local changes: neither is ever without the
+            // other.
             self.tx.by_txid.remove(&txid);
             self.state.put(keys::committed(txid), Some(record));
         }
@@ -334,7 +356,8 @@ impl<S: Store> Meta<S> {
         self.garbage.extend(done.apply(&mut self.state));
         let changed = std::mem::take(&mut self.state.changed);
         for (txid, Committed { participants: left }) in decided {
-            // Where the others show their part, nobody may believe what was here before.
+            // The change becomes visible through the participants. So all delegations of it are
+            // recalled before these messages leave.
             for (executor, Part { life, writes }) in &left {
                 let (to, life, writes) = (*executor, *life, writes.clone());
                 let message = PeerMessage::Finish { txid, life, writes };
@@ -348,6 +371,7 @@ impl<S: Store> Meta<S> {
             let (since, changed) = (self.tx.now, changed.clone());
             self.tx.decided.insert(txid, Decided { left, again_at, since, changed });
         }
+        // The reply record makes a repeated request (same slot, same number) return this answer.
         if ctx.client != NOBODY {
             self.state.put(keys::reply(ctx.client, ctx.slot), Some(answer));
             self.sessions.done(&ctx, true);
@@ -363,6 +387,8 @@ impl<S: Store> Meta<S> {
         if job.ctx.client == NOBODY {
             return;
         }
+        // A failed mutation is remembered, too: its repetition must not run again. After `EAGAIN`
+        // the client repeats it so that it runs again.
         self.tx.by_slot.remove(&(job.ctx.client, job.ctx.slot));
         if let (true, Err(errno)) = (job.op.is_mutation(), &result)
             && *errno != Errno::EAGAIN
@@ -374,8 +400,9 @@ impl<S: Store> Meta<S> {
         self.tx.finished.push(Finished { ticket, result, seen, changed, dir });
     }
 
-    /// Gives up what is under way with others: it has not happened and never will.
+    /// Aborts the attempt: it has not happened and never will.
     pub(super) fn abandon(&mut self, job: &mut Job) {
+        // The local lock goes first: `unlock` needs the phase that is replaced next.
         self.unlock(job);
         match std::mem::replace(&mut job.phase, Phase::Resting { until: self.tx.now }) {
             Phase::Preparing(attempt) => {
@@ -387,7 +414,8 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// The locks are not needed any more; those who have none of them forget that they were asked.
+    /// Releases the locks. Participants that hold none of them refuse a lock request that comes
+    /// late.
     pub(super) fn release<'a>(
         &mut self,
         txid: Txid,
@@ -397,7 +425,8 @@ impl<S: Store> Meta<S> {
         executors.for_each(|executor| self.tx.send(*executor, PeerMessage::Release { txid }));
     }
 
-    /// Shards have moved: whatever is under way starts afresh, where the records are now.
+    /// Restarts all operations in progress, because shards have moved: records may lie on other
+    /// executors now.
     pub(crate) fn start_afresh(&mut self) {
         let tickets: Vec<_> = self.tx.jobs.keys().copied().collect();
         for ticket in tickets {
@@ -412,21 +441,22 @@ impl<S: Store> Meta<S> {
         on.iter().for_each(|txid| self.ask(*txid, abort));
     }
 
-    /// The operation starts afresh in a while.
+    /// Restarts the operation after a rest. The rest grows with the number of failed attempts.
     pub(super) fn rest(&mut self, mut job: Job) {
+        // The locks are released, so no fetched value is certain any more.
         job.again.fetched.clear();
         job.again.lives.clear();
         (job.asked, job.rounds, job.confirm) = (BTreeSet::new(), 0, None);
         let longest = (REST << job.tries.min(6)).min(REST_MAX);
         job.tries += 1;
-        // Those that meet again and again part.
+        // Operations that collide again and again get different rests.
         let rest = longest / 2 + job.ticket.0 * 7 % longest.max(1);
         let rest = if job.split().is_some() { rest + splits::REST } else { rest };
         job.phase = Phase::Resting { until: later(self.tx.now, rest) };
         self.tx.jobs.insert(job.ticket, job);
     }
 
-    /// Operations of this executor that waited for a lock go on, the oldest first.
+    /// Resumes the operations of this executor that waited for a lock, the oldest first.
     pub(super) fn unblock(&mut self, txid: Txid) {
         let waits = |job: &Job| match &job.phase {
             Phase::Blocked { on, .. } => on.contains(&txid),
@@ -435,6 +465,7 @@ impl<S: Store> Meta<S> {
         };
         let free = self.tx.jobs.values().filter(|job| waits(job));
         let mut free: Vec<_> = free.map(|job| (job.age, job.ticket)).collect();
+        // Oldest first: wound-wait guarantees progress to the oldest only.
         free.sort_unstable();
         for (_, ticket) in free {
             let Some(mut job) = self.tx.jobs.remove(&ticket) else { continue };
@@ -449,6 +480,8 @@ impl<S: Store> Meta<S> {
         if let Some(decided) = self.tx.decided.get_mut(&txid) {
             decided.left.remove(&from);
             if decided.left.is_empty() {
+                // The decision may be forgotten only now: a participant without an acknowledgement
+                // would take a missing decision for an abort.
                 self.tx.decided.remove(&txid);
                 self.state.put(keys::committed(txid), None);
             }
@@ -456,7 +489,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// The executors whose part in what was decided about the names of these inodes may not survive a power cut there yet.
+    /// Returns the executors whose part of decided changes to the names of these inodes may not be
+    /// durable there yet.
     pub(crate) fn parts_in_names(&self, inos: &[Ino]) -> Vec<ExecutorId> {
         let inos: BTreeSet<Ino> = inos.iter().copied().collect();
         let concerns = |item: &Item<Bytes>| {
@@ -477,7 +511,7 @@ impl<S: Store> Meta<S> {
         also.into_iter().collect()
     }
 
-    /// Somebody meets locks of a transaction of ours.
+    /// Answers a participant that asks for the outcome of a transaction of this executor.
     pub(super) fn tell_fate(
         &mut self,
         to: ExecutorId,
@@ -493,11 +527,15 @@ impl<S: Store> Meta<S> {
                 Some(Part { life, writes }) => {
                     self.tx.tell(to, PeerMessage::Finish { txid, life, writes }, seen);
                 }
+                // It committed, and this participant has acknowledged its part or had nothing to
+                // write.
                 None => self.tx.send(to, PeerMessage::Release { txid }),
             }
             return Ok(());
         }
         match self.attempting(txid) {
+            // Wound-wait: an older transaction waits for this one, which gives way. It is not
+            // decided, so it can.
             Some(job) if abort.is_some_and(|age| age < job.age) => {
                 let ticket = job.ticket;
                 if let Some(mut job) = self.tx.jobs.remove(&ticket) {
@@ -506,12 +544,13 @@ impl<S: Store> Meta<S> {
                 }
             }
             Some(_) => {}
+            // Presumed abort: an unknown transaction was never committed.
             None => self.tx.send(to, PeerMessage::Release { txid }),
         }
         Ok(())
     }
 
-    /// Does what is due.
+    /// Handles the operations that are due.
     pub(crate) fn tick_jobs(&mut self) {
         let now = self.tx.now;
         let due: Vec<_> =
@@ -530,7 +569,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Tells the outcome again to those who have not acknowledged it in time.
+    /// Sends the outcome again to the participants that have not acknowledged it in time.
     fn finish_again(&mut self, now: Timestamp) {
         let late: Vec<_> = self.tx.decided.iter_mut().filter(|(_, d)| d.again_at <= now).collect();
         let mut sent = Vec::new();
@@ -565,6 +604,7 @@ impl<S: Store> Meta<S> {
             }
             Phase::Preparing(attempt) if !attempt.is_over(now) => self.prepare_again(&mut job),
             Phase::Locking(grip) if grip.ends > now => self.lock_again(&mut job),
+            // A participant does not answer. Its locks must not block others longer.
             Phase::Preparing(_) | Phase::Locking(_) => {
                 self.abandon(&mut job);
                 // Others get their turn first.
@@ -577,7 +617,7 @@ impl<S: Store> Meta<S> {
 }
 
 impl Job {
-    /// The partition that it splits, if that is what it does.
+    /// Returns the partition that it splits, if it is a split.
     pub fn split(&self) -> Option<Ino> {
         match self.op {
             MetaOp::Split { part, .. } => Some(part),
@@ -585,7 +625,7 @@ impl Job {
         }
     }
 
-    /// When something is to be done for it.
+    /// Returns when the job must be handled next.
     pub fn due(&self) -> Timestamp {
         let due = match &self.phase {
             Phase::Fetching { again_at, .. } => *again_at,

@@ -1,8 +1,10 @@
 //! Operations that lock the records of other executors as they come to them.
 //!
-//! Two that are in each other's way are told apart by their age: who has locks waits for younger ones only, which give theirs back
-//! when they are asked to, or are through before that. Who has none waits for anybody. So nobody waits for himself,
-//! and the oldest is never sent away.
+//! Deadlocks are prevented by age (Rosenkrantz 1978). A transaction that holds locks waits for
+//! younger ones only. Those release their locks when they are asked to (wound-wait), or end before
+//! that. If it meets an older one, it releases its own locks and retries with its old age
+//! (wait-die). A transaction without locks may wait for any. So no cycle of waiting arises, and the
+//! oldest is never aborted.
 
 use super::coordinator::{AGAIN, ATTEMPT, Job, Phase, Run};
 use super::participant::{ASK_AGAIN, ASK_SOON};
@@ -18,38 +20,39 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Item, PeerMessage, Txid};
 use tatami_wire::{Errno, ExecutorId, Timestamp};
 
-/// What an attempt has locked at other executors, and is about to.
+/// The lock set of an attempt: the locks that other executors have granted, and those that are
+/// requested.
 pub(super) struct Grip {
     pub txid: Txid,
     held: BTreeMap<ExecutorId, Promise>,
-    /// Who has not answered yet, and what he was asked for.
+    /// The executors that have not answered yet, and the requested keys.
     pub left: BTreeMap<ExecutorId, Keys>,
-    /// The number of the last question.
+    /// The number of the last request.
     question: u32,
     /// It has asked one executor, and no other.
     waits: bool,
-    /// When it asks again, for locks or about those in its way.
+    /// When it asks again, for locks or for the outcome of the transactions in its way.
     again_at: Timestamp,
     pub ends: Timestamp,
-    /// Nothing is missing, but records of this executor are locked.
+    /// Nothing is missing, but these transactions hold locks on records of this executor.
     pub on: Vec<Txid>,
 }
 
-/// Records of one executor: those to be seen, and those that may be written.
+/// Records of one executor: those that are read, and those that may be written.
 #[derive(Clone, Default)]
 pub(super) struct Keys {
     reads: BTreeSet<Key>,
     writes: BTreeSet<Key>,
 }
 
-/// What an executor has locked.
+/// The locks that one executor has granted.
 struct Promise {
     life: u64,
     room: bool,
     keys: Keys,
 }
 
-/// What an executor says of records that it has locked.
+/// The reply of an executor that has granted locks.
 pub(super) struct Told {
     pub life: u64,
     pub room: bool,
@@ -67,18 +70,19 @@ impl Keys {
 }
 
 impl Grip {
-    /// When something is to be done for it.
+    /// Returns when the attempt must be handled next.
     pub fn due(&self) -> Timestamp {
         self.again_at.min(self.ends)
     }
 
-    /// All that were asked for locks.
+    /// Returns all executors that were asked for locks.
     pub fn executors(&self) -> impl Iterator<Item = &ExecutorId> {
         let others = self.left.keys().filter(|executor| !self.held.contains_key(executor));
         self.held.keys().chain(others)
     }
 
-    /// What an operation has to do with others beyond what is locked for it.
+    /// Returns the records of others that the operation reads or writes and that are not locked for
+    /// it.
     fn unlocked(&self, done: &Done) -> BTreeMap<ExecutorId, Keys> {
         let mut all = BTreeMap::new();
         for (executor, share) in &done.parts {
@@ -98,8 +102,8 @@ impl Grip {
 }
 
 impl<S: Store> Meta<S> {
-    /// Does what follows from a run of an operation that locks: asks for what is missing, waits for what is
-    /// locked, or ends it.
+    /// Acts on the result of a run that locks: requests the missing records, waits for locked ones,
+    /// or ends the operation.
     pub(super) fn go_further(&mut self, mut job: Job, run: Run) {
         let Run { result, done, .. } = run;
         match result {
@@ -110,7 +114,7 @@ impl<S: Store> Meta<S> {
             Err(Failure::Locked(on)) => self.meet_lock(job, on),
             Err(failure) => {
                 let result = match failure {
-                    // That is true of a record of this executor.
+                    // This is certain: it is about a record of this executor.
                     Failure::Parted(part, range) => {
                         Ok(tatami_wire::meta::MetaReply::Parted { part, range })
                     }
@@ -124,6 +128,7 @@ impl<S: Store> Meta<S> {
                 self.answer(job, Ok(reply), Vec::new());
             }
             Ok(reply) => {
+                // It read nothing of others, so it has no locks yet.
                 let Phase::Locking(grip) = &job.phase else {
                     if done.parts.is_empty() {
                         self.take_effect(job, reply, done, Vec::new());
@@ -134,7 +139,11 @@ impl<S: Store> Meta<S> {
                     let wanted = wanted.collect();
                     return self.lock_more(job, wanted);
                 };
+                // The run may write records that it has not read. They are locked before the
+                // decision, too.
                 let wanted = grip.unlocked(&done);
+                // The operation runs once more with these locks: their values may change its
+                // result.
                 if !wanted.is_empty() {
                     return self.lock_more(job, wanted);
                 }
@@ -156,8 +165,12 @@ impl<S: Store> Meta<S> {
                     true => Vec::new(),
                     false => vec![(txid, Committed { participants: parts })],
                 };
+                // The attempt is over before the decision is written: from here on, no older
+                // transaction can abort it.
                 self.tx.by_txid.remove(&txid);
                 let changed = self.take_effect(job, reply, done, decided);
+                // Participants that write nothing only release their locks. They do so after the
+                // commit, since the result rests on the values that they hold fast.
                 for to in others {
                     let (changed, message) = (changed.clone(), PeerMessage::Release { txid });
                     self.tx.outs.push(Out { to, message, changed, seen: Vec::new() });
@@ -166,7 +179,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Asks for locks besides those that it has.
+    /// Requests more locks.
     fn lock_more(&mut self, mut job: Job, wanted: BTreeMap<ExecutorId, Keys>) {
         let now = self.tx.now;
         let mut grip = match std::mem::replace(&mut job.phase, Phase::Resting { until: now }) {
@@ -182,8 +195,11 @@ impl<S: Store> Meta<S> {
                 on: Vec::new(),
             },
         };
+        // With no lock and one executor to ask, it can be in no cycle: it may wait there for any
+        // transaction.
         grip.waits = grip.held.is_empty() && wanted.len() == 1;
         grip.left = wanted;
+        // The number tells a reply to this request from a late reply to an earlier one.
         grip.question += 1;
         grip.again_at = later(now, AGAIN);
         self.tx.by_txid.insert(grip.txid, job.ticket);
@@ -199,6 +215,7 @@ impl<S: Store> Meta<S> {
             let message = PeerMessage::Lock {
                 txid: grip.txid,
                 age: job.age,
+                // A participant that has lost the first locks since must refuse.
                 life: grip.held.get(executor).map(|promise| promise.life),
                 question: grip.question,
                 waits: grip.waits,
@@ -229,7 +246,7 @@ impl<S: Store> Meta<S> {
     ) -> Outcome<()> {
         let decided = self.tx.decided.contains_key(&txid);
         let Some(job) = self.attempting(txid) else {
-            // It was given up, and the word of that may have come before the question.
+            // The attempt was aborted, and its release message may have overtaken the request.
             if txid.executor == self.tx.here && !decided {
                 self.tx.send(from, PeerMessage::Release { txid });
             }
@@ -238,6 +255,7 @@ impl<S: Store> Meta<S> {
         let (ticket, Phase::Locking(grip)) = (job.ticket, &mut job.phase) else { return Ok(()) };
         let asked = grip.left.get(&from).is_some_and(|k| k.in_order().count() == told.values.len());
         let same = grip.held.get(&from).is_none_or(|promise| promise.life == told.life);
+        // A late reply, or one of a participant that has lost the first locks since.
         if grip.question != question || !asked || !same {
             return Ok(());
         }
@@ -251,6 +269,7 @@ impl<S: Store> Meta<S> {
         promise.room = room;
         promise.keys.reads.extend(keys.reads);
         promise.keys.writes.extend(keys.writes);
+        // All replies are there: run again with the new values.
         if grip.left.is_empty()
             && let Some(job) = self.tx.jobs.remove(&ticket)
         {
@@ -259,14 +278,15 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// A record of this executor is locked.
+    /// Handles a lock on a record of this executor.
     fn meet_lock(&mut self, mut job: Job, on: Vec<Txid>) {
         let Phase::Locking(grip) = &mut job.phase else { return self.block(job, on) };
         let age = job.age;
         let older = |holder: &Txid| self.state.locks.age(holder).is_some_and(|held| held < age);
         if on.iter().any(older) {
-            // Its coordinator may have died: then it must not stay in the way.
+            // The older one's coordinator may have died: its locks must not stay for ever.
             self.ask_all(&on, None);
+            // Wait-die: an older transaction holds the lock, so this one releases all its locks.
             self.abandon(&mut job);
             return self.rest(job);
         }
@@ -276,12 +296,13 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// What is missing, by executor, and whether it is to be seen or may be written.
+/// Returns the missing keys by executor, and whether they are only read or may be written.
 fn wanted(job: &Job, missing: Vec<(ExecutorId, Key)>) -> BTreeMap<ExecutorId, Keys> {
     let inodes: BTreeSet<_> = missing.iter().map(|(_, key)| key.clone()).collect();
     let is_seen = |key: &Key| match keys::parse(key) {
         _ if !job.op.is_mutation() => true,
-        // Others make entries in a directory while its place is looked at, unless it moves itself.
+        // A shared lock on a directory's parent lets others make entries in it, unless the
+        // directory itself moves.
         Some(Parsed::Ancestor(ino)) => !inodes.contains(&keys::inode(ino)),
         _ => false,
     };
@@ -311,7 +332,7 @@ fn items(writes: &BTreeMap<Key, Option<Vec<u8>>>) -> Vec<Item<Bytes>> {
     writes.iter().map(item).collect()
 }
 
-/// Whether it makes records where the disk takes no more.
+/// Returns whether it adds records where the disk takes no more.
 fn is_full(grip: &Grip, done: &Done, job: &Job) -> bool {
     let is_new = |key: &Key| job.again.fetched.get(key).is_some_and(|before| before.is_none());
     done.parts.iter().any(|(executor, share)| {

@@ -1,4 +1,4 @@
-//! Who has locked which record: in memory, as the `L` records of the store say.
+//! The lock table of an executor: in memory, as the `L` records of the store state.
 
 use super::record::Prepared;
 use crate::keys::{self, Key, Parsed};
@@ -6,23 +6,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::transaction::{Age, Txid};
 use tatami_wire::{Ino, ShardId, Timestamp};
 
-/// A transaction that is prepared here.
+/// A transaction that holds locks here.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub prepared: Prepared,
-    /// When its coordinator is asked how far it is.
+    /// When its coordinator is asked for the outcome.
     pub ask_at: Timestamp,
 }
 
 #[derive(Debug)]
 enum Lock {
-    /// Nobody else may see or write the record.
+    /// Exclusive: no other transaction may read or write the record.
     Write(Txid),
-    /// Nobody may write it.
+    /// Shared: no transaction may write the record.
     Read(BTreeSet<Txid>),
 }
 
-/// A run of shards.
+/// A run of consecutive shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Block {
     pub first: u16,
@@ -34,7 +34,7 @@ impl Block {
         shard.0 >= self.first && shard.0 - self.first < self.count
     }
 
-    /// Whether the record belongs to one of them.
+    /// Returns whether the record belongs to one of them.
     pub fn has_key(self, key: &[u8]) -> bool {
         keys::shard_of(key).is_some_and(|shard| self.has(shard))
     }
@@ -48,12 +48,12 @@ impl Block {
     }
 }
 
-/// See the module.
+/// The locks of all transactions; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     by_key: BTreeMap<Key, Lock>,
     held: BTreeMap<Txid, Held>,
-    /// All records of these shards are locked by a move, in memory only.
+    /// A move has locked all records of these shards, in memory only.
     closed: Option<(Block, Txid)>,
 }
 
@@ -74,7 +74,8 @@ impl Locks {
         self.held.get(txid).map(|held| held.prepared.age)
     }
 
-    /// Nobody sees or writes records of these shards until they are opened.
+    /// Closes these shards: no other transaction reads or writes their records until they are
+    /// opened.
     pub fn close(&mut self, closed: Option<(Block, Txid)>) {
         self.closed = closed;
     }
@@ -88,12 +89,12 @@ impl Locks {
         block.has_key(key).then_some(txid)
     }
 
-    /// Whether a transaction has something of these shards.
+    /// Returns whether any transaction holds locks in these shards.
     pub fn touch(&self, block: Block) -> bool {
         self.by_key.keys().any(|key| block.has_key(key))
     }
 
-    /// Whether the transaction has something of these shards.
+    /// Returns whether the transaction holds locks in these shards.
     pub fn has_some(&self, txid: &Txid, block: Block) -> bool {
         self.held.get(txid).is_some_and(|Held { prepared, .. }| {
             let writes = prepared.writes.iter().map(|item| &item.key);
@@ -101,7 +102,7 @@ impl Locks {
         })
     }
 
-    /// Who keeps others from seeing the record.
+    /// Returns the transaction that keeps others from reading the record.
     pub fn against_reading(&self, key: &[u8]) -> Option<Txid> {
         match self.by_key.get(key) {
             Some(Lock::Write(txid)) => Some(*txid),
@@ -109,7 +110,7 @@ impl Locks {
         }
     }
 
-    /// Who keeps others from writing the record.
+    /// Returns the transactions that keep others from writing the record.
     pub fn against_writing(&self, key: &[u8]) -> Vec<Txid> {
         let mut on = match self.by_key.get(key) {
             Some(Lock::Write(txid)) => vec![*txid],
@@ -120,7 +121,8 @@ impl Locks {
         on
     }
 
-    /// Who keeps others from seeing one of the records from `from` to `to`.
+    /// Returns the transactions that keep others from reading one of the records from `from` to
+    /// `to`.
     pub fn within(&self, from: &[u8], to: &[u8]) -> Vec<Txid> {
         if from > to {
             return Vec::new();
@@ -135,7 +137,7 @@ impl Locks {
         locks.filter_map(writer).chain(self.closed_by(from)).collect()
     }
 
-    /// Whether something of the inode, or an entry of the directory, is to be changed.
+    /// Returns whether a transaction may change the inode, or an entry of the directory.
     pub fn concern(&self, ino: Ino) -> bool {
         self.closed.is_some_and(|(block, _)| block.has(ino.shard()) || block.has(ino.birth()))
             || self
@@ -144,7 +146,7 @@ impl Locks {
                 .any(|(key, lock)| matches!(lock, Lock::Write(_)) && inode_of(key) == Some(ino))
     }
 
-    /// Adds a transaction whose keys nobody keeps from it.
+    /// Adds a transaction whose keys no other transaction blocks.
     pub fn add(&mut self, txid: Txid, prepared: Prepared, ask_at: Timestamp) {
         for key in prepared.writes.iter().map(|item| &item.key).chain(&prepared.intents) {
             self.by_key.insert(key.to_vec(), Lock::Write(txid));
@@ -158,9 +160,10 @@ impl Locks {
         self.held.insert(txid, Held { prepared, ask_at });
     }
 
-    /// Takes a transaction out.
+    /// Removes a transaction and its locks.
     pub fn remove(&mut self, txid: &Txid) -> Option<Prepared> {
         let held = self.held.remove(txid)?;
+        // Only its own locks: keys are never locked by two writers.
         for key in held.prepared.writes.iter().map(|item| &item.key).chain(&held.prepared.intents) {
             self.by_key.remove(&key[..]);
         }
@@ -176,7 +179,7 @@ impl Locks {
     }
 }
 
-/// The inode that a record is of; of an entry, its directory.
+/// Returns the inode that a record belongs to; of an entry, its directory.
 pub(crate) fn inode_of(key: &[u8]) -> Option<Ino> {
     match keys::parse(key)? {
         Parsed::Inode(ino)

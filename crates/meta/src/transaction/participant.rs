@@ -1,4 +1,7 @@
-//! What an executor does for operations that others coordinate.
+//! The participant: operations that other executors coordinate.
+//!
+//! It locks records for them, prepares writes, and applies or drops them by the coordinator's
+//! decision.
 
 use super::locking::Told;
 use super::locks::inode_of;
@@ -15,26 +18,29 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Age, Digest, Item, PeerMessage, Refusal, Txid};
 use tatami_wire::{ClientId, Cred, ExecutorId, Ino};
 
-/// A lock that is held for so long (in ms) has its coordinator asked.
+/// The coordinator of a lock that is held for this long (in ms) is asked for the outcome.
 const ASK: u64 = 500;
-/// Who waits for a lock asks its coordinator after so many ms: nearly all are gone before. Where nobody has died and no message is lost,
-/// they all go by themselves, as who has locks waits for younger ones only.
+/// A request that waits for a lock asks the lock's coordinator after this many ms: nearly all locks
+/// are released earlier. Unless an executor has died or a message is lost, all waits end without
+/// that, since a transaction that holds locks waits for younger ones only.
 pub(super) const ASK_SOON: u64 = 3;
-/// And again after so many ms.
+/// And again after this many ms.
 pub(super) const ASK_AGAIN: u64 = 20;
-/// Most requests of others that wait for locks; more are dropped, and come again.
+/// Most waiting requests of other executors. More are dropped, and are sent again by their
+/// coordinators.
 const WAITING_MAX: usize = 4096;
 /// Most records in one message.
 const KEYS_MAX: usize = 64 * 1024;
 
-/// A record as a transaction leaves it, and how many inodes more there are, or whether there was one before.
+/// A record as a transaction leaves it. `more` is the change of the number of inodes; `before`:
+/// whether there was such a record.
 enum Write {
     Inode { ino: Ino, inode: Option<Inode>, more: i64 },
     Young { key: Key, value: Option<Vec<u8>>, before: bool },
     Other { key: Key, value: Option<Vec<u8>> },
 }
 
-/// [`PeerMessage::Lock`]
+/// The fields of [`PeerMessage::Lock`].
 pub(super) struct Wanted {
     pub txid: Txid,
     pub age: Age,
@@ -46,7 +52,7 @@ pub(super) struct Wanted {
 }
 
 impl<S: Store> Meta<S> {
-    /// What are these records? Waits for those that are being written.
+    /// Returns the values of records to a coordinator. Waits for those that are being written.
     pub(super) fn serve_fetch(
         &mut self,
         from: ExecutorId,
@@ -57,10 +63,13 @@ impl<S: Store> Meta<S> {
         if keys.len() > KEYS_MAX {
             return Ok(());
         }
+        // The coordinator has an old shard map. It starts afresh with the new one.
         if !keys.iter().all(|key| self.state.has(key)) {
             self.tell_map(from);
             return Ok(());
         }
+        // A locked record may be decided already, with its new value still under way. Neither value
+        // is certain until the lock is gone.
         let on: Vec<_> = keys.iter().filter_map(|k| self.state.locks.against_reading(k)).collect();
         if !on.is_empty() {
             self.wait(from, PeerMessage::Fetch { request, age, keys }, age, on);
@@ -76,16 +85,19 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Locks records for an operation of another executor, and tells what they are.
+    /// Locks records for an operation of another executor, and returns their values.
     pub(super) fn lock(&mut self, from: ExecutorId, wanted: Wanted) -> Outcome<()> {
         let Wanted { txid, age, life, question, waits, reads, writes } = wanted;
         let held = self.state.locks.held().get(&txid).map(|held| held.prepared.life);
+        // A coordinator with an old shard map gets the new one and restarts.
         let known = |key: &Bytes| self.state.has(key);
         if !reads.iter().chain(&writes).all(known) {
             self.tell_map(from);
             self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
             return Ok(());
         }
+        // Refuse messages that came late: the transaction is over, or its first locks were lost
+        // with an earlier incarnation.
         if txid.executor != from
             || self.tx.over.has(&txid)
             || life.is_some_and(|life| held != Some(life))
@@ -98,7 +110,8 @@ impl<S: Store> Meta<S> {
         let writers = writes.iter().flat_map(|key| self.state.locks.against_writing(key));
         let mut on: BTreeSet<Txid> =
             readers.chain(writers).filter(|holder| *holder != txid).collect();
-        // A move waits for those that have something of its shards: they get what else they need there.
+        // A move waits for the transactions that hold locks in its shards. Those get their other
+        // locks there, or both would wait for ever.
         if let Some((block, by)) = self.state.locks.closed()
             && self.state.locks.has_some(&txid, block)
         {
@@ -107,6 +120,8 @@ impl<S: Store> Meta<S> {
         if !on.is_empty() {
             let on: Vec<_> = on.into_iter().collect();
             let message = PeerMessage::Lock { txid, age, life, question, waits, reads, writes };
+            // A transaction without other locks cannot be part of a cycle: it may wait for any. One
+            // that holds locks waits for younger ones only (wait-die).
             match waits {
                 true => self.wait(from, message, age, on),
                 false => self.wait_or_refuse(from, txid, message, age, on),
@@ -119,6 +134,8 @@ impl<S: Store> Meta<S> {
         }
         let inodes = |keys: &[Bytes]| each_once(keys.iter().filter_map(|k| inode_of(k)).collect());
         let (changed, seen) = (inodes(&writes), inodes(&reads));
+        // The lock record goes to the log before the reply leaves, so a restart does not lose the
+        // lock.
         let life = self.hold(txid, age, reads, writes)?;
         let room = self.state.has_room();
         let message = PeerMessage::Locked { txid, life, question, room, values };
@@ -126,7 +143,8 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Adds these locks to those that the transaction has. Returns the life in which it got the first.
+    /// Adds these locks to those of the transaction. Returns the incarnation that granted the first
+    /// of them.
     fn hold(
         &mut self,
         txid: Txid,
@@ -147,7 +165,7 @@ impl<S: Store> Meta<S> {
         prepared.reads = seen.into_iter().filter(|key| !intents.contains(key)).collect();
         prepared.intents = intents.into_iter().collect();
         let life = prepared.life;
-        // A message that comes again changes nothing.
+        // A repeated message changes nothing.
         if before != Some(&prepared) {
             self.state.put(keys::locked(txid), Some(prepared.encode()?));
             self.state.locks.remove(&txid);
@@ -157,7 +175,8 @@ impl<S: Store> Meta<S> {
         Ok(life)
     }
 
-    /// Puts a request aside that has locks elsewhere, unless somebody older is in its way.
+    /// Lets a request wait that holds locks elsewhere, unless an older transaction is in its way
+    /// (wait-die).
     fn wait_or_refuse(
         &mut self,
         from: ExecutorId,
@@ -170,12 +189,15 @@ impl<S: Store> Meta<S> {
         if !on.iter().any(older) {
             return self.wait(from, message, age, on);
         }
-        // Its coordinator may have died: then it must not stay in the way.
+        // The older one's coordinator may have died: its locks must not stay for ever.
         on.iter().for_each(|holder| self.ask(*holder, None));
+        // Remembered, so that a late copy of the request gets no lock after the refusal.
         self.tx.over.add(txid);
         self.tx.send(from, PeerMessage::Refused { txid, why: Refusal::Again });
     }
 
+    /// Prepares a part of a split: validates its reads, locks its records and stores its writes
+    /// (first phase).
     pub(super) fn prepare(
         &mut self,
         from: ExecutorId,
@@ -185,6 +207,7 @@ impl<S: Store> Meta<S> {
         reads: Vec<Item<Digest>>,
         writes: Vec<Item<Bytes>>,
     ) -> Outcome<()> {
+        // The coordinator repeats a prepare whose reply was lost.
         if self.state.locks.held().contains_key(&txid) {
             let (changed, seen) = (written(&writes), of_reads(&reads));
             let message = PeerMessage::Prepared { txid };
@@ -199,6 +222,8 @@ impl<S: Store> Meta<S> {
             self.tx.send(from, refused(Refusal::Again));
             return Ok(());
         }
+        // Refuse a prepare for an earlier incarnation, whose list of ended transactions is lost,
+        // and one of a transaction that is over.
         if txid.executor != from
             || life != self.tx.life
             || self.tx.over.has(&txid)
@@ -219,6 +244,7 @@ impl<S: Store> Meta<S> {
             self.wait_or_refuse(from, txid, message, age, on);
             return Ok(());
         }
+        // Read validation: the split was computed from these values.
         for item in &reads {
             let now = value_of(&mut self.state, &item.key.to_vec())?;
             if now.as_deref().map(digest) != item.value {
@@ -227,7 +253,7 @@ impl<S: Store> Meta<S> {
                 return Ok(());
             }
         }
-        // What is removed makes room.
+        // Removed records free space, so removals are always accepted.
         if !self.state.has_room() && self.adds(&writes)? {
             self.tx.over.add(txid);
             self.tx.send(from, refused(Refusal::Full));
@@ -239,6 +265,7 @@ impl<S: Store> Meta<S> {
         let prepared = Prepared { age, life, reads, intents: Vec::new(), writes };
         // It is part of a split: see `Meta::take_effect`.
         self.moves.wants_sync = true;
+        // The vote binds this executor: it must keep the writes until the coordinator decides.
         self.state.put(keys::locked(txid), Some(prepared.encode()?));
         let ask_at = later(self.tx.now, ASK);
         self.state.locks.add(txid, prepared, ask_at);
@@ -247,7 +274,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Whether there are records afterwards that were not there before.
+    /// Returns whether the writes add records.
     fn adds(&self, writes: &[Item<Bytes>]) -> Outcome<bool> {
         for item in writes.iter().filter(|item| item.value.is_some()) {
             if self.state.get(&item.key)?.is_none() {
@@ -257,19 +284,22 @@ impl<S: Store> Meta<S> {
         Ok(false)
     }
 
-    /// It was decided: the new values come into force; without a `part`, there are none. They do not if it was done in an earlier
-    /// life, and the locks are those of a message that came late.
+    /// Applies the decision (second phase): the new values take effect, or none without a `part`.
+    /// They do not if they took effect in an earlier incarnation, and the locks are those of a late
+    /// message.
     pub(super) fn finish(&mut self, txid: Txid, part: Option<Part>) -> Outcome<()> {
+        // A request of this transaction that still waits must not get a lock after the end.
         self.tx.waiting.retain(|waiting| match waiting.message {
             PeerMessage::Prepare { txid: waits, .. } | PeerMessage::Lock { txid: waits, .. } => {
                 waits != txid
             }
             _ => true,
         });
+        // A late prepare or lock message must not revive it.
         self.tx.over.add(txid);
         let happened = part.is_some();
         if let Some(held) = self.state.locks.held().get(&txid) {
-            // All that may fail comes first.
+            // All that may fail comes before the first change.
             let writes = match part {
                 Some(part) if part.life == held.prepared.life => {
                     let prepared = held.prepared.writes.clone();
@@ -278,28 +308,33 @@ impl<S: Store> Meta<S> {
                 _ => Vec::new(),
             };
             self.state.locks.remove(&txid);
+            // The lock record and the new values change in one batch. A restart finds both or
+            // neither.
             self.state.put(keys::locked(txid), None);
             let buried: Vec<_> = writes.into_iter().filter_map(|write| self.write(write)).collect();
             for ino in buried {
                 self.bury(ino)?;
             }
         }
-        // Who waits may do so for locks of which the disk had no room.
+        // Also where no lock was held: a request may wait for locks that a full disk refused.
         self.released(txid)?;
         if happened {
+            // The acknowledgement leaves after the commit of this batch. Then the coordinator
+            // forgets the decision.
             self.tx.acks.add(txid, self.tx.now);
         }
         Ok(())
     }
 
-    /// What the transaction writes here.
+    /// Returns the writes of the transaction here, in the form that the state takes.
     fn writes(&mut self, items: impl Iterator<Item = Item<Bytes>>) -> Outcome<Vec<Write>> {
         let mut writes = Vec::new();
         for Item { key, value } in items {
             let (key, value) = (key.into_vec(), value.map(Bytes::into_vec));
             let before = self.state.get(&key)?;
             match keys::parse(&key) {
-                // It stands for a part of the inode, which is written itself.
+                // This key stands for the parent in an inode's record, which is written by its own
+                // key.
                 Some(Parsed::Ancestor(_)) => {}
                 Some(Parsed::Inode(ino)) => {
                     let inode = value.as_deref().map(Inode::decode).transpose()?;
@@ -320,7 +355,7 @@ impl<S: Store> Meta<S> {
         Ok(writes)
     }
 
-    /// Writes it; the inode that nothing holds any more, if it is one.
+    /// Writes the record. Returns the inode if nothing holds it any more.
     fn write(&mut self, write: Write) -> Option<Ino> {
         match write {
             Write::Inode { ino, inode: Some(inode), more } => {
@@ -342,9 +377,11 @@ impl<S: Store> Meta<S> {
         None
     }
 
-    /// Removes an inode that lost its last name from elsewhere, with all that hangs on it.
+    /// Removes an inode that lost its last name by a transaction, with all records that belong to
+    /// it.
     fn bury(&mut self, ino: Ino) -> Outcome<()> {
-        // A move may have closed its shard, and waits for this transaction: its records are not under way yet.
+        // A move may have closed the inode's shard. It waits for this transaction, so no record of
+        // the shard is under way yet.
         let closed = self.state.locks.closed();
         self.state.locks.close(None);
         let buried = self.kill(ino);
@@ -362,9 +399,10 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Puts a request of another executor aside until a lock is gone.
+    /// Lets a request of another executor wait until a lock is released.
     fn wait(&mut self, from: ExecutorId, message: PeerMessage, age: Age, on: Vec<Txid>) {
         let again = self.tx.waiting.iter().any(|w| w.from == from && w.message == message);
+        // A dropped request is not lost: its coordinator sends it again.
         if again || self.tx.waiting.len() >= WAITING_MAX {
             return;
         }
@@ -372,8 +410,8 @@ impl<S: Store> Meta<S> {
         self.tx.waiting.push(Waiting { from, message, age, on, ask_at });
     }
 
-    /// Asks how far a transaction is that has locks here.
-    /// Those of this executor hold locks here for moments only, and tell by themselves when they are gone.
+    /// Asks the coordinator for the outcome of a transaction that holds locks here. Transactions of
+    /// this executor hold locks here for moments only, and wake the waiters at their end.
     pub(super) fn ask(&mut self, txid: Txid, abort: Option<Age>) {
         if txid.executor == self.tx.here {
             return;
@@ -381,7 +419,7 @@ impl<S: Store> Meta<S> {
         self.tx.send(txid.executor, PeerMessage::Status { txid, abort });
     }
 
-    /// Locks are gone: whoever waited for them goes on, the oldest first.
+    /// Resumes all requests that waited for these locks, the oldest first.
     pub(super) fn released(&mut self, txid: Txid) -> Outcome<()> {
         let mut free: Vec<Waiting> =
             self.tx.waiting.extract_if(.., |waiting| waiting.on.contains(&txid)).collect();
@@ -393,7 +431,7 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// Asks about locks that are held for long, and those that others wait for.
+    /// Asks for the outcome of locks that are held for long, and of those that others wait for.
     pub(crate) fn ask_about_locks(&mut self) {
         let now = self.tx.now;
         let mut asked = Vec::new();
@@ -403,6 +441,8 @@ impl<S: Store> Meta<S> {
             }
         }
         for txid in asked {
+            // The next question is scheduled before this one is sent, so it cannot repeat within
+            // one tick.
             if let Some(held) = self.state.locks.held_mut(&txid) {
                 held.ask_at = later(now, ASK);
             }
@@ -416,7 +456,7 @@ impl<S: Store> Meta<S> {
         asked.into_iter().for_each(|(txid, age)| self.ask(txid, Some(age)));
     }
 
-    /// A message of another executor.
+    /// Handles a message of another executor.
     pub(super) fn heed(&mut self, from: ExecutorId, message: PeerMessage) -> Outcome<()> {
         match message {
             PeerMessage::Fetch { request, age, keys } => self.serve_fetch(from, request, age, keys),
@@ -430,6 +470,7 @@ impl<S: Store> Meta<S> {
                 self.finish(txid, Some(Part { life, writes }))
             }
             PeerMessage::Release { txid } if txid.executor == from => self.finish(txid, None),
+            // Only the coordinator may decide.
             PeerMessage::Finish { .. } | PeerMessage::Release { .. } => Ok(()),
             PeerMessage::Fetched { request, life, values } => {
                 self.fetched(from, request, life, values)
@@ -447,8 +488,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// As [`Meta::heed`], where a failure is the matter of this executor alone: the message
-    /// counts as lost.
+    /// As [`Meta::heed`], where a failure concerns this executor alone: the message counts as lost.
     pub(crate) fn hear(&mut self, from: ExecutorId, message: PeerMessage) {
         if let Err(failure) = self.heed(from, message) {
             debug_assert!(!matches!(failure, Failure::Missing(_) | Failure::Locked(_)));
@@ -457,12 +497,12 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// The inodes that change with these records.
+/// Returns the inodes that these records change.
 fn written(writes: &[Item<Bytes>]) -> Vec<Ino> {
     each_once(writes.iter().filter_map(|item| inode_of(&item.key)).collect())
 }
 
-/// The inodes that these records tell of.
+/// Returns the inodes that these records describe.
 fn of_reads(reads: &[Item<Digest>]) -> Vec<Ino> {
     each_once(reads.iter().filter_map(|item| inode_of(&item.key)).collect())
 }

@@ -1,5 +1,7 @@
-//! Splits have what others write prepared by them, before they are decided. All of it may be more than fits a message: then it
-//! goes as several transactions, which are decided together.
+//! The prepare phase of splits: participants store the writes of a split before it is decided.
+//!
+//! The writes may be more than fit in a message. Then they go as several transactions, which are
+//! decided together.
 
 use super::coordinator::{AGAIN, Job, Phase, Run};
 use super::record::{Committed, Part};
@@ -14,14 +16,14 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Item, PeerMessage, Txid};
 use tatami_wire::{ExecutorId, Timestamp};
 
-/// About so many bytes of records are prepared with one message.
+/// About this many bytes of records are prepared with one message.
 const BYTES_MAX: usize = 256 * 1024;
-/// What a record takes in a message besides its bytes, at most.
+/// The most that a record takes in a message besides its bytes.
 const RECORD_BYTES: usize = 24;
-/// So many messages are answered in the time that is given to one.
+/// This many messages are answered in the time limit of one.
 const MESSAGES_AT_ONCE: u64 = 2;
 
-/// See the module.
+/// A prepare phase in progress; see the module.
 pub(super) struct Attempt {
     parts: BTreeMap<ExecutorId, Share>,
     pieces: Vec<Piece>,
@@ -29,7 +31,7 @@ pub(super) struct Attempt {
     ends: Timestamp,
 }
 
-/// What is prepared with one message.
+/// The part that one message prepares.
 struct Piece {
     on: ExecutorId,
     txid: Txid,
@@ -56,25 +58,27 @@ impl Attempt {
         self.ends <= now
     }
 
-    /// When something is to be done for it.
+    /// Returns when the attempt must be handled next.
     pub fn due(&self) -> Timestamp {
         self.again_at.min(self.ends)
     }
 
-    /// Stands for all of it.
+    /// Returns the first transaction, which stands for all of them.
     fn first(&self) -> Option<Txid> {
         self.pieces.first().map(|piece| piece.txid)
     }
 
-    /// A time that grows with the number of messages.
+    /// Returns a time that grows with the number of messages.
     fn long(&self, ms: u64) -> u64 {
         ms * (1 + self.pieces.len() as u64 / MESSAGES_AT_ONCE)
     }
 }
 
 impl<S: Store> Meta<S> {
-    /// Has everybody check and lock what the operation has seen and writes.
+    /// Sends the prepare messages: participants validate the split's reads and store its writes.
     pub(super) fn attempt(&mut self, mut job: Job, done: Done) {
+        // A prepare names the incarnation of its receiver. An empty fetch asks those whose
+        // incarnation is unknown.
         let strangers =
             done.parts.keys().filter(|executor| !job.again.lives.contains_key(executor));
         let strangers: BTreeMap<_, _> = strangers.map(|executor| (*executor, Vec::new())).collect();
@@ -93,6 +97,8 @@ impl<S: Store> Meta<S> {
         let mut attempt = Attempt { parts: done.parts, pieces, again_at: now, ends: now };
         attempt.again_at = later(now, attempt.long(AGAIN));
         attempt.ends = later(now, attempt.long(splits::ATTEMPT));
+        // The partition is locked before the first prepare leaves: else a new entry could miss the
+        // split.
         if let (Some(part), Some(txid)) = (job.split(), attempt.first()) {
             self.tx.splits.lock(&mut self.state.locks, part, txid, job.age);
         }
@@ -104,6 +110,7 @@ impl<S: Store> Meta<S> {
     fn send_prepares(&mut self, attempt: &Attempt, job: &Job) {
         let changed: Vec<_> = job.split().into_iter().collect();
         for Piece { on, txid, share, .. } in attempt.pieces.iter().filter(|p| !p.is_ready) {
+            // Digests are enough to compare, and keep the message small.
             let item =
                 |(key, value): (&Key, &Option<Vec<u8>>)| (Bytes::from(key.clone()), value.clone());
             let reads = share.reads.iter().map(item);
@@ -142,13 +149,16 @@ impl<S: Store> Meta<S> {
         Ok(())
     }
 
-    /// All are ready: the split is run for the last time. What it does to this executor
-    /// and what the others have prepared becomes true at once.
+    /// Commits the split, now that all participants have prepared. It runs for the last time: its
+    /// local changes and the prepared writes take effect at once.
     fn decide(&mut self, mut job: Job) {
+        // The last run meets its own lock otherwise.
         self.unlock(&job);
         let Run { result, done, .. } = self.run(&mut job);
         let Phase::Preparing(attempt) = &job.phase else { return self.step(job) };
         match result {
+            // Local records may have changed since the prepare. Then the participants hold other
+            // writes than this run makes.
             Ok(reply) if done.parts == attempt.parts => {
                 let part = |(executor, txid): (ExecutorId, Txid)| {
                     let life = job.again.lives.get(&executor).copied().unwrap_or_default();
@@ -165,7 +175,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// The partition that is split may be written again.
+    /// Unlocks the partition.
     pub(super) fn unlock(&mut self, job: &Job) {
         if let (Some(part), Phase::Preparing(attempt)) = (job.split(), &job.phase)
             && let Some(txid) = attempt.first()
@@ -176,8 +186,10 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// An executor's share, as much as fits a message each.
+/// Cuts an executor's share into parts that fit a message each.
 fn in_pieces(share: &Share) -> Vec<Share> {
+    // All reads go with the first part: each part is decided with the others, so one validation is
+    // enough.
     let mut pieces = vec![Share { reads: share.reads.clone(), writes: BTreeMap::new() }];
     let mut bytes = 0;
     for (key, value) in &share.writes {

@@ -1,5 +1,5 @@
-//! The records of transactions. `docs/FORMAT.md` draws them. Values are in postcard's format, after a
-//! version byte.
+//! The records of transactions. `docs/FORMAT.md` draws them. Values are in postcard's format, after
+//! a version byte.
 
 use crate::record::Damaged;
 use serde::de::DeserializeOwned;
@@ -9,34 +9,36 @@ use tatami_wire::ExecutorId;
 use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Age, Item};
 
-/// Of the number of lives.
+/// Version of the record that counts incarnations.
 const VERSION: u8 = 1;
-/// Of the others. Version 1 had no lives, and no locks whose new values come with the decision.
+/// Version of the others. Version 1 had no incarnations, and no locks whose new values come with
+/// the decision.
 const TRANSACTION_VERSION: u8 = 2;
 
-/// What a participant has locked for a transaction, and is to write.
+/// A participant's lock record: the locks and prepared writes of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Prepared {
     pub age: Age,
-    /// The life of this executor in which it locked the first of them; 0 if that was not noted.
+    /// The incarnation of this executor that granted the first of its locks; 0 if the record does
+    /// not have it.
     pub life: u64,
-    /// Keys that are seen only.
+    /// Keys that are only read.
     pub reads: Vec<Bytes>,
-    /// Keys that the coordinator may have written: it tells what with its decision.
+    /// Keys that the coordinator may have written: the values come with its decision.
     pub intents: Vec<Bytes>,
     pub writes: Vec<Item<Bytes>>,
 }
 
-/// What one participant does for a transaction that has happened.
+/// The part of one participant in a committed transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Part {
-    /// The life in which it has locked what it is to write.
+    /// The incarnation that granted the locks of its writes.
     pub life: u64,
-    /// What it writes besides that which it has prepared.
+    /// The writes besides the prepared ones.
     pub writes: Vec<Item<Bytes>>,
 }
 
-/// What a coordinator has decided: who has not written it yet, and what.
+/// A coordinator's decision: the participants that have not acknowledged it yet, and their writes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Committed {
     pub participants: BTreeMap<ExecutorId, Part>,
@@ -48,6 +50,7 @@ impl Prepared {
     }
 
     pub fn decode(bytes: &[u8]) -> Result<Prepared, Damaged> {
+        // Records of version 1 may lie in a store that was not opened since the upgrade.
         if bytes.first() != Some(&VERSION) {
             return decode_as(TRANSACTION_VERSION, bytes);
         }

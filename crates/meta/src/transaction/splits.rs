@@ -1,9 +1,10 @@
-//! Splits of partitions that have grown, which an executor does on its own.
+//! Partition splits (GIGA+), which an executor begins on its own.
 //!
-//! A split is an operation of nobody, run as those of clients are, some time after the answer to the operation that
-//! made the partition too large. It writes nearly all of a partition where others make entries all the time, so while
-//! others prepare it, nobody may write the partition: that is a lock in memory only, as it is of this
-//! executor's own transaction, and lasts [`ATTEMPT`] at most where somebody does not answer.
+//! A split is an operation without a client, run like those of clients. It starts some time after
+//! the answer to the operation that made the partition too large. It writes nearly all records of a
+//! partition, while clients create entries there. So while participants prepare it, no other
+//! operation may write the partition. That lock is in memory only, since it protects a transaction
+//! of this executor. It lasts at most [`ATTEMPT`] while a participant does not answer.
 
 use super::coordinator::Job;
 use super::later;
@@ -21,31 +22,32 @@ use tatami_wire::meta::{Bytes, MetaOp};
 use tatami_wire::transaction::{Age, Txid};
 use tatami_wire::{ClientId, Cred, Errno, ExecutorId, Ino, Timestamp};
 
-/// After so many ms a partition is split that has grown.
+/// A partition that has grown is split after this many ms.
 const SOON: u64 = 1;
-/// So long (in ms) nobody may write a partition while a participant does not answer.
+/// The partition stays locked for at most this long (in ms) while a participant does not answer.
 pub(super) const ATTEMPT: u64 = 100;
 /// Shortest rest (in ms) between two attempts.
 pub(super) const REST: u64 = 500;
-/// After so many ms another split is begun where one has come to nothing.
+/// A failed split is tried again after this many ms.
 const LATER: u64 = 2_000;
 
-/// Who splits.
+/// The client of a split.
 pub(crate) const NOBODY: ClientId = ClientId([0; 16]);
 
-/// What is to be split.
+/// The splits that are planned and in progress.
 #[derive(Default)]
 pub(crate) struct Splits {
     /// Partitions, and when their split begins.
     planned: BTreeMap<Ino, Timestamp>,
-    /// Those of which a split is under way.
+    /// Partitions whose split is under way.
     running: BTreeSet<Ino>,
-    /// Those that nobody may write until it is done.
+    /// Partitions that no other operation may write until their split is done.
     locked: BTreeSet<Ino>,
 }
 
 impl Splits {
-    /// What was to be split when the executor died, or when another had it.
+    /// Plans the splits that were due when the executor died, or when another executor served the
+    /// shard.
     pub fn resume<S: Store>(&mut self, state: &State<S>, now: Timestamp) -> Outcome<()> {
         state.scan(&[tag::GROWN], &[tag::GROWN], &mut |key, _| {
             if let Some(Parsed::Grown(part)) = keys::parse(key)
@@ -58,22 +60,22 @@ impl Splits {
         })
     }
 
-    /// When the next one begins.
+    /// Returns when the next one begins.
     pub fn due(&self) -> Option<Timestamp> {
         self.planned.values().min().copied()
     }
 
-    /// Number of those that have not begun.
+    /// Returns the number of splits that have not begun.
     pub fn planned(&self) -> usize {
         self.planned.len()
     }
 
-    /// Whether a partition is about to be split.
+    /// Returns whether a partition is locked by its split.
     pub fn concern(&self, part: Ino) -> bool {
         self.locked.contains(&part)
     }
 
-    /// A split has come to its end.
+    /// Ends a split; plans it again if it was in vain.
     pub fn over(&mut self, part: Ino, now: Timestamp, in_vain: bool) {
         self.running.remove(&part);
         if in_vain {
@@ -81,10 +83,13 @@ impl Splits {
         }
     }
 
-    /// From now on nobody else writes the partition.
+    /// Locks the partition against all other writers.
     pub fn lock(&mut self, locks: &mut Locks, part: Ino, txid: Txid, age: Age) {
         self.locked.insert(part);
+        // A shared lock on the inode is enough: every operation that makes or removes an entry
+        // writes the inode.
         let reads = vec![Bytes::from(keys::inode(part))];
+        // The lock is local, so no coordinator is ever asked about it.
         let never = Timestamp { sec: i64::MAX, nsec: 0 };
         let (intents, writes) = (Vec::new(), Vec::new());
         locks.add(txid, Prepared { age, life: 0, reads, intents, writes }, never);
@@ -98,17 +103,19 @@ impl Splits {
 }
 
 impl<S: Store> Meta<S> {
-    /// Splits partitions from now on that have more entries than this: 1024 unless told otherwise.
+    /// Sets the number of entries above which partitions are split; the default is 1024.
     pub fn split_above(&mut self, entries: u64) {
         self.state.split_above = entries;
     }
 
-    /// Plans the splits of what has grown.
+    /// Plans the splits of partitions that have grown.
     pub(crate) fn plan_splits(&mut self) {
         for part in std::mem::take(&mut self.state.grown) {
             let splits = &mut self.tx.splits;
             if !splits.running.contains(&part) && !splits.planned.contains_key(&part) {
                 splits.planned.insert(part, later(self.tx.now, SOON));
+                // The record lets a restart, or the next owner of the shard, find the planned
+                // split.
                 self.state.put(keys::grown(part), Some(vec![1]));
             }
         }
@@ -129,7 +136,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Whoever waited for a split of this executor goes on.
+    /// Resumes the operations that waited for a split of this executor.
     pub(crate) fn free(&mut self) {
         while let Some(txid) = self.tx.freed.pop() {
             if let Err(failure) = self.released(txid) {
@@ -138,7 +145,8 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// An executor whose promise tells that nobody believes any more that all entries are where they were.
+    /// Returns an executor that must confirm the split. Its vote proves that no client relies on
+    /// the old range of the partition any more: the message waits for all recalls.
     pub(super) fn witness(&self, job: &Job, done: &Done) -> Option<ExecutorId> {
         let part = job.split()?;
         if done.is_nothing() || !done.parts.is_empty() {
@@ -149,10 +157,11 @@ impl<S: Store> Meta<S> {
         owners.flatten().find(|executor| *executor != self.tx.here)
     }
 
-    /// What becomes of a split that has come to its end.
+    /// Ends a split, and plans another where it failed.
     pub(super) fn split_is_over(&mut self, part: Ino, errno: Option<Errno>) {
         let (now, in_vain) = (self.tx.now, errno == Some(Errno::EAGAIN));
         self.tx.splits.over(part, now, in_vain);
+        // The record stays after a failure, so that a restart retries the split.
         if !in_vain {
             self.state.put(keys::grown(part), None);
         }

@@ -1,8 +1,8 @@
-//! Directories whose entries are in several partitions. See [`tatami_wire::partition`].
+//! Directories whose entries are in several partitions (GIGA+). See [`tatami_wire::partition`].
 //!
-//! A partition is kept like a directory: an inode record under its number, with its own counts, times
-//! and version, and a copy of what decides who may do what. So what concerns a name is
-//! done in its partition as in any directory.
+//! A partition is stored like a directory: an inode record under its number, with its own counts,
+//! times and version, and a copy of the permissions. So an operation on a name works in its
+//! partition as in any directory.
 
 use super::Txn;
 use crate::error::{Failure, Outcome};
@@ -17,12 +17,12 @@ use tatami_wire::{Attr, Errno, Ino};
 pub(crate) type Part = (Ino, Arc<Inode>);
 
 impl<S: Store> Txn<'_, S> {
-    /// The directory of a partition.
+    /// Returns the directory of a partition.
     pub fn whole(&self, part: Ino, inode: &Inode) -> Ino {
         if inode.is_part() { self.state.map().whole(part, inode.range.from) } else { part }
     }
 
-    /// An inode that is meant by its own number, and not as a part of another one.
+    /// Returns an inode that is meant by its own number, and not as a partition of another one.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -31,7 +31,7 @@ impl<S: Store> Txn<'_, S> {
         if inode.is_part() { Err(Errno::ESTALE.into()) } else { Ok(inode) }
     }
 
-    /// Checks that the partition is the one that has the name.
+    /// Checks that the partition has the name.
     ///
     /// # Errors
     /// [`Failure::Parted`]
@@ -42,8 +42,8 @@ impl<S: Store> Txn<'_, S> {
         Err(Failure::Parted(part, inode.range))
     }
 
-    /// The partition that has the name, or will have it. `dir` is the directory, or the partition that
-    /// somebody takes for it.
+    /// Returns the partition that has the name, or will have it. `dir` is the directory, or the
+    /// partition that a client takes for it.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -51,17 +51,19 @@ impl<S: Store> Txn<'_, S> {
         self.part_with(dir, keys::name_hash(self.state.seed(), name))
     }
 
-    /// As [`Txn::part_of`], of names with this hash.
+    /// As [`Txn::part_of`], for names with this hash.
     ///
     /// # Errors
     /// As [`Txn::inode`]
     pub fn part_with(&mut self, dir: Ino, hash: u64) -> Outcome<Part> {
         let mut part = dir;
-        // Each step goes to a smaller range, but for one back to the beginning.
+        // Each step leads to a smaller range, except for one back to the first partition.
         for _ in 0..u64::BITS {
             let inode = match self.find(part)? {
                 Some(inode) => inode,
                 None if self.spread.is_none() => return Err(Errno::ESTALE.into()),
+                // The client's partition does not exist (any more). The directory itself always
+                // knows the way.
                 None => match self.state.map().directory_of(part) {
                     whole if whole == part => return Err(Errno::ESTALE.into()),
                     whole => {
@@ -73,6 +75,7 @@ impl<S: Store> Txn<'_, S> {
             if !inode.is_parted() || inode.range.has(hash) {
                 return Ok((part, inode));
             }
+            // As in GIGA+: the range that a partition has shows where the split-off rest went.
             let map = self.state.map();
             let onward = map.onward(inode.range, hash);
             part = map.partition(map.whole(part, inode.range.from), onward.from);
@@ -80,7 +83,7 @@ impl<S: Store> Txn<'_, S> {
         Err(Errno::ESTALE.into())
     }
 
-    /// All partitions of a directory but the first, which is itself.
+    /// Returns all partitions of a directory but the first, which is the directory itself.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -91,6 +94,7 @@ impl<S: Store> Txn<'_, S> {
             let map = self.state.map().clone();
             let number = |range: &Range| map.partition(dir, range.from);
             let wanted: Vec<_> = next.iter().map(|range| keys::inode(number(range))).collect();
+            // One request for all partitions of a level, instead of one a partition.
             self.need(&wanted.iter().collect::<Vec<_>>())?;
             let before = all.len();
             for range in &next {
@@ -103,7 +107,7 @@ impl<S: Store> Txn<'_, S> {
         Ok(all)
     }
 
-    /// The attributes of an inode; of a directory, those of all its partitions together.
+    /// Returns the attributes of an inode; of a directory, the sum of all its partitions.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -118,7 +122,7 @@ impl<S: Store> Txn<'_, S> {
         Ok(attr)
     }
 
-    /// Whether a directory has no entry in any partition.
+    /// Returns whether a directory has no entry in any partition.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -129,7 +133,7 @@ impl<S: Store> Txn<'_, S> {
         Ok(self.other_parts(dir, inode)?.iter().all(|(_, part)| part.size == 0))
     }
 
-    /// Makes a directory without entries one that has no other partitions.
+    /// Merges the partitions of an empty directory into one.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -156,7 +160,8 @@ impl<S: Store> Txn<'_, S> {
         Ok(())
     }
 
-    /// Does to all other partitions what was done to the directory's own record, as far as `copy` says.
+    /// Copies a change of the directory's own record to all its other partitions; `copy` makes the
+    /// change.
     ///
     /// # Errors
     /// As [`Txn::inode`]
@@ -171,14 +176,16 @@ impl<S: Store> Txn<'_, S> {
         Ok(())
     }
 
-    /// The directory of a partition.
+    /// Returns the directory of a partition.
     pub(super) fn directory_of(&mut self, part: Ino) -> Outcome<Ino> {
         let from = self.peek(part, |inode| inode.range.from)?;
         Ok(if from == 0 { part } else { self.state.map().whole(part, from) })
     }
 
-    /// An entry was made in `part`, which leads to `ino`; that lay in another directory before, if it `moves`.
+    /// Completes a new entry in `part`, which leads to `ino`. With `moves`, `ino` lay in another
+    /// directory before.
     pub(super) fn attached(&mut self, part: Ino, ino: Ino, moves: bool) -> Outcome<()> {
+        // A directory with entries lies at its owner shard.
         self.bring_home(part);
         if let Some(spread) = &mut self.spread
             && moves
@@ -187,6 +194,7 @@ impl<S: Store> Txn<'_, S> {
             spread.moved.push(ino);
         }
         let (entries, range) = self.peek(part, |inode| (inode.size, inode.range))?;
+        // A split pays only if the new partition lies on another node.
         if entries > self.state.split_above && self.state.map().spans_nodes(part, range) {
             self.grown = Some(part);
         }
@@ -195,7 +203,7 @@ impl<S: Store> Txn<'_, S> {
 
     /// Adds the record of a new partition.
     pub fn add_part(&mut self, part: Ino, inode: Inode) {
-        // The first one is an inode.
+        // The first partition is an inode, and is counted.
         self.inode_delta += i64::from(!inode.is_part());
         self.changed.push(part);
         self.inodes.push((part, Some(inode)));

@@ -1,4 +1,4 @@
-//! Records of other executors: what is known of them, and what becomes of them.
+//! Records of other executors: how an operation reads them, and how it writes them.
 
 use super::{Done, Share, Txn};
 use crate::error::{Failure, Outcome};
@@ -12,7 +12,8 @@ use tatami_wire::{Errno, ExecutorId, Ino, Kind, NodeId, ShardId};
 use xxhash_rust::xxh3::xxh3_128;
 
 impl<S: Store> Txn<'_, S> {
-    /// A fresh inode number. An operation that is run again gets the one that it had.
+    /// Returns a fresh inode number. An operation that is run again gets the number of its earlier
+    /// run.
     pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
         if !self.state.owns(birth) {
             return Err(Errno::ESTALE.into());
@@ -25,7 +26,7 @@ impl<S: Store> Txn<'_, S> {
         }
     }
 
-    /// The key of the inode's record.
+    /// Returns the key of the inode's record.
     fn key_of(&self, ino: Ino) -> Key {
         match self.is_young(ino) {
             true => keys::young(ino),
@@ -33,30 +34,31 @@ impl<S: Store> Txn<'_, S> {
         }
     }
 
-    /// Whether it is a directory whose record lies with its entry.
+    /// Returns whether it is an embedded directory: its record lies beside its entry.
     pub(super) fn is_young(&self, ino: Ino) -> bool {
         self.spread.as_ref().is_some_and(|spread| spread.young.contains(&ino))
     }
 
-    /// Whether the inode's record lies on this executor.
+    /// Returns whether the inode's record lies on this executor.
     pub fn is_here(&self, ino: Ino) -> bool {
         self.spread.is_none() || self.state.elsewhere(&self.key_of(ino)).is_none()
     }
 
-    /// A directory that something is to be made in lives at its home from now on.
+    /// Relocates an embedded directory to its owner shard, because something is to be made in it.
     pub(super) fn bring_home(&mut self, ino: Ino) {
         let Some(spread) = &mut self.spread else { return };
         let Some(at) = spread.young.iter().position(|young| *young == ino) else { return };
         let young = keys::young(ino);
         spread.young.swap_remove(at);
-        // Who asks there what is above it must not be told that it is nowhere, until it is there.
+        // The parent is locked at the owner shard, too: until the record is there, a reader must
+        // not conclude that the directory does not exist.
         spread.moved.push(ino);
         self.inode_delta += i64::from(self.state.owns(ino.shard()));
         self.inode_delta -= i64::from(self.state.owns(ino.birth()));
         self.delete(young);
     }
 
-    /// Notes what was seen of this executor.
+    /// Adds a value of this executor to the read set.
     fn note(&self, key: &[u8], value: u128) {
         if let Some(spread) = &self.spread
             && spread.again.is_some()
@@ -66,12 +68,12 @@ impl<S: Store> Txn<'_, S> {
         }
     }
 
-    /// What is known of a record of another executor.
+    /// Returns the fetched value of another executor's record, if it was fetched.
     fn known(&self, key: &[u8]) -> Option<&Option<Vec<u8>>> {
         self.spread.as_ref()?.again.as_ref()?.fetched.get(key)
     }
 
-    /// A record of another executor.
+    /// Returns a record of another executor, and adds it to the read set.
     fn fetched(&self, executor: ExecutorId, key: &[u8]) -> Outcome<Option<Vec<u8>>> {
         let missing = || Failure::Missing(vec![(executor, key.to_vec())]);
         let value = self.known(key).ok_or_else(missing)?;
@@ -85,6 +87,7 @@ impl<S: Store> Txn<'_, S> {
         if let Some(executor) = self.state.elsewhere(key) {
             return self.fetched(executor, key);
         }
+        // A prepared write of another transaction may be decided any moment.
         self.state.may_read(key)?;
         let value = self.state.get(key)?;
         self.note(key, value.as_deref().map_or(0, xxh3_128));
@@ -123,12 +126,13 @@ impl<S: Store> Txn<'_, S> {
             }
             return self.find_young(ino, &young);
         };
-        // It is in one place at a time, and goes home only. What is here needs no word to others.
+        // A directory's record is at one place at a time, and moves to its owner shard only. A
+        // record here needs no message to others.
         let young_here = may_be_young && self.state.elsewhere(&young).is_none();
         if young_here && let Some(inode) = self.find_young(ino, &young)? {
             return Ok(Some(inode));
         }
-        // What is at its home is nowhere else.
+        // A record at the owner shard excludes an embedded one.
         let record = self.fetched(executor, &home)?;
         if record.is_none()
             && may_be_young
@@ -140,12 +144,13 @@ impl<S: Store> Txn<'_, S> {
         Ok(record.map(|record| Inode::decode(&record)).transpose()?.map(Arc::new))
     }
 
-    /// Whether it could be a directory whose record lies with its entry, and not at its home.
+    /// Returns whether the inode could be an embedded directory, whose record is not at its owner
+    /// shard.
     fn may_be_young(&self, ino: Ino) -> bool {
         ino.shard() != ino.birth() && self.state.map().directory_of(ino) == ino
     }
 
-    /// Fails unless all of these records are known, of which some are on other executors.
+    /// Fails unless all of these records are known. Some of them are on other executors.
     pub(super) fn need(&self, keys: &[&Key]) -> Outcome<()> {
         let unknown = keys.iter().filter(|key| self.known(key).is_none());
         let missing: Vec<_> =
@@ -153,13 +158,13 @@ impl<S: Store> Txn<'_, S> {
         if missing.is_empty() { Ok(()) } else { Err(Failure::Missing(missing)) }
     }
 
-    /// Asks for all of these inodes, which are no young directories, in one go.
+    /// Requests all of these inodes, which are no embedded directories, in one message.
     pub fn need_inodes(&self, inos: &[Ino]) -> Outcome<()> {
         let keys: Vec<Key> = inos.iter().map(|ino| keys::inode(*ino)).collect();
         self.need(&keys.iter().collect::<Vec<_>>())
     }
 
-    /// The directory says from now on that it lies in `parent`.
+    /// Sets the directory's parent.
     pub fn move_to(&mut self, dir: Ino, parent: Ino) -> Outcome<()> {
         self.edit(dir)?.parent = parent;
         if let Some(spread) = &mut self.spread {
@@ -168,7 +173,7 @@ impl<S: Store> Txn<'_, S> {
         Ok(())
     }
 
-    /// Removes the record of a directory that lies with its entry, where there is one at its home, too.
+    /// Removes the embedded record of a directory that has one at its owner shard, too.
     pub fn drop_young(&mut self, ino: Ino) {
         self.changed.push(ino);
         self.inode_delta -= i64::from(self.state.owns(ino.birth()));
@@ -188,12 +193,12 @@ impl<S: Store> Txn<'_, S> {
         Ok(Some(Arc::new(Inode::decode(&record)?)))
     }
 
-    /// Whether records that are not here can be on other executors.
+    /// Returns whether records that are not here can be on other executors.
     pub fn may_be_elsewhere(&self) -> bool {
         self.spread.is_some()
     }
 
-    /// The inode, if it is on this executor and nobody changes it.
+    /// Returns the inode, if it is on this executor and no transaction changes it.
     pub fn find_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         match self.find(ino) {
             Err(Failure::Missing(_) | Failure::Locked(_)) => Ok(None),
@@ -201,8 +206,8 @@ impl<S: Store> Txn<'_, S> {
         }
     }
 
-    /// The directory above `dir`, of which nothing else is looked at: others may make
-    /// entries in it meanwhile. `None` where `dir` is not there.
+    /// Returns the directory above `dir`, and reads nothing else of `dir`: others may make entries
+    /// in it meanwhile. `None` where `dir` does not exist.
     pub fn above(&mut self, dir: Ino) -> Outcome<Option<Ino>> {
         let known = self.inodes.iter().any(|(ino, _)| *ino == dir);
         if self.spread.is_none() || known {
@@ -233,7 +238,8 @@ impl<S: Store> Txn<'_, S> {
         Ok(parent.and_then(|parent| Some(Ino(u64::from_be_bytes(*parent.first_chunk()?)))))
     }
 
-    /// Asks for all that is surely needed to move the entry `name` of `dir` to another place in one go.
+    /// Requests all records that a rename of the entry `name` of `dir` surely needs, in one
+    /// message.
     pub fn foresee(&mut self, dir: Ino, name: &[u8], to: Ino, new_name: &[u8]) -> Outcome<()> {
         if self.spread.is_none() {
             return Ok(());
@@ -256,7 +262,7 @@ impl<S: Store> Txn<'_, S> {
         self.need(&wanted.iter().collect::<Vec<_>>())
     }
 
-    /// A directory whose record lies with its entry, on this executor.
+    /// Returns an embedded directory whose record is on this executor.
     fn find_young_here(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         let young = keys::young(ino);
         if !self.may_be_young(ino) || self.state.elsewhere(&young).is_some() {
@@ -265,7 +271,8 @@ impl<S: Store> Txn<'_, S> {
         self.find_young(ino, &young)
     }
 
-    /// Fails where a transaction keeps others from seeing entries of `dir` from one key to another.
+    /// Fails where a transaction keeps others from reading the entries of `dir` from one key to
+    /// another.
     pub fn may_list(&self, from: &[u8], to: &[u8]) -> Outcome<()> {
         if self.state.locks.is_empty() {
             return Ok(());
@@ -274,11 +281,12 @@ impl<S: Store> Txn<'_, S> {
         if on.is_empty() { Ok(()) } else { Err(Failure::Locked(on)) }
     }
 
-    /// Hands the writes to the state, unless some are of other executors: then it is to be run as one of several executors.
+    /// Hands the writes to the state, unless some are of other executors. Then the operation must
+    /// run as a transaction of several executors.
     pub(super) fn finish_spread(mut self) -> Outcome<Vec<NodeId>> {
         let done = self.take_done()?;
         if !done.parts.is_empty() {
-            // A directory goes home.
+            // An embedded directory moves to its owner shard.
             return Err(Failure::Missing(Vec::new()));
         }
         Ok(done.apply(self.state))
@@ -290,6 +298,8 @@ impl<S: Store> Txn<'_, S> {
 
     fn take_done(&mut self) -> Outcome<Done> {
         let mut parts: BTreeMap<ExecutorId, Share> = BTreeMap::new();
+        // All records of others that were read are part of the decision: participants keep them
+        // unchanged until then.
         let (used, _) = self.seen();
         for key in used {
             if let Some(executor) = self.state.elsewhere(&key) {
@@ -316,6 +326,8 @@ impl<S: Store> Txn<'_, S> {
         }
         let moved = self.spread.as_mut().map(|spread| std::mem::take(&mut spread.moved));
         for ino in moved.unwrap_or_default() {
+            // The lock key `ancestor` excludes readers that check the path above a moving
+            // directory.
             let key = keys::ancestor(ino);
             match self.state.elsewhere(&key) {
                 Some(executor) => {
@@ -332,6 +344,7 @@ impl<S: Store> Txn<'_, S> {
                 None => writes.push((key, value)),
             }
         }
+        // All local keys are checked before any is written.
         writes.iter().try_for_each(|(key, _)| self.may_write(key))?;
         let (changed, garbage) =
             (std::mem::take(&mut self.changed), std::mem::take(&mut self.garbage));
