@@ -10,7 +10,7 @@ use tatami_wire::{Cred, Errno};
 /// Most entries of one list.
 pub(crate) const ACL_MAX: usize = 512;
 
-/// Whom an entry is about.
+/// The subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Who {
     Owner,
@@ -21,7 +21,7 @@ pub(crate) enum Who {
     Other,
 }
 
-/// One entry: what `who` may do.
+/// One entry: the permissions of `who`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AclEntry {
     pub who: Who,
@@ -29,8 +29,8 @@ pub(crate) struct AclEntry {
     pub perm: u8,
 }
 
-/// A valid list: owner, users, owning group, groups, mask (if there is a user
-/// or group), other, in this order.
+/// A valid list: owner, users, owning group, groups, mask (if there is a user or group), other, in
+/// this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acl(Vec<AclEntry>);
 
@@ -89,12 +89,12 @@ impl Acl {
         ok.then_some(Acl(entries))
     }
 
-    /// Reads the value of a `system.posix_acl_…` attribute. `None` is an
-    /// empty list, which stands for "no list".
+    /// Decodes the value of a `system.posix_acl_…` attribute. `None` is an empty list, which stands
+    /// for "no list".
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for another version, `E2BIG` past [`ACL_MAX`] entries, `EINVAL` for anything
-    /// that is no valid list.
+    /// `EOPNOTSUPP` for another version, `E2BIG` past [`ACL_MAX`] entries, `EINVAL` for any other
+    /// invalid list.
     pub fn from_xattr(value: &[u8]) -> Result<Option<Acl>, Errno> {
         let (version, mut rest) = value.split_first_chunk().ok_or(Errno::EINVAL)?;
         if u32::from_le_bytes(*version) != XATTR_VERSION {
@@ -122,7 +122,7 @@ impl Acl {
         Acl::new(entries).map(Some).ok_or(Errno::EINVAL)
     }
 
-    /// The value of a `system.posix_acl_…` attribute.
+    /// Returns the value of a `system.posix_acl_…` attribute.
     pub fn to_xattr(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(4 + 8 * self.0.len());
         out.extend_from_slice(&XATTR_VERSION.to_le_bytes());
@@ -146,7 +146,7 @@ impl Acl {
         }
     }
 
-    /// Reads what [`Acl::encode`] wrote.
+    /// Decodes the bytes of [`Acl::encode`].
     pub fn decode(r: &mut Reader<'_>) -> Result<Option<Acl>, Damaged> {
         let len = usize::from(r.u16()?);
         if len == 0 {
@@ -167,13 +167,13 @@ impl Acl {
         self.0.iter().any(|e| e.who == Who::Mask)
     }
 
-    /// Whether the nine permission bits say all that the list says.
+    /// Returns whether the nine permission bits are equivalent to the list.
     pub fn is_mode(&self) -> bool {
         self.0.iter().all(|e| matches!(e.who, Who::Owner | Who::OwningGroup | Who::Other))
     }
 
-    /// The nine permission bits that go with the list: the group's are the
-    /// mask's, if there is a mask.
+    /// Returns the nine permission bits that go with the list: the group's are the mask's, if there
+    /// is a mask.
     pub fn mode(&self) -> u16 {
         let mut mode = 0;
         let has_mask = self.has_mask();
@@ -190,7 +190,7 @@ impl Acl {
         mode
     }
 
-    /// The list after chmod(2) to `mode`.
+    /// Returns the list after chmod(2) to `mode`.
     pub fn with_mode(&self, mode: u16) -> Acl {
         let has_mask = self.has_mask();
         let mut acl = self.clone();
@@ -206,8 +206,9 @@ impl Acl {
         acl
     }
 
-    /// What a new inode made with `mode` gets from the default list `self` of
-    /// its directory: its nine permission bits, and its access list unless the bits say it all.
+    /// Returns the permission bits and the access list that a new inode made with `mode` inherits
+    /// from the default list `self` of its directory. There is no list if the bits are equivalent
+    /// to it.
     pub fn inherit(&self, mode: u16) -> (u16, Option<Acl>) {
         let has_mask = self.has_mask();
         let mut acl = self.clone();
@@ -224,8 +225,8 @@ impl Acl {
         (mode, if acl.is_mode() { None } else { Some(acl) })
     }
 
-    /// Whether `cred`, who is neither the superuser nor the owner, may do all of `want`
-    /// (4, 2, 1 as in a mode) with an inode of group `gid`.
+    /// Returns whether `cred`, which is neither the superuser nor the owner, has all permissions in
+    /// `want` (4, 2, 1 as in a mode) for an inode of group `gid`.
     pub fn allows(&self, cred: &Cred, gid: u32, want: u8) -> bool {
         let mask = self.0.iter().find(|e| e.who == Who::Mask).map_or(7, |e| e.perm);
         let user = |e: &&AclEntry| e.who == Who::User(cred.uid);

@@ -1,7 +1,8 @@
-//! Many operations in one request, see [`tatami_wire::act`].
+//! Many operations in one request (a batch operation), see [`tatami_wire::act`].
 //!
-//! Each act is a transaction of its own, by the rules of the operation that it is. All of a request go into one
-//! batch, with their answers: so a repeated request gets the first answers, or, if the batch was lost, nothing of it has happened.
+//! Each act is a transaction of its own, by the rules of its operation. All acts of a request go
+//! into one store batch, with their answers. So a repeated request gets the first answers; or, if
+//! the batch was lost, none of it has happened.
 
 use crate::error::{Failure, Outcome};
 use crate::permission::{self, want};
@@ -15,15 +16,15 @@ use tatami_wire::act::{ACTS_MAX, Act, Acted, Left, Sum};
 use tatami_wire::meta::{DirEntry, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino, Kind, VolumeKey};
 
-/// A partition with more than so many times the entries at which it is split gets more one by one only: it must
-/// fit a message when its turn comes.
+/// A partition with more entries than this multiple of its split threshold grows by single
+/// operations only: a split must fit a message.
 const CROWD: u64 = 2;
 
 /// The answer, and whether anything was written.
 type Told = (MetaReply, bool);
 
 impl<S: Store> Meta<S> {
-    /// Runs an operation that changes something, or several.
+    /// Runs an operation that changes something, or a batch of them.
     pub(crate) fn change(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<Told> {
         let (reply, _) = match op {
             MetaOp::Acts { acts } => self.act_all(ctx, cred, acts)?,
@@ -34,7 +35,7 @@ impl<S: Store> Meta<S> {
             }
             _ => return self.change_one(ctx, cred, op),
         };
-        // Also where nothing was done: what a late repetition did, the client would not know of.
+        // Also where nothing was done: the client would not know the effects of a late repetition.
         self.state.put(keys::reply(ctx.client, ctx.slot), Some(encode_reply(ctx.seq, &reply)?));
         Ok((reply, true))
     }
@@ -50,10 +51,10 @@ impl<S: Store> Meta<S> {
         Ok((reply, wrote))
     }
 
-    /// Does several acts, in their order.
+    /// Runs several acts in order.
     ///
     /// # Errors
-    /// `EINVAL` for too many. What becomes of each is in the answer.
+    /// `EINVAL` for too many. The answer has the result of each.
     pub(crate) fn act_all(&mut self, ctx: &Context, cred: &Cred, acts: &[Act]) -> Outcome<Told> {
         if acts.len() > ACTS_MAX {
             return Err(Errno::EINVAL.into());
@@ -71,6 +72,7 @@ impl<S: Store> Meta<S> {
         match self.try_act(ctx, cred, act) {
             Ok((reply, wrote)) => (Acted::of(reply).unwrap_or(Acted::Alone), wrote),
             Err(Failure::Missing(_)) => (Acted::Alone, false),
+            // A batch does not wait for locks: the client repeats these acts later.
             Err(Failure::Locked(_)) => (Acted::Later, false),
             Err(Failure::Parted(part, range)) => (Acted::Parted { part, range }, false),
             Err(failure) => (Acted::Failed(self.note(&failure)), false),
@@ -97,7 +99,7 @@ impl<S: Store> Meta<S> {
         Ok((reply, wrote))
     }
 
-    /// Removes what is listed, but for directories.
+    /// Removes all listed entries except directories.
     fn clear(
         &mut self,
         ctx: &Context,
@@ -132,7 +134,7 @@ impl<S: Store> Meta<S> {
     }
 }
 
-/// An act, by the rules of the operation that it is.
+/// Runs an act by the rules of its operation.
 fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, act: &Act) -> Outcome<MetaReply> {
     match act {
         Act::Find { parent, name } => entry::find(txn, *parent, name),
@@ -148,7 +150,7 @@ fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, act: &Act) -> Outcome<Me
     }
 }
 
-/// Whether a partition waits for its split, and has too many entries for more at a time.
+/// Returns whether a partition waits for its split, and has too many entries for a batch of more.
 fn is_crowded<S: Store>(state: &mut State<S>, part: Ino) -> Outcome<bool> {
     if !state.is_spread() {
         return Ok(false);
@@ -158,10 +160,11 @@ fn is_crowded<S: Store>(state: &mut State<S>, part: Ino) -> Outcome<bool> {
     Ok(inode.size > most && state.map().spans_nodes(part, inode.range))
 }
 
-/// [`MetaOp::Clear`] of a directory that lies elsewhere or is being changed: only what has no entries is cleared then.
+/// [`MetaOp::Clear`] of a directory that lies elsewhere or is being changed: succeeds only if it
+/// has no entries.
 ///
 /// # Errors
-/// `EAGAIN` where there are entries: it is to be asked again
+/// `EAGAIN` where there are entries: the client asks again
 pub(crate) fn clear_nothing<S: Store>(
     txn: &mut Txn<'_, S>,
     dir: Ino,
@@ -177,7 +180,7 @@ pub(crate) fn clear_nothing<S: Store>(
     }
 }
 
-/// See [`MetaOp::Sum`].
+/// Sums up a directory: see [`MetaOp::Sum`].
 pub(crate) fn sum<S: Store>(
     txn: &mut Txn<'_, S>,
     dir: Ino,

@@ -1,5 +1,5 @@
-//! Attributes of one inode: reading, changing, and what opening and closing a file
-//! do to them.
+//! Attributes of one inode: reading and changing them, and the effects of opening and closing a
+//! file.
 
 use crate::error::Outcome;
 use crate::inode::Inode;
@@ -30,7 +30,7 @@ pub(crate) fn readlink<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Meta
     Ok(MetaReply::Bytes(Bytes::from(inode.target.clone())))
 }
 
-/// Changes what `set` says, all or nothing.
+/// Makes the changes in `set`, all or none.
 pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Outcome<MetaReply> {
     let old = txn.own_inode(ino)?;
     if *set == (SetAttr { by_handle: set.by_handle, ..SetAttr::default() }) {
@@ -43,7 +43,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
         _ => None,
     };
     let inode = txn.edit(ino)?;
-    // Later than the cut, too, which bears the time of the disk's clock.
+    // Later than the cut, too, which has a time of the disk's clock.
     inode.ctime = inode.ctime.moved_to(now).max(set.changed.unwrap_or_default());
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
@@ -92,7 +92,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
-/// Whether `cred` may make the change. The rules of Linux' `setattr_prepare`.
+/// Checks that `cred` may make the change. The rules of Linux' `setattr_prepare`.
 fn check_set(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     let owner = cred.is_root() || cred.uid == inode.uid;
     if let Some(size) = set.size {
@@ -150,7 +150,7 @@ fn check_times(inode: &Inode, cred: &Cred, set: &SetAttr) -> Result<(), Errno> {
     }
     match (set.atime, set.mtime) {
         (None, None) => Ok(()),
-        // A cut sets the time of the last change too.
+        // A cut sets the time of the last change, too.
         _ if set.size.is_some() => Ok(()),
         (Some(_), Some(_)) if owner.is_err() => permission::check(inode, cred, want::WRITE),
         _ => owner,
@@ -162,7 +162,7 @@ fn change_owner_and_mode(inode: &mut Inode, old: &Inode, cred: &Cred, set: &SetA
         inode.uid = set.uid.unwrap_or(inode.uid);
         inode.gid = set.gid.unwrap_or(inode.gid);
         if !old.is_dir() {
-            // By the old group, as Linux does: it is the one that the bit spoke for.
+            // By the old group, as Linux does: the bit applied to that group.
             inode.mode = permission::without_privileges(old, inode.mode, cred);
         }
     }
@@ -174,7 +174,7 @@ fn change_owner_and_mode(inode: &mut Inode, old: &Inode, cred: &Cred, set: &SetA
     }
 }
 
-/// Checks permission for `access` and signs it; notes a writer.
+/// Checks permission for `access` and signs it; records a writer.
 pub(crate) fn open<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
@@ -188,7 +188,8 @@ pub(crate) fn open<S: Store>(
     if noted && !access.write {
         txn.note_open(ino);
     }
-    // A mount takes privileges away when bytes are written. Of what others write nobody tells.
+    // A mount drops privileges when bytes are written. Writes of other clients are not reported, so
+    // their open drops them.
     if access.write && !txn.ctx.trusted && !txn.cred.is_root() {
         let mode = permission::without_privileges(&inode, inode.mode, txn.cred);
         if mode != inode.mode {
@@ -198,7 +199,7 @@ pub(crate) fn open<S: Store>(
     Ok(MetaReply::Opened { attr: txn.inode(ino)?.attr(ino), cap })
 }
 
-/// Whether `cred` may open the inode's bytes.
+/// Checks that `cred` may open the inode's bytes.
 pub(crate) fn check_open(inode: &Inode, cred: &Cred, access: Access) -> Result<(), Errno> {
     match inode.kind {
         Kind::File => {}
@@ -211,8 +212,8 @@ pub(crate) fn check_open(inode: &Inode, cred: &Cred, access: Access) -> Result<(
     permission::check(inode, cred, read | write)
 }
 
-/// Signs a capability. With writing, this client may change the bytes from
-/// now on until its commit with `close`.
+/// Signs a capability. With write access, this client may change the bytes from now on until its
+/// commit with `close`.
 pub(crate) fn grant<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
@@ -226,7 +227,8 @@ pub(crate) fn grant<S: Store>(
             if writers > 0 {
                 not_sole(txn, ino)?;
             }
-            // Who knows the attributes must learn that the bytes may change.
+            // Clients that cache the attributes must learn that the bytes may change, so this
+            // raises the version.
             let inode = txn.edit(ino)?;
             inode.writers += 1;
             inode.touched = true;
@@ -237,8 +239,8 @@ pub(crate) fn grant<S: Store>(
     Ok(Cap::sign(key, ino, access, txn.now()))
 }
 
-/// Corrects the attributes in an answer for the client that asks: of a file that nobody writes but itself, it knows
-/// the rest.
+/// Corrects the attributes in an answer for the requesting client: of a file that only this client
+/// writes, it knows the rest.
 pub(crate) fn for_client<S: Store>(txn: &mut Txn<'_, S>, reply: &mut MetaReply) -> Outcome<()> {
     match reply {
         MetaReply::Attr(attr)
@@ -261,15 +263,15 @@ fn correct<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> Outcome<()> {
     Ok(())
 }
 
-/// The value of a note that a client may change the bytes.
+/// The value of a writer record: the client may change the bytes.
 const MARK: &[u8] = &[1];
-/// The same, where nobody else could since there was no object: what the client says of the
-/// object's existence is true.
+/// The same, where no other client could, since there was no object: the client's report of the
+/// object's existence is reliable.
 const SOLE_MARK: &[u8] = &[2];
 /// The same as [`MARK`], of a client that has made pieces of the file.
 const MAKER_MARK: &[u8] = &[3];
 
-/// The client has made pieces: when it closes the file, they are looked at.
+/// Records that the client has made pieces: when it closes the file, they are checked.
 pub(crate) fn note_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     let mark = keys::writer(ino, txn.ctx.client);
     if txn.get(&mark)?.is_some() {
@@ -278,7 +280,7 @@ pub(crate) fn note_maker<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()
     Ok(())
 }
 
-/// Somebody else may make an object now.
+/// Marks all writers as not alone: another client may make an object now.
 fn not_sole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     for mark in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
         if txn.get(&mark)?.as_deref() == Some(SOLE_MARK) {
@@ -288,7 +290,7 @@ fn not_sole<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     Ok(())
 }
 
-/// What a writer learnt of the bytes.
+/// Commits a writer's report of the bytes.
 pub(crate) fn commit<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -303,8 +305,8 @@ pub(crate) fn commit<S: Store>(
     let marked = if old.writers > 0 { txn.get(&mark)? } else { None };
     if let Some(state) = state {
         if marked.is_none() {
-            // A client that was taken for dead and came back: it may still
-            // tell what it could write if it opened the file now.
+            // A client that was expired and came back: it may still report bytes that it could
+            // write if it opened the file now.
             permission::check(&old, txn.cred, want::WRITE)?;
         }
         check_state(state)?;
@@ -329,7 +331,7 @@ pub(crate) fn commit<S: Store>(
     Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
 }
 
-/// Takes the note away that a client may change the bytes.
+/// Removes the record that a client may change the bytes.
 pub(crate) fn unmark<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -345,8 +347,9 @@ pub(crate) fn unmark<S: Store>(
     Ok(())
 }
 
-/// Files that the client has not open for writing any more; those in `empty` have no object,
-/// if nobody else could make one. Those in `read` it has not open otherwise.
+/// Handles closed files of a client. Files in `inos` and `empty` are no longer open for writing;
+/// those in `empty` have no object, if no other client could make one. Those in `read` were open
+/// without writing.
 pub(crate) fn closed<S: Store>(
     txn: &mut Txn<'_, S>,
     inos: &[Ino],
@@ -380,9 +383,9 @@ pub(crate) fn closed<S: Store>(
     Ok(MetaReply::Done)
 }
 
-/// Whether a writer has seen the bytes later than who told of them last.
+/// Returns whether a writer's report of the bytes is later than the last one.
 ///
-/// A disk notes the time of a write before it makes the file longer: who looks meanwhile sees
+/// A disk records the time of a write before it makes the file longer, so a reader in between sees
 /// the new time with the old size. Of two states of the same time, the longer is the later.
 pub(crate) fn is_later(state: &DataState, changed: Timestamp, size: u64) -> bool {
     (state.changed, state.size) >= (changed, size)
@@ -398,7 +401,7 @@ pub(crate) fn check_state(state: &DataState) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Inodes in number order, for checking.
+/// Lists inodes in number order, for checking.
 pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Outcome<MetaReply> {
     let limit = limit.clamp(1, READDIR_MAX) as usize;
     let mut attrs = Vec::new();
@@ -409,7 +412,7 @@ pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Ou
                 end = false;
                 return Ok(ControlFlow::Break(()));
             }
-            // What does not read is the matter of `Check`.
+            // Records that cannot be decoded are reported by `Check`.
             if let (Some(Parsed::Inode(ino)), Ok(inode)) = (keys::parse(key), Inode::decode(value))
                 && !inode.is_part()
             {
@@ -421,14 +424,14 @@ pub(crate) fn scan<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: u32) -> Ou
     Ok(MetaReply::Inodes { attrs, end })
 }
 
-/// The change of the bytes learnt from objects after their writer died.
+/// Applies the state of the bytes that was recovered from objects after their writer died.
 pub(crate) fn learn(inode: &mut Inode, state: &DataState) {
     let size = inode.size.max(state.size);
     let changed = inode.changed.max(state.changed);
     note_bytes(inode, &DataState { size, changed, ..*state });
 }
 
-/// The times of the inode when its bytes are as `state` says.
+/// Returns the times of the inode when its bytes are in `state`.
 fn times_after(inode: &Inode, state: &DataState) -> ByteTimes {
     let &Inode { mtime, ctime, changed, .. } = inode;
     // Of a tiled file, a piece may have been modified later than the base, whose change this is.
@@ -437,20 +440,20 @@ fn times_after(inode: &Inode, state: &DataState) -> ByteTimes {
     times.after(inode.size, &DataState { changed: last, ..*state })
 }
 
-/// Whether `state` says anything of the bytes that the inode does not.
+/// Returns whether `state` differs from the inode's state of the bytes.
 fn is_news(inode: &Inode, state: &DataState) -> bool {
     let times = times_after(inode, state);
     (inode.size, inode.blocks, inode.mtime, inode.ctime)
         != (state.size, state.blocks, times.mtime, times.ctime)
 }
 
-/// The inode is told of its bytes.
+/// Records the state of the bytes in the inode.
 fn note_bytes(inode: &mut Inode, state: &DataState) {
     note_times(inode, state);
     (inode.size, inode.blocks) = (state.size, state.blocks);
 }
 
-/// The inode is told when its bytes were changed.
+/// Records in the inode when its bytes were changed.
 pub(crate) fn note_times(inode: &mut Inode, state: &DataState) {
     let times = times_after(inode, state);
     (inode.mtime, inode.ctime, inode.changed) = (times.mtime, times.ctime, state.changed);

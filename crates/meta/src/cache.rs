@@ -1,20 +1,20 @@
-//! Records that were used lately.
+//! A cache of recently used records.
 //!
-//! Two generations: what is used moves to the young one; when that is full,
-//! the old one is dropped and the young one grows old. Each step costs the same, nothing
-//! is scanned, and the bound holds.
+//! It has two generations: a used record moves to the young one. When that is full, the old one is
+//! dropped and the young one becomes old. Each step has constant cost, nothing is scanned, and the
+//! size is bounded.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use tatami_wire::hash;
 
-/// Records of one generation; a cache holds at most twice as many. An inode takes about 300
-/// bytes, an entry 120: both caches together stay below 60 MB.
+/// Records of one generation; a cache holds at most twice as many. An inode takes about 300 bytes,
+/// an entry 120: both caches together stay below 60 MB.
 const GENERATION: usize = 64 * 1024;
 
 type Map<K, V> = HashMap<K, V, hash::Build>;
 
-/// See the module.
+/// A cache with two generations; see the module.
 pub(crate) struct Cache<K, V> {
     young: Map<K, V>,
     old: Map<K, V>,

@@ -1,22 +1,23 @@
-//! Verifying the records of a shard against each other, and mending them.
+//! Verifies the records of a shard against each other, and repairs them (the local part of fsck).
 //!
-//! No crash leaves anything that this finds: batches are atomic. It is for what broken disks, broken
-//! memory and our own mistakes leave. The rules, from which all findings follow:
+//! No crash leaves anything that this finds: batches are atomic. It is for the results of broken
+//! disks, broken memory and our own mistakes. All findings follow from these rules:
 //!
 //! - every entry lies under the hash of its name, in a directory that exists, and leads to an
-//!   inode that exists and is of the kind that the entry says;
-//! - an inode has as many names as its link count says; one without names is kept by somebody;
-//! - a directory has one name, knows the directory that it lies in, counts its entries and
-//!   subdirectories, and the root is among its ancestors;
-//! - side records (attributes, writers, keepers, unsettled, garbage, pieces) agree with their inode;
-//! - tiles read, and with its tiles a file has the size that it says.
+//!   existing inode of the kind that the entry states;
+//! - an inode has as many names as its link count states; one without names is kept by a client;
+//! - a directory has one name, knows its parent directory, counts its entries and subdirectories,
+//!   and the root is among its ancestors;
+//! - side records (attributes, writers, keepers, pending size recovery, garbage, pieces) agree with
+//!   their inode;
+//! - tiles can be decoded, and with its tiles a file has the size that its inode states.
 //!
-//! Where several nodes have shards, only those rules are looked at that concern records of one node: the
-//! names of inodes, and where directories lie, are compared by who asks, with what [`ties()`] tells, and mended
-//! by [`mend()`].
+//! Where several nodes have shards, only rules about records of one node are checked here. The
+//! client that runs fsck compares the names of inodes and the parents of directories, from the
+//! answers of [`ties()`], and repairs them with [`mend()`].
 //!
-//! A check goes over the inodes in number order, some at a time. Each step looks
-//! at all entries once, so it is better to take many inodes in one step.
+//! A check goes over the inodes in number order, some at a time. Each step reads all entries once,
+//! so it is better to take many inodes in one step.
 
 use crate::error::{Failure, Outcome};
 use crate::inode::Inode;
@@ -45,31 +46,31 @@ const FINDINGS_MAX: usize = 2000;
 /// Bytes of a name that a finding shows.
 const SHOWN: usize = 64;
 
-/// Something wrong, and what mends it.
+/// A problem, and its repair.
 struct Problem {
     ino: Ino,
     what: String,
     mend: Mend,
 }
 
-/// How to mend something.
+/// A kind of repair.
 enum Mend {
     /// Write these records.
     Write(Vec<Change>),
-    /// Set the inode's counts and links to what the survey found.
+    /// Set the inode's counts and links to those that the survey found.
     Set(Box<dyn FnOnce(&mut Inode)>),
-    /// Take away the entry that is one name too many for a directory.
+    /// Remove the entry that is one name too many for a directory.
     Unname { dir: Ino, key: Key },
-    /// Nobody needs the inode: remove it.
+    /// Remove the inode: nothing refers to it.
     Kill,
-    /// Give the inode, which cannot be reached, a name in `lost+found`; a
-    /// directory loses the entry under this key first.
+    /// Give the inode, which cannot be reached, a name in `lost+found`; a directory loses the entry
+    /// under this key first.
     Rescue { entry: Option<(Ino, Key)> },
     /// Correct the number of inodes.
     Count(i64),
 }
 
-/// Examines inodes above `after`; with `repair`, mends what it finds.
+/// Examines inodes above `after`; with `repair`, repairs the problems found.
 pub(crate) fn check<S: Store>(
     txn: &mut Txn<'_, S>,
     after: Ino,
@@ -94,7 +95,7 @@ pub(crate) fn check<S: Store>(
     Ok(MetaReply::Checked { findings, examined, next })
 }
 
-/// Mends one thing; whether that was possible.
+/// Makes one repair. Returns whether that was possible.
 fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> {
     match mend {
         Mend::Write(changes) => {
@@ -133,7 +134,7 @@ fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> 
     Ok(true)
 }
 
-/// An entry, maybe that of a directory, has gone from `dir`.
+/// Corrects the counts of `dir` after the removal of an entry, maybe that of a directory.
 fn uncount<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> Outcome<()> {
     if peek(txn, dir)?.is_some() {
         let dir = txn.edit(dir)?;
@@ -143,7 +144,7 @@ fn uncount<S: Store>(txn: &mut Txn<'_, S>, dir: Ino, was_dir: bool) -> Outcome<(
     Ok(())
 }
 
-/// Names the inode by its number in `/lost+found`, which is made if need be.
+/// Names the inode by its number in `/lost+found`, which is made if needed.
 fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     const LOST: &[u8] = b"lost+found";
     let root = peek(txn, Ino::ROOT)?.is_some();
@@ -172,13 +173,13 @@ fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     Ok(true)
 }
 
-/// Whether the inode lies on this node if it is anywhere.
+/// Returns whether the inode lies on this node if it exists anywhere.
 fn is_near<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> bool {
     txn.state.owns(ino.shard()) && txn.state.owns(ino.birth())
 }
 
-/// The inode, or `None` where there is none that reads. Where several nodes have shards: none on this node,
-/// as it is now, whatever transactions are about to do to it.
+/// Returns the inode, or `None` where there is none that can be decoded. Where several nodes have
+/// shards: the current record on this node, without the pending changes of transactions.
 fn peek<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
     if txn.state.is_spread() {
         return peek_here(txn, ino);
@@ -204,14 +205,14 @@ fn peek_here<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Ino
     }
 }
 
-/// A name as a finding shows it.
+/// Returns a name as a finding shows it.
 fn show(name: &[u8]) -> String {
     let shown = &name[..name.len().min(SHOWN)];
     let dots = if shown.len() < name.len() { "…" } else { "" };
     format!("\"{}{dots}\"", shown.escape_ascii())
 }
 
-/// The number of the inode record under `key`.
+/// Returns the number of the inode record under `key`.
 fn inode_number(key: &[u8]) -> Option<Ino> {
     match keys::parse(key) {
         Some(keys::Parsed::Inode(ino)) => Some(ino),

@@ -1,4 +1,4 @@
-//! Entries of directories: finding, making, linking, removing, listing.
+//! Entries of directories: looking up, making, linking, removing, listing.
 
 use crate::attr;
 use crate::error::{Failure, Outcome};
@@ -14,7 +14,7 @@ use tatami_wire::meta::{Bytes, DirEntry, MetaReply, NewNode};
 use tatami_wire::partition::Range;
 use tatami_wire::{Access, Errno, Ino, Kind, Layout, PATH_MAX, READDIR_MAX, VolumeKey};
 
-/// What a new inode is to be.
+/// The properties of a new inode.
 pub(crate) struct New<'a> {
     pub node: &'a NewNode,
     pub mode: u16,
@@ -31,7 +31,7 @@ pub(crate) fn lookup<S: Store>(
     Ok(MetaReply::Attr(txn.attr(ino, &inode)?))
 }
 
-/// The number of the inode that `name` means in `parent`.
+/// Returns the number of the inode that `name` leads to in `parent`.
 fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<Ino> {
     let name = permission::name(name)?;
     let dir = txn.inode(parent)?;
@@ -48,11 +48,11 @@ fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome
     })
 }
 
-/// As [`lookup`], without a word to other nodes.
+/// As [`lookup`], without a message to other nodes.
 pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome<MetaReply> {
     let ino = leads_to(txn, parent, name)?;
     Ok(match txn.find_here(ino)? {
-        // Its home knows where all of it is.
+        // Its owner shard knows all of its partitions.
         Some(inode) if inode.is_parted() => MetaReply::Leads(ino),
         Some(inode) => MetaReply::Attr(inode.attr(ino)),
         None if txn.may_be_elsewhere() => MetaReply::Leads(ino),
@@ -60,7 +60,7 @@ pub(crate) fn find<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> 
     })
 }
 
-/// The inode that an entry leads to.
+/// Returns the inode that an entry leads to.
 fn target<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
     // An entry without inode is damage, not a removal that the caller missed.
     txn.find(ino)?.ok_or_else(|| crate::record::Damaged("entry without inode").into())
@@ -120,7 +120,7 @@ fn opened<S: Store>(
 ) -> Outcome<MetaReply> {
     let is_file = txn.peek(ino, Inode::is_file)?;
     let cap = match open {
-        // Whoever makes a file may use it as asked, whatever its mode.
+        // The client that makes a file may open it as requested, whatever its mode.
         Some(access) if is_file && txn.is_here(ino) => {
             if !access.write {
                 txn.note_open(ino);
@@ -132,7 +132,7 @@ fn opened<S: Store>(
     Ok(MetaReply::Created { attr: txn.peek(ino, |inode| inode.attr(ino))?, cap, created })
 }
 
-/// A new inode as it is to be in `dir`, without number and name.
+/// Returns a new inode with its properties in `dir`, without number and name.
 fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode, Errno> {
     let cred = txn.cred;
     let kind = match new.node {
@@ -149,7 +149,7 @@ fn make<S: Store>(txn: &Txn<'_, S>, dir: &Inode, new: &New<'_>) -> Result<Inode,
     let mut inode = Inode::new(kind, mode, cred.uid, gid, txn.now());
     match new.node {
         NewNode::File(layout @ Layout::Whole { .. }) => inode.layout = *layout,
-        // A file becomes tiled with its first piece, and is laid out anew when it has bytes.
+        // A file becomes tiled with its first piece, and is re-laid out when it has bytes.
         NewNode::File(_) => return Err(Errno::EINVAL),
         NewNode::Symlink(target) => {
             check_target(target)?;
@@ -183,7 +183,7 @@ fn check_target(target: &[u8]) -> Result<(), Errno> {
     }
 }
 
-/// A file without a name, kept by this client.
+/// Makes a file without a name, kept by this client.
 pub(crate) fn tmpfile<S: Store>(
     txn: &mut Txn<'_, S>,
     key: &VolumeKey,
@@ -225,7 +225,7 @@ pub(crate) fn link<S: Store>(
         return Err(Errno::EPERM.into());
     }
     if inode.nlink == 0 {
-        // Only a file made without a name may get its first one, from who has it open.
+        // Only a file made without a name may get its first one, from a client that has it open.
         let ours = keys::orphan(txn.ctx.client, ino);
         if !inode.linkable || txn.get(&ours)?.is_none() {
             return Err(Errno::ENOENT.into());
@@ -289,8 +289,9 @@ pub(crate) fn rmdir<S: Store>(
     Ok(MetaReply::Removed { ino: Some(ino), last: true })
 }
 
-/// Ends the life of a directory that has been detached and is empty.
+/// Removes a directory that has been detached and is empty.
 pub(crate) fn bury<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, keep: bool) -> Outcome<()> {
+    // Its partitions go first: no partition may outlive its directory.
     txn.fold(ino)?;
     txn.edit(ino)?.nlink = 0;
     txn.settle(ino, keep)?;
@@ -321,7 +322,7 @@ pub(crate) fn read_dir<S: Store>(
             let Some(Parsed::Entry { hash, name, .. }) = keys::parse(key) else {
                 return Ok(ControlFlow::Continue(()));
             };
-            // Names with equal hashes share a cookie, so they must not be parted.
+            // Names with equal hashes share a cookie, so they must be in one answer.
             if entries.len() >= limit && entries.last().is_some_and(|last| last.cookie != hash) {
                 end = false;
                 return Ok(ControlFlow::Break(()));
@@ -333,11 +334,12 @@ pub(crate) fn read_dir<S: Store>(
         })?;
     }
     let last = entries.last().filter(|_| !end).map_or(u64::MAX, |last| last.cookie + 1);
+    // After the scan, so that the checked range is exactly the listed one.
     txn.may_list(&keys::entries_from(dir, after), &keys::entries_from(dir, last))?;
-    // Attributes are for those who could have looked the names up.
+    // Attributes need search permission, as a lookup does.
     if plus && permission::check(&inode, txn.cred, want::EXEC).is_ok() {
         for entry in &mut entries {
-            // Of one that is in several partitions, this would be a part.
+            // For a directory in several partitions, these attributes would be incomplete.
             let found = txn.find_here(entry.ino)?.filter(|inode| !inode.is_parted());
             entry.attr = found.map(|inode| inode.attr(entry.ino));
         }

@@ -1,5 +1,5 @@
-//! What can go wrong: precise inside, an error number to the caller of an
-//! operation, a sentence to the operator.
+//! Failures: precise inside, an error number to the caller of an operation, a sentence to the
+//! operator.
 
 use crate::keys::Key;
 use crate::record::{Damaged, ShardError};
@@ -8,9 +8,9 @@ use tatami_wire::partition::Range;
 use tatami_wire::transaction::Txid;
 use tatami_wire::{Errno, ExecutorId, Ino, VolumeId};
 
-/// Why a shard cannot be opened.
+/// The reason why a shard cannot be opened.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts state it
 pub enum OpenError {
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -28,7 +28,8 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Whether something on the disk is not as it was written. All else the operator mends by starting it otherwise.
+    /// Returns whether the disk has other content than was written. The operator fixes all other
+    /// errors by another configuration.
     pub fn is_damage(&self) -> bool {
         match self {
             OpenError::Damaged(_) => true,
@@ -52,25 +53,25 @@ impl From<ShardError> for OpenError {
     }
 }
 
-/// Why an operation failed.
+/// The reason why an operation failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// It is not allowed, or what it needs is not there: the caller's matter.
+    /// It is not allowed, or something that it needs does not exist: an error of the caller.
     Errno(Errno),
     /// The store failed.
     Store(Box<StoreError>),
-    /// A record does not read.
+    /// A record cannot be decoded.
     Damaged(Damaged),
     /// These records of other executors are needed.
     Missing(Vec<(ExecutorId, Key)>),
     /// A record is locked by these transactions.
     Locked(Vec<Txid>),
-    /// What is asked for is not in this partition, which has these names only.
+    /// The name is not in this partition, which has the names of this range only.
     Parted(Ino, Range),
 }
 
 impl Failure {
-    /// What the caller is told.
+    /// Returns the error number for the caller.
     pub fn errno(&self) -> Errno {
         match self {
             Failure::Errno(e) => *e,
@@ -81,12 +82,12 @@ impl Failure {
         }
     }
 
-    /// Whether it is a full disk, which may have room again later.
+    /// Returns whether it is a full disk, which may have room again later.
     pub fn is_full(&self) -> bool {
         matches!(self, Failure::Store(e) if matches!(**e, StoreError::Full { .. }))
     }
 
-    /// What the operator is told, if it concerns him.
+    /// Returns the message for the operator, if the failure concerns the operator.
     pub fn trouble(&self) -> Option<String> {
         match self {
             Failure::Errno(_) | Failure::Missing(_) | Failure::Locked(_) | Failure::Parted(..) => {
@@ -118,5 +119,5 @@ impl From<Damaged> for Failure {
     }
 }
 
-/// What an operation returns inside this crate.
+/// The result of an operation inside this crate.
 pub(crate) type Outcome<T> = Result<T, Failure>;

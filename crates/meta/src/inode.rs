@@ -1,5 +1,5 @@
-//! The inode record: everything about a file system object but its name, its
-//! bytes and its extended attributes. `docs/FORMAT.md` draws it.
+//! The inode record: all of a file system object except its name, its bytes and its extended
+//! attributes. `docs/FORMAT.md` draws it.
 
 use crate::acl::Acl;
 use crate::record::{Damaged, Reader, kind_byte, put_time};
@@ -16,7 +16,7 @@ const LAYOUT_TILED: u8 = 2;
 const LAYOUT_WHOLE_ANEW: u8 = 3;
 const LAYOUT_TILED_ANEW: u8 = 4;
 
-/// An inode, in memory. Its number is the key it lies under.
+/// An inode, in memory. Its number is its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
     pub kind: Kind,
@@ -33,21 +33,21 @@ pub(crate) struct Inode {
     pub mtime: Timestamp,
     pub ctime: Timestamp,
     pub btime: Timestamp,
-    /// Of a file: which state of its object `size` is from.
+    /// Of a file: the state of its object that `size` is from.
     pub changed: Timestamp,
     pub version: u64,
-    /// Of a directory: the one it lies in (the root: itself). Else 0.
+    /// Of a directory: its parent (of the root: itself). Else 0.
     pub parent: Ino,
     pub layout: Layout,
     /// Made by `O_TMPFILE` and not named yet: may still get its first name.
     pub linkable: bool,
-    /// Somebody could write bytes: objects may exist.
+    /// A client could write bytes: objects may exist.
     pub touched: bool,
-    /// A writer died: the size must be learnt from the objects (`U` record).
+    /// A writer died: the size must be recovered from the objects (`U` record).
     pub unsettled: bool,
     /// It has, or had, pieces (a `T` record).
     pub pieces: bool,
-    /// Objects were set aside to lay it out anew, and since then nobody but who did that could
+    /// Objects were set aside to re-lay it out, and since then only the client that did so could
     /// change its bytes.
     pub moving: bool,
     /// Objects are set aside for it.
@@ -64,7 +64,7 @@ pub(crate) struct Inode {
     pub default_acl: Option<Arc<Acl>>,
     /// Target of a symbolic link.
     pub target: Vec<u8>,
-    /// Of a directory, or a partition of one: the names that lie under its number.
+    /// Of a directory, or a partition of one: the range of name hashes under its number.
     pub range: Range,
 }
 
@@ -80,7 +80,7 @@ mod flag {
 }
 
 impl Inode {
-    /// An inode without names, all its times `now`.
+    /// Returns an inode without names, all its times `now`.
     pub fn new(kind: Kind, mode: u16, uid: u32, gid: u32, now: Timestamp) -> Inode {
         Inode {
             kind,
@@ -124,17 +124,17 @@ impl Inode {
         self.kind == Kind::File
     }
 
-    /// Whether its entries are in several partitions, of which this is one.
+    /// Returns whether its entries are in several partitions, and this is one of them.
     pub fn is_parted(&self) -> bool {
         self.range.bits > 0
     }
 
-    /// Whether it is a partition of a directory other than the first, which is the directory itself.
+    /// Returns whether it is a partition other than the first, which is the directory itself.
     pub fn is_part(&self) -> bool {
         self.range.from > 0
     }
 
-    /// Whether nothing holds the inode any more.
+    /// Returns whether nothing holds the inode any more.
     pub fn is_dead(&self) -> bool {
         self.nlink == 0 && self.keepers == 0
     }
@@ -147,7 +147,7 @@ impl Inode {
         }
     }
 
-    /// As stat(2) shows it.
+    /// Returns the attributes that stat(2) shows.
     pub fn attr(&self, ino: Ino) -> Attr {
         Attr {
             ino,
@@ -340,8 +340,8 @@ mod tests {
         }
     }
 
-    /// The bytes of docs/FORMAT.md. When this fails, the format has changed: raise
-    /// its version and keep reading the old one.
+    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
+    /// keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let time = |sec| Timestamp { sec, nsec: 1 };
@@ -411,7 +411,7 @@ mod tests {
                 bytes[at] = to;
             }
             if let Ok(inode) = Inode::decode(&bytes) {
-                // What is read can be written and read again.
+                // A decoded record can be encoded and decoded again.
                 prop_assert_eq!(Inode::decode(&inode.encode()), Ok(inode));
             }
             bytes.truncate(cut.index(bytes.len()));

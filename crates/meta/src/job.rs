@@ -1,8 +1,9 @@
-//! What the ranks of one collective open share: a file pointer, and a lock of the whole file that they get in the
-//! order in which they asked.
+//! Shared state of the ranks of one collective open: a file pointer, and a lock of the whole file
+//! that they get in the order of their requests.
 //!
-//! Beside the inode lies a record for each open, one for each rank that takes part, and one for each rank that has
-//! the lock or waits for it. None of them is an attribute of the file: its times stay as they are.
+//! Beside the inode lies a record for each open, one for each participating rank, and one for each
+//! rank that has the lock or waits for it. None of them is an attribute of the file: its times do
+//! not change.
 
 use crate::error::Outcome;
 use crate::keys::{self, Key, Parsed, tag};
@@ -18,10 +19,10 @@ use tatami_wire::meta::MetaReply;
 use tatami_wire::{ClientId, Errno, Ino};
 
 const VERSION: u8 = 1;
-/// In the place of a place: the rank wants no lock.
+/// Stands for no place: the rank wants no lock.
 const NO_PLACE: u64 = 0;
 
-/// A rank of an open, of the client that asks.
+/// A rank of an open, of the requesting client.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct JobRank {
     pub ino: Ino,
@@ -29,18 +30,18 @@ pub(crate) struct JobRank {
     pub rank: u32,
 }
 
-/// What an open's ranks share.
+/// The shared state of an open's ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct JobRecord {
     pointer: i64,
-    /// The next place among those who want the lock.
+    /// The next place in the queue for the lock.
     next: u64,
-    /// Ranks that take part.
+    /// Number of participating ranks.
     ranks: u32,
 }
 
 impl JobRecord {
-    /// Of an open of which nobody has shared anything.
+    /// The record of an open without any shared state yet.
     const NEW: JobRecord = JobRecord { pointer: 0, next: NO_PLACE + 1, ranks: 0 };
 
     fn encode(&self) -> Vec<u8> {
@@ -66,7 +67,7 @@ fn encode_rank(place: u64) -> Vec<u8> {
     out
 }
 
-/// The place of a rank among those who want the lock.
+/// Returns the place of a rank in the queue for the lock.
 fn decode_rank(bytes: &[u8]) -> Result<u64, Damaged> {
     let mut r = Reader::new(bytes, VERSION, "rank of a job")?;
     let place = r.u64()?;
@@ -81,7 +82,7 @@ fn encode_place(client: ClientId, rank: u32) -> Vec<u8> {
     out
 }
 
-/// Whose place it is.
+/// Returns the client and rank of a place.
 fn decode_place(bytes: &[u8]) -> Result<(ClientId, u32), Damaged> {
     let mut r = Reader::new(bytes, VERSION, "place in a job")?;
     let whose = (ClientId(r.array()?), r.u32()?);
@@ -89,7 +90,7 @@ fn decode_place(bytes: &[u8]) -> Result<(ClientId, u32), Damaged> {
     Ok(whose)
 }
 
-/// One operation of a rank.
+/// Runs one operation of a rank.
 pub(crate) fn run<S: Store>(
     txn: &mut Txn<'_, S>,
     who: JobRank,
@@ -103,7 +104,7 @@ pub(crate) fn run<S: Store>(
     let record = keys::job_rank(who.ino, who.open, txn.ctx.client, who.rank);
     let known = txn.get(&record)?.map(|value| decode_rank(&value)).transpose()?;
     if joined && known.is_none() {
-        // What it had others may have by now.
+        // Another rank may have the lock or pointer that it had.
         return Err(Errno::ESTALE.into());
     }
     let place = known.unwrap_or(NO_PLACE);
@@ -146,7 +147,8 @@ pub(crate) fn run<S: Store>(
     Ok(MetaReply::Job { first, told })
 }
 
-/// Who may read or write the file, or has it open for writing, may share something.
+/// Checks that the client may share state: it may read or write the file, or has it open for
+/// writing.
 fn check_reach<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     let inode = txn.inode(ino)?;
     if !inode.is_file() {
@@ -162,7 +164,7 @@ fn check_reach<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     }
 }
 
-/// What the open shares, and whether that is nothing yet.
+/// Returns the shared state of the open, and whether it is new.
 fn load<S: Store>(
     txn: &Txn<'_, S>,
     JobRank { ino, open, .. }: JobRank,
@@ -176,13 +178,13 @@ fn load<S: Store>(
     Ok((JobRecord::NEW, true))
 }
 
-/// Opens of the file whose ranks share something, counted up to [`OPENS_MAX`].
+/// Returns the number of opens of the file with shared state, up to [`OPENS_MAX`].
 fn opens<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> Outcome<usize> {
     let prefix = keys::of_ino(tag::JOB, ino);
     let (mut from, mut found) = (Some(prefix.clone()), 0);
     while let Some(start) = from.take().filter(|_| found < OPENS_MAX) {
         txn.scan(&start, &prefix, &mut |key, _| {
-            // From each open found, jump over its ranks.
+            // Skip the ranks of each open found.
             if let Some(Parsed::Job { open, .. }) = keys::parse(key) {
                 found += 1;
                 from = prefix_end(&keys::job(ino, open));
@@ -193,7 +195,7 @@ fn opens<S: Store>(txn: &Txn<'_, S>, ino: Ino) -> Outcome<usize> {
     Ok(found)
 }
 
-/// Takes the last place among those who want the lock.
+/// Takes the last place in the queue for the lock.
 fn enter<S: Store>(
     txn: &mut Txn<'_, S>,
     JobRank { ino, open, rank }: JobRank,
@@ -205,7 +207,7 @@ fn enter<S: Store>(
     place
 }
 
-/// The first place and whose it is, without what the operation itself writes.
+/// Returns the first place with its client and rank, without the operation's own writes.
 fn first_place<S: Store>(
     state: &State<S>,
     ino: Ino,
@@ -221,7 +223,7 @@ fn first_place<S: Store>(
     Ok(first)
 }
 
-/// Who has the lock of an open.
+/// Returns the holder of the lock of an open.
 pub(crate) fn holder<S: Store>(
     state: &State<S>,
     ino: Ino,
@@ -230,7 +232,7 @@ pub(crate) fn holder<S: Store>(
     Ok(first_place(state, ino, open)?.map(|(_, whose)| whose))
 }
 
-/// Forgets an open. The file itself may be gone.
+/// Removes an open. The file itself may be gone.
 fn end<S: Store>(txn: &mut Txn<'_, S>, JobRank { ino, open, .. }: JobRank) -> Outcome<MetaReply> {
     for key in txn.keys(&keys::job(ino, open), usize::MAX)? {
         txn.delete(key);
@@ -238,7 +240,7 @@ fn end<S: Store>(txn: &mut Txn<'_, S>, JobRank { ino, open, .. }: JobRank) -> Ou
     Ok(MetaReply::Job { first: false, told: JobTold::Done })
 }
 
-/// A client is gone: its ranks take part in nothing any more, at most `limit` of them. Returns how many did.
+/// Removes the ranks of an expired client, at most `limit` of them. Returns their number.
 pub(crate) fn expire<S: Store>(
     txn: &mut Txn<'_, S>,
     client: ClientId,
@@ -246,7 +248,7 @@ pub(crate) fn expire<S: Store>(
 ) -> Outcome<usize> {
     let mut gone: BTreeMap<(Ino, u64), Vec<(Key, u64)>> = BTreeMap::new();
     let mut left = limit;
-    // They lie by inode, so all are looked at: there are as many as ranks that share something.
+    // They lie by inode, so all are scanned: there are as many as ranks with shared state.
     txn.scan(&[], &[tag::JOB], &mut |key, value| {
         if left == 0 {
             return Ok(ControlFlow::Break(()));
@@ -285,8 +287,8 @@ mod tests {
 
     const JOB: JobRecord = JobRecord { pointer: -2, next: 3, ranks: 4 };
 
-    /// The bytes of docs/FORMAT.md. When this fails, the format has changed: raise
-    /// its version and keep reading the old one.
+    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
+    /// keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let mut expected = vec![1];

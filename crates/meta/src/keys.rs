@@ -1,7 +1,7 @@
-//! The keys under which records lie in the store. `docs/FORMAT.md` draws them.
+//! The keys of records in the store. `docs/FORMAT.md` draws them.
 //!
-//! A key starts with a byte that tells what it is; numbers are big-endian, so
-//! that keys sort as the numbers do.
+//! A key starts with a byte for its kind. Numbers are big-endian, so that keys sort as the numbers
+//! do.
 
 use tatami_wire::transaction::Txid;
 use tatami_wire::{ClientId, EXECUTORS_MAX, ExecutorId, Ino, NodeId, Piece, ShardId};
@@ -51,18 +51,18 @@ pub(crate) fn inode(ino: Ino) -> Key {
     key(tag::INODE, &[&ino.0.to_be_bytes()])
 }
 
-/// A directory that nothing was made in yet, where its entry is.
+/// An embedded directory, beside its entry: nothing was made in it yet.
 pub(crate) fn young(ino: Ino) -> Key {
     key(tag::YOUNG, &[&ino.0.to_be_bytes()])
 }
 
-/// The directory above a directory: not a record, but what transactions see of its inode that
-/// only ask where it lies.
+/// The directory above a directory: a lock key without a record. It stands for the parent in the
+/// inode's record, for transactions that read only that.
 pub(crate) fn ancestor(ino: Ino) -> Key {
     key(tag::ANCESTOR, &[&ino.0.to_be_bytes()])
 }
 
-/// A transaction of which this executor is a participant.
+/// A transaction in which this executor is a participant.
 pub(crate) fn locked(txid: Txid) -> Key {
     transaction(tag::LOCKED, txid)
 }
@@ -73,12 +73,12 @@ pub(crate) fn committed(txid: Txid) -> Key {
 }
 
 fn transaction(tag: u8, Txid { executor: ExecutorId { node, index }, life, number }: Txid) -> Key {
-    // Keys without it are those of the first.
+    // Keys without it are those of the first executor of a node.
     let index: &[u8] = if index == 0 { &[] } else { &[index] };
     key(tag, &[&node.0.to_be_bytes(), &life.to_be_bytes(), &number.to_be_bytes(), index])
 }
 
-/// How many times the store was opened as one of several.
+/// The number of times that the store was opened as one of several.
 pub(crate) fn life() -> Key {
     vec![tag::LIFE]
 }
@@ -88,22 +88,22 @@ pub(crate) fn grown(part: Ino) -> Key {
     key(tag::GROWN, &[&part.0.to_be_bytes()])
 }
 
-/// Which node serves which shard, where shards have moved.
+/// The shard map, where shards have moved.
 pub(crate) fn map() -> Key {
     vec![tag::MAP]
 }
 
-/// Shards that another node is giving to this one.
+/// Shards that another executor is moving to this one.
 pub(crate) fn brought(txid: Txid) -> Key {
     transaction(tag::BROUGHT, txid)
 }
 
-/// Shards of which records lie here that do not count any more.
+/// Shards whose records here do not count any more.
 pub(crate) fn cleared() -> Key {
     vec![tag::CLEARED]
 }
 
-/// The shard that a record belongs to; `None` for those of the store itself.
+/// Returns the shard that a record belongs to; `None` for those of the store itself.
 pub(crate) fn shard_of(key: &[u8]) -> Option<ShardId> {
     let first = |ino: &[u8]| ino.first_chunk().map(|b| Ino(u64::from_be_bytes(*b)));
     let (&tag, rest) = key.split_first()?;
@@ -130,12 +130,12 @@ pub(crate) fn entry(parent: Ino, hash: u64, name: &[u8]) -> Key {
     key(tag::ENTRY, &[&parent.0.to_be_bytes(), &hash.to_be_bytes(), name])
 }
 
-/// Where entries of `parent` with a hash of at least `hash` begin.
+/// Returns the first key of entries of `parent` with a hash of at least `hash`.
 pub(crate) fn entries_from(parent: Ino, hash: u64) -> Key {
     key(tag::ENTRY, &[&parent.0.to_be_bytes(), &hash.to_be_bytes()])
 }
 
-/// What all keys of `tag` that belong to `ino` start with.
+/// Returns the prefix of all keys of `tag` that belong to `ino`.
 pub(crate) fn of_ino(tag: u8, ino: Ino) -> Key {
     key(tag, &[&ino.0.to_be_bytes()])
 }
@@ -156,7 +156,7 @@ pub(crate) fn garbage(node: NodeId, ino: Ino) -> Key {
     key(tag::GARBAGE, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes()])
 }
 
-/// What is kept of a file that has, or had, pieces, beside its inode.
+/// The record beside the inode of a file that has, or had, pieces.
 pub(crate) fn tiled(ino: Ino) -> Key {
     key(tag::TILED, &[&ino.0.to_be_bytes()])
 }
@@ -166,7 +166,7 @@ pub(crate) fn piece(ino: Ino, number: u32) -> Key {
     key(tag::PIECE, &[&ino.0.to_be_bytes(), &number.to_be_bytes()])
 }
 
-/// What the ranks of an open of `ino` share. Begins the keys of all that belongs to it.
+/// The shared state of the ranks of an open of `ino`. Prefix of the keys of all that belongs to it.
 pub(crate) fn job(ino: Ino, open: u64) -> Key {
     key(tag::JOB, &[&ino.0.to_be_bytes(), &open.to_be_bytes()])
 }
@@ -177,14 +177,14 @@ pub(crate) fn job_rank(ino: Ino, open: u64, client: ClientId, rank: u32) -> Key 
     key(tag::JOB, &[&ino.0.to_be_bytes(), &open, b"R", &client.0, &rank.to_be_bytes()])
 }
 
-/// A place among those who want the lock: the lowest number has it.
+/// A place in the queue for the lock: the lowest number has the lock.
 pub(crate) fn job_place(ino: Ino, open: u64, place: u64) -> Key {
     let mut key = job_places(ino, open);
     key.extend_from_slice(&place.to_be_bytes());
     key
 }
 
-/// What the keys of all such places start with.
+/// Returns the prefix of the keys of all such places.
 pub(crate) fn job_places(ino: Ino, open: u64) -> Key {
     key(tag::JOB, &[&ino.0.to_be_bytes(), &open.to_be_bytes(), b"P"])
 }
@@ -194,7 +194,7 @@ pub(crate) fn dropped(node: NodeId, ino: Ino, object: Piece) -> Key {
     key(tag::DROPPED, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes(), &object.0.to_be_bytes()])
 }
 
-/// What the keys of all objects on `node` that `ino` does not need any more start with.
+/// Returns the prefix of the keys of all objects on `node` that `ino` does not need any more.
 pub(crate) fn dropped_of(node: NodeId, ino: Ino) -> Key {
     key(tag::DROPPED, &[&node.0.to_be_bytes(), &ino.0.to_be_bytes()])
 }
@@ -207,17 +207,17 @@ pub(crate) fn reply(client: ClientId, slot: u32) -> Key {
     key(tag::REPLY, &[&client.0, &slot.to_be_bytes()])
 }
 
-/// What all keys of `tag` that belong to `client` start with.
+/// Returns the prefix of all keys of `tag` that belong to `client`.
 pub(crate) fn of_client(tag: u8, client: ClientId) -> Key {
     key(tag, &[&client.0])
 }
 
-/// What all keys of `tag` that belong to `node` start with.
+/// Returns the prefix of all keys of `tag` that belong to `node`.
 pub(crate) fn of_node(tag: u8, node: NodeId) -> Key {
     key(tag, &[&node.0.to_be_bytes()])
 }
 
-/// A key taken apart.
+/// A decoded key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Parsed<'a> {
     Shard,
@@ -246,7 +246,7 @@ pub(crate) enum Parsed<'a> {
     Cleared,
 }
 
-/// Takes a key apart; `None` where it is none of ours.
+/// Decodes a key; `None` where it is invalid.
 pub(crate) fn parse(key: &[u8]) -> Option<Parsed<'_>> {
     let (&tag, rest) = key.split_first()?;
     Some(match (tag, rest.len()) {

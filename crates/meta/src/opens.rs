@@ -1,17 +1,17 @@
 //! Files that clients have open without writing.
 //!
-//! In memory only: who has a file open tells so again when the daemon is another one, before that serves
-//! anybody, and takes the list along when shards move. (Those that write are noted lastingly, see `attr::grant`: what they
-//! leave when they die must be looked at.)
+//! In memory only: a client reports its open files again to a new daemon, before that serves any
+//! client, and the list moves along with shards. (Writers are recorded durably, see `attr::grant`:
+//! the objects of a dead writer must be checked.)
 
 use crate::transaction::locks::Block;
 use std::collections::BTreeSet;
 use tatami_wire::{ClientId, Ino, ShardId};
 
-/// Most that is noted, 24 bytes each. What is opened beyond does not stay when its last name goes.
+/// Most records, 24 bytes each. Files opened beyond that are not kept when their last name goes.
 const OPENS_MAX: usize = 1 << 20;
 
-/// See the module.
+/// The open files; see the module.
 #[derive(Default)]
 pub(crate) struct Opens(BTreeSet<(Ino, ClientId)>);
 
@@ -20,40 +20,40 @@ impl Opens {
         self.0.is_empty()
     }
 
-    /// `client` has it open.
+    /// Records that `client` has it open.
     pub fn add(&mut self, ino: Ino, client: ClientId) {
         if self.0.len() < OPENS_MAX {
             self.0.insert((ino, client));
         }
     }
 
-    /// `client` has it open no longer.
+    /// Records that `client` has it open no longer.
     pub fn remove(&mut self, ino: Ino, client: ClientId) {
         self.0.remove(&(ino, client));
     }
 
-    /// `client` is gone.
+    /// Removes all records of `client`.
     pub fn forget(&mut self, client: ClientId) {
         self.0.retain(|(_, other)| *other != client);
     }
 
-    /// Whether `client` has it open.
+    /// Returns whether `client` has it open.
     pub fn has(&self, ino: Ino, client: ClientId) -> bool {
         self.0.contains(&(ino, client))
     }
 
-    /// Who has it open.
+    /// Returns the clients that have it open.
     pub fn of(&self, ino: Ino) -> impl Iterator<Item = ClientId> {
         let all = (ino, ClientId([0; 16]))..=(ino, ClientId([0xff; 16]));
         self.0.range(all).map(|(_, client)| *client)
     }
 
-    /// Who has anything open.
+    /// Returns the clients that have any file open.
     pub fn clients(&self) -> BTreeSet<ClientId> {
         self.0.iter().map(|(_, client)| *client).collect()
     }
 
-    /// Files of these shards, from the first after `after` on, at most `limit`.
+    /// Returns files of these shards, from the first after `after` on, at most `limit`.
     pub fn of_block(
         &self,
         block: Block,
@@ -67,7 +67,7 @@ impl Opens {
         self.0.range((from, Unbounded)).take_while(ours).take(limit).copied().collect()
     }
 
-    /// Files of these shards are the matter of another executor.
+    /// Removes the files of these shards, which another executor serves now.
     pub fn forget_block(&mut self, block: Block) {
         self.0.retain(|(ino, _)| !block.has(ino.shard()));
     }

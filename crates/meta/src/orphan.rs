@@ -1,5 +1,5 @@
-//! What outlives its name or its writer: inodes that clients still have open,
-//! objects of inodes that are gone, files whose writer died.
+//! Inodes and objects that outlive their name or writer: inodes that clients still have open,
+//! objects of removed inodes, files whose writer died.
 
 use crate::attr;
 use crate::error::Outcome;
@@ -14,13 +14,13 @@ use std::ops::ControlFlow;
 use tatami_wire::meta::{DataState, MetaReply};
 use tatami_wire::{ClientId, Errno, Ino, NodeId, Piece, READDIR_MAX};
 
-/// Records that one `ExpireClient` releases at most. Its caller repeats it
-/// until `Clients` does not list the client any more.
+/// Most records that one `ExpireClient` releases. Its caller repeats it until `Clients` does not
+/// list the client any more.
 const EXPIRE_MAX: usize = 4096;
 /// Most clients that `Clients` lists, and most inodes in a housekeeping list.
 const LIST_MAX: usize = 16 * 1024;
 
-/// This client has no handle left.
+/// Releases the last handle of this client.
 pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaReply> {
     let client = txn.ctx.client;
     // An inode that is gone needs no release, so a late one does no harm.
@@ -32,8 +32,9 @@ pub(crate) fn release<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<MetaR
     Ok(MetaReply::Done)
 }
 
-/// Something that this client had open of a file, which is there, has been closed. Where it is kept for the client because of that, and not because the
-/// client has asked for it, it need not be any more when nothing is left.
+/// Handles the close of an existing file by this client. If the file is kept only because the
+/// client had it open (not by the client's request), and the client has nothing open any more, it
+/// is kept no longer.
 pub(crate) fn let_go<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     let client = txn.ctx.client;
     let (is_kept, writers) =
@@ -48,12 +49,12 @@ pub(crate) fn let_go<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     Ok(())
 }
 
-/// The value of a note that a client keeps an inode: until its `Release`.
+/// The value of a keeper record: the client keeps the inode until its `Release`.
 pub(crate) const KEPT: &[u8] = &[1];
-/// The same: as long as it is noted to have it open.
+/// The same: as long as the client is recorded to have it open.
 pub(crate) const KEPT_WHILE_OPEN: &[u8] = &[2];
 
-/// Who is noted to have a file open, but for the client that asks. `writes` says whether somebody writes.
+/// Returns the other clients that are recorded to have a file open. `writes`: some client writes.
 pub(crate) fn others_with<S: Store>(
     txn: &Txn<'_, S>,
     ino: Ino,
@@ -73,7 +74,7 @@ pub(crate) fn others_with<S: Store>(
     Ok(clients)
 }
 
-/// Takes the writer's mark of `client` away; whether there was one.
+/// Removes the writer record of `client`. Returns whether there was one.
 fn drop_writer<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
     let mark = keys::writer(ino, client);
     if txn.inode(ino)?.writers == 0 {
@@ -99,8 +100,8 @@ fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Ou
     Ok(())
 }
 
-/// Releases everything of a client that is gone for good. The answers on its slots go
-/// last, so that `Clients` lists it until nothing is left.
+/// Releases all records of an expired client. The replies on its slots go last, so that `Clients`
+/// lists it until nothing is left.
 pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcome<MetaReply> {
     txn.state.opens.forget(client);
     let mut left = EXPIRE_MAX;
@@ -109,6 +110,8 @@ pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcom
         left -= 1;
         match txn.find(ino)? {
             Some(_) if drop_writer(txn, ino, client)? => {
+                // Its unreported writes may have changed the size: it must be recovered from the
+                // objects.
                 txn.edit(ino)?.unsettled = true;
                 txn.put(keys::unsettled(ino), vec![1]);
             }
@@ -132,8 +135,8 @@ pub(crate) fn expire<S: Store>(txn: &mut Txn<'_, S>, client: ClientId) -> Outcom
     Ok(MetaReply::Done)
 }
 
-/// The writer's marks of `client`. They lie by inode, so all are looked at: there are as
-/// many as files open for writing.
+/// Returns the writer records of `client`. They lie by inode, so all are scanned: there are as many
+/// as files open for writing.
 fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<Vec<Key>> {
     let mut found = Vec::new();
     txn.scan(&[], &[tag::WRITER], &mut |key, _| {
@@ -148,11 +151,11 @@ fn marks<S: Store>(txn: &Txn<'_, S>, client: ClientId, limit: usize) -> Outcome<
     Ok(found)
 }
 
-/// Clients that keep something here.
+/// Lists the clients with records here.
 pub(crate) fn clients<S: Store>(txn: &mut Txn<'_, S>) -> Outcome<MetaReply> {
     let mut found = txn.state.opens.clients();
     for tag in [tag::ORPHAN, tag::REPLY] {
-        // From each client found, jump over the rest of what it has.
+        // Skip the other records of each client found.
         let mut from = Some(vec![tag]);
         while let Some(start) = from.take() {
             txn.scan(&start, &[tag], &mut |key, _| {
@@ -183,7 +186,7 @@ fn bound(limit: u32) -> usize {
     (limit.max(1) as usize).min(LIST_MAX)
 }
 
-/// Inodes that are gone and whose objects on `node` may still lie there.
+/// Lists removed inodes whose objects on `node` may still exist.
 pub(crate) fn garbage<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
@@ -209,7 +212,7 @@ pub(crate) fn garbage_done<S: Store>(
     Ok(MetaReply::Done)
 }
 
-/// Objects on `node` that their inode does not need any more.
+/// Lists objects on `node` that their inode does not need any more.
 pub(crate) fn dropped<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
@@ -243,8 +246,8 @@ pub(crate) fn dropped_done<S: Store>(
     Ok(MetaReply::Done)
 }
 
-/// Those of `inos` whose bytes may be changing, or whose objects on `node`
-/// wait for their removal.
+/// Returns those of `inos` whose bytes may be changing, or whose objects on `node` wait for their
+/// removal.
 pub(crate) fn in_flux<S: Store>(
     txn: &mut Txn<'_, S>,
     node: NodeId,
@@ -266,14 +269,14 @@ pub(crate) fn in_flux<S: Store>(
     Ok(MetaReply::InFlux(found))
 }
 
-/// The nodes that have garbage.
+/// Returns the nodes that have garbage.
 pub(crate) fn garbage_nodes<S: Store>(state: &State<S>) -> Outcome<BTreeSet<NodeId>> {
     let mut nodes = nodes_of(state, tag::GARBAGE)?;
     nodes.extend(nodes_of(state, tag::DROPPED)?);
     Ok(nodes)
 }
 
-/// The nodes that have garbage of one kind.
+/// Returns the nodes that have garbage of one kind.
 pub(crate) fn nodes_of<S: Store>(state: &State<S>, tag: u8) -> Outcome<BTreeSet<NodeId>> {
     let mut nodes = BTreeSet::new();
     let mut from = Some(vec![tag]);
@@ -292,7 +295,7 @@ pub(crate) fn nodes_of<S: Store>(state: &State<S>, tag: u8) -> Outcome<BTreeSet<
     Ok(nodes)
 }
 
-/// Files whose writer died.
+/// Lists files whose writer died.
 pub(crate) fn unsettled<S: Store>(txn: &mut Txn<'_, S>, limit: u32) -> Outcome<MetaReply> {
     let limit = bound(limit).min(READDIR_MAX as usize);
     let mut attrs = Vec::new();
@@ -306,7 +309,7 @@ pub(crate) fn unsettled<S: Store>(txn: &mut Txn<'_, S>, limit: u32) -> Outcome<M
     Ok(MetaReply::Unsettled(attrs))
 }
 
-/// What the objects of such a file told.
+/// Applies the size and times that were recovered from the objects of such a file.
 pub(crate) fn settle<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -329,7 +332,7 @@ pub(crate) fn settle<S: Store>(
             }
             txn.delete(keys::unsettled(ino));
         }
-        // Settled before, or gone: nothing to learn.
+        // Recovered before, or gone: nothing to apply.
         _ => {}
     }
     Ok(MetaReply::Done)

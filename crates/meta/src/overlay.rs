@@ -1,7 +1,7 @@
-//! What was written since the last commit, by key.
+//! The changes since the last commit, by key.
 //!
-//! A round is mostly a few changes, which are quicker to look through than to hash or to sort;
-//! where there are many, they are found by hash. Their order is made when somebody asks for it.
+//! A batch mostly has a few changes, which are faster to scan than to hash or to sort. Many changes
+//! are found by hash. They are ordered on demand.
 
 use crate::keys::Key;
 use crate::store::Change;
@@ -9,18 +9,18 @@ use std::collections::HashMap;
 use tatami_wire::hash;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// So many changes are looked through.
+/// Up to this many changes are scanned.
 const FEW: usize = 16;
-/// Room for changes that is kept.
+/// Capacity for changes that is kept.
 const KEEP: usize = 8 * 1024;
 
-/// See the module.
+/// The uncommitted changes; see the module.
 #[derive(Debug, Default)]
 pub(crate) struct Overlay {
     /// With distinct keys.
     changes: Vec<Change>,
-    /// Where a key is, by its hash, once there are more than a few. Where another key has that one, by the
-    /// next number that is free.
+    /// The position of a key by its hash, once there are more than a few. A key whose hash is taken
+    /// uses the next free number.
     index: HashMap<u64, u32, hash::Build>,
 }
 
@@ -29,7 +29,7 @@ impl Overlay {
         self.changes.is_empty()
     }
 
-    /// What became of `key`: a value, or `None` where it was removed.
+    /// Returns the last change of `key`: a value, or `None` where it was removed.
     pub fn get(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         self.find(key).map(|at| self.changes[at].1.as_deref())
     }
@@ -69,7 +69,7 @@ impl Overlay {
         self.index.insert(hash, at as u32);
     }
 
-    /// The changes to keys from `from` on that start with `prefix`, in key order.
+    /// Returns the changes to keys from `from` on that start with `prefix`, in key order.
     pub fn ordered(&self, from: &[u8], prefix: &[u8]) -> Vec<&Change> {
         let here = |(key, _): &&Change| key.as_slice() >= from && key.starts_with(prefix);
         let mut changes: Vec<_> = self.changes.iter().filter(here).collect();
@@ -77,7 +77,7 @@ impl Overlay {
         changes
     }
 
-    /// Shows all changes to `commit`, and holds none afterwards.
+    /// Shows all changes to `commit`, and removes them.
     pub fn drain<R>(&mut self, commit: impl FnOnce(&[Change]) -> R) -> R {
         let result = commit(&self.changes);
         self.index.clear();

@@ -1,7 +1,7 @@
-//! Who may do what with an inode, and which names may be.
+//! Permissions of inodes, and valid names.
 //!
-//! The rules are those of path_resolution(7), inode(7) and acl(5), in the order in
-//! which Linux checks them, so that the same mistake gets the same error number.
+//! The rules are those of path_resolution(7), inode(7) and acl(5), in the order in which Linux
+//! checks them, so that the same mistake gets the same error number.
 
 use crate::inode::Inode;
 use tatami_wire::{Cred, Errno, NAME_MAX};
@@ -28,7 +28,7 @@ pub(crate) fn check(inode: &Inode, cred: &Cred, want: u8) -> Result<(), Errno> {
 
 fn has(inode: &Inode, cred: &Cred, want: u8) -> bool {
     if cred.is_root() {
-        // Even the superuser executes only what somebody may execute.
+        // Even the superuser executes only files that some user may execute.
         return inode.is_dir() || want & want::EXEC == 0 || inode.mode & 0o111 != 0;
     }
     let class = |shift: u16| (inode.mode >> shift & 7) as u8 & want == want;
@@ -36,14 +36,14 @@ fn has(inode: &Inode, cred: &Cred, want: u8) -> bool {
         return class(6);
     }
     match &inode.acl {
-        // As in Linux, a list whose mask allows nothing is not asked.
+        // As in Linux, a list whose mask allows nothing is not consulted.
         Some(acl) if inode.mode & 0o070 != 0 => acl.allows(cred, inode.gid, want),
         _ if cred.in_group(inode.gid) => class(3),
         _ => class(0),
     }
 }
 
-/// Gives a partition what decides who may do what with the directory.
+/// Copies the permissions of a directory to a partition.
 pub(crate) fn copy(dir: &Inode, part: &mut Inode) {
     (part.mode, part.uid, part.gid) = (dir.mode, dir.uid, dir.gid);
     part.acl.clone_from(&dir.acl);
@@ -70,7 +70,7 @@ pub(crate) fn check_insert(dir: &Inode, cred: &Cred) -> Result<(), Errno> {
     check(dir, cred, want::WRITE | want::EXEC)
 }
 
-/// Checks that `cred` may take the entry that leads to `victim` out of `dir`.
+/// Checks that `cred` may remove the entry that leads to `victim` from `dir`.
 ///
 /// # Errors
 /// `EACCES`; `EPERM` by the sticky bit
@@ -89,9 +89,9 @@ pub(crate) fn check_dir(inode: &Inode) -> Result<(), Errno> {
     if inode.is_dir() { Ok(()) } else { Err(Errno::ENOTDIR) }
 }
 
-/// The mode after a change of owner or of the bytes by somebody who may
-/// not keep foreign privileges: without setuid, and without setgid where that means a
-/// privilege (executable by the group) or `cred` could not have set it.
+/// Returns the mode after a change of the owner or of the bytes by a user that may not keep foreign
+/// privileges: without setuid, and without setgid where that means a privilege (executable by the
+/// group) or `cred` could not have set it.
 pub(crate) fn without_privileges(inode: &Inode, mode: u16, cred: &Cred) -> u16 {
     let mut mode = mode & !SETUID;
     let group_exec = mode & GROUP_EXEC != 0;
@@ -101,13 +101,13 @@ pub(crate) fn without_privileges(inode: &Inode, mode: u16, cred: &Cred) -> u16 {
     mode
 }
 
-/// The mode that a chmod(2) by `cred` of an inode with group `gid` results in:
-/// only members of the group can set setgid.
+/// Returns the mode that a chmod(2) by `cred` of an inode with group `gid` results in: only members
+/// of the group can set setgid.
 pub(crate) fn settable(mode: u16, gid: u32, cred: &Cred) -> u16 {
     if cred.is_root() || cred.in_group(gid) { mode } else { mode & !SETGID }
 }
 
-/// Group and mode of a new inode in `dir`, by the setgid rules.
+/// Returns group and mode of a new inode in `dir`, by the setgid rules.
 pub(crate) fn inherit_group(dir: &Inode, is_dir: bool, mode: u16, cred: &Cred) -> (u32, u16) {
     if dir.mode & SETGID == 0 {
         return (cred.gid, mode);
@@ -127,11 +127,11 @@ pub(crate) enum Name<'a> {
     Dot,
     /// `..`
     DotDot,
-    /// Any other.
+    /// Any other name.
     Plain(&'a [u8]),
 }
 
-/// Takes a name from a request.
+/// Validates a name of a request.
 ///
 /// # Errors
 /// `ENOENT` when it is empty, `ENAMETOOLONG` past [`NAME_MAX`] bytes, `EINVAL` when it contains
@@ -148,7 +148,7 @@ pub(crate) fn name(bytes: &[u8]) -> Result<Name<'_>, Errno> {
 }
 
 impl<'a> Name<'a> {
-    /// The name, where neither `.` nor `..` will do.
+    /// Returns the name, where neither `.` nor `..` is valid.
     ///
     /// # Errors
     /// `otherwise`

@@ -1,13 +1,13 @@
-//! The small records of the store, and the reader that all records share.
-//! `docs/FORMAT.md` draws them byte by byte. Numbers in values are little-endian.
+//! The small records of the store, and the reader that all records share. `docs/FORMAT.md` draws
+//! them byte by byte. Numbers in values are little-endian.
 //!
-//! Each record starts with the version of its format. A record that does not
-//! read, is too short or too long, or holds a number out of range is
-//! [`Damaged`]; nothing is allocated on the word of a length that the bytes do not back.
+//! Each record starts with the version of its format. A record that cannot be decoded, is too short
+//! or too long, or has a number out of range is [`Damaged`]. No length in a record leads to an
+//! allocation larger than the record.
 
 use tatami_wire::{ExecutorId, Ino, Kind, NodeId, Timestamp, VolumeId};
 
-/// A record that cannot be what we wrote.
+/// A record that this program cannot have written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damaged(pub &'static str);
 
@@ -65,12 +65,12 @@ impl<'a> Reader<'a> {
         kind_from_byte(self.u8()?).ok_or(Damaged(self.what))
     }
 
-    /// The record must end here.
+    /// Checks that the record ends here.
     pub fn end(self) -> Result<(), Damaged> {
         if self.rest.is_empty() { Ok(()) } else { Err(Damaged(self.what)) }
     }
 
-    /// Everything that is left.
+    /// Returns the rest of the record.
     pub fn rest(self) -> &'a [u8] {
         self.rest
     }
@@ -85,7 +85,7 @@ pub(crate) fn put_time(out: &mut Vec<u8>, time: Timestamp) {
 const KINDS: [Kind; 7] =
     [Kind::File, Kind::Dir, Kind::Symlink, Kind::Fifo, Kind::Socket, Kind::CharDev, Kind::BlockDev];
 
-/// The number that stands for a kind on disk: its place in the list above, from 1.
+/// Returns the number that stands for a kind on disk: its place in the list above, from 1.
 pub(crate) fn kind_byte(kind: Kind) -> u8 {
     match kind {
         Kind::File => 1,
@@ -102,7 +102,7 @@ fn kind_from_byte(byte: u8) -> Option<Kind> {
     KINDS.get(usize::from(byte).checked_sub(1)?).copied()
 }
 
-/// What an entry leads to.
+/// The target of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub ino: Ino,
@@ -126,20 +126,22 @@ impl Entry {
         Ok(entry)
     }
 
-    /// Whether it says that it leads to a directory.
+    /// Returns whether it states that it leads to a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == Kind::Dir
     }
 }
 
-/// The version of the whole set of records. A store with a higher one was
-/// written by a newer program. Version 1 had no log before the tables, versions 1 and 2 had no
-/// tiled files, versions 1 to 3 no files that were laid out anew, versions 1 to 4 one shard only,
-/// versions 1 to 6 no transactions whose new values come with the decision no answers to many
-/// operations at a time, and no shards that have moved, versions 1 to 8 nothing that the ranks of an open share,
-/// versions 1 to 9 no journals whose records have seeds, which older programs would take for none.
+/// The version of the whole set of records. A store with a higher one was written by a newer
+/// program.
+///
+/// Version 1 had no log before the tables; versions 1 and 2 had no tiled files; 1 to 3 no files
+/// that were re-laid out; 1 to 4 one shard only; 1 to 6 no transactions whose new values come with
+/// the decision, no answers to batch operations, and no moved shards; 1 to 8 no shared state of the
+/// ranks of an open; 1 to 9 no journals whose records have seeds, which older programs would take
+/// for none.
 pub(crate) const FORMAT_VERSION: u32 = 10;
-/// The format since which a store is that of one executor of several.
+/// The format since which a store belongs to one executor of several.
 const INDEX_SINCE: u32 = 8;
 const SHARD_MAGIC: [u8; 8] = *b"TATAMI-M";
 
@@ -151,14 +153,14 @@ pub(crate) struct Shard {
     pub executor: ExecutorId,
     /// Seed of the hash that orders names.
     pub seed: u64,
-    /// Counters of inode numbers below this may have been given out on any shard that is, or was,
-    /// here; synced before any of them is.
+    /// Inode numbers with counters below this may have been allocated on any shard that is, or was,
+    /// here; synced before any of them is used.
     pub reserved: u64,
     /// Inodes in use.
     pub inodes: u64,
 }
 
-/// Why a shard record cannot be used.
+/// The reason why a shard record cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardError {
     Newer(u32),
@@ -213,7 +215,7 @@ impl Shard {
 const REPLY_VERSION: u8 = 1;
 const REPLY_HEAD: usize = 9;
 
-/// The last answer on a slot: a sequence number and the encoded reply.
+/// Encodes the last answer on a slot: a sequence number and the encoded reply.
 pub(crate) fn encode_reply(
     seq: u64,
     reply: &tatami_wire::meta::MetaReply,
@@ -225,12 +227,12 @@ pub(crate) fn encode_reply(
     postcard::to_extend(reply, out).map_err(|_| Damaged("reply"))
 }
 
-/// The sequence number of a slot record, without the reply.
+/// Decodes the sequence number of a slot record, without the reply.
 pub(crate) fn decode_reply_seq(bytes: &[u8]) -> Result<u64, Damaged> {
     Reader::new(bytes, REPLY_VERSION, "reply")?.u64()
 }
 
-/// The whole slot record.
+/// Decodes the whole slot record.
 pub(crate) fn decode_reply(bytes: &[u8]) -> Result<(u64, tatami_wire::meta::MetaReply), Damaged> {
     let mut r = Reader::new(bytes, REPLY_VERSION, "reply")?;
     let seq = r.u64()?;
@@ -275,8 +277,8 @@ mod tests {
         assert_eq!(decode_reply(&bytes), Ok((41, reply)));
     }
 
-    /// The bytes of docs/FORMAT.md. When this fails, the format has changed: raise
-    /// its version and keep reading the old one.
+    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
+    /// keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let entry = Entry { ino: Ino(0x0102), kind: Kind::BlockDev };

@@ -1,7 +1,7 @@
 //! rename(2): the operation that touches most inodes at once.
 //!
-//! The order of the checks is that of Linux' `do_renameat2` and `vfs_rename`, so
-//! that a call with several mistakes gets the same error number as on a local disk.
+//! The order of the checks is that of Linux' `do_renameat2` and `vfs_rename`, so that a call with
+//! several mistakes gets the same error number as on a local disk.
 
 use crate::entry::bury;
 use crate::error::Outcome;
@@ -14,19 +14,19 @@ use std::sync::Arc;
 use tatami_wire::meta::{MetaReply, RenameMode};
 use tatami_wire::{Errno, Ino};
 
-/// Deepest directory that can be checked for cycles. A path as long as
-/// [`tatami_wire::PATH_MAX`] reaches half as deep as its bytes; relative renames
-/// could build deeper trees, and a broken chain of parents would have no end.
+/// Deepest directory that can be checked for cycles. A path as long as [`tatami_wire::PATH_MAX`]
+/// reaches half as deep as its bytes. Relative renames could build deeper trees, and a broken chain
+/// of parents would have no end.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// An entry: a directory and a name.
+/// The position of an entry: a directory and a name.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub dir: Ino,
     pub name: &'a [u8],
 }
 
-/// One side of a rename, looked up.
+/// The source or the target of a rename, looked up.
 struct Side<'a> {
     dir: Ino,
     /// The partition of it that has the name.
@@ -67,6 +67,7 @@ pub(crate) fn rename<S: Store>(
     mode: RenameMode,
     keep: bool,
 ) -> Outcome<MetaReply> {
+    // One round of messages for all records that are surely needed, instead of one round for each.
     txn.foresee(from.dir, from.name, to.dir, to.name)?;
     permission::name(from.name)?;
     let part = txn.inode(from.dir)?;
@@ -83,12 +84,14 @@ pub(crate) fn rename<S: Store>(
     }
     check_ancestors(txn, &from, &to, source, &moved, mode)?;
     if to.child.as_ref().is_some_and(|(target, _)| *target == source) {
-        // Two names of one inode: POSIX says that nothing happens.
+        // Two names of one inode: POSIX requires that nothing happens.
         return Ok(MetaReply::Renamed { ino: None, last: false, moved: Vec::new() });
     }
     check_permissions(txn, &from, &to, &moved, mode)?;
     match (&to.child, mode) {
         (Some((target, _)), RenameMode::Exchange) => {
+            // Both are detached before either is attached: the link counts never exceed their
+            // bounds in between.
             txn.detach(from.part, from.name, source)?;
             txn.detach(to.part, to.name, *target)?;
             txn.attach(to.part, to.name, source)?;
@@ -118,7 +121,7 @@ pub(crate) fn rename<S: Store>(
     }
 }
 
-/// No directory may become its own descendant.
+/// Checks that no directory becomes its own descendant.
 fn check_ancestors<S: Store>(
     txn: &mut Txn<'_, S>,
     from: &Side<'_>,
@@ -143,7 +146,7 @@ fn check_ancestors<S: Store>(
     Ok(())
 }
 
-/// Whether `dir` is `ancestor` or lies below it.
+/// Returns whether `dir` is `ancestor` or lies below it.
 fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Outcome<bool> {
     for _ in 0..DEPTH_MAX {
         if dir == ancestor {
@@ -152,8 +155,8 @@ fn is_within<S: Store>(txn: &mut Txn<'_, S>, mut dir: Ino, ancestor: Ino) -> Out
         if dir == Ino::ROOT {
             return Ok(false);
         }
-        // A directory that was removed but is kept open still knows its parent,
-        // which may be gone; nothing can be made in it, so no cycle can form.
+        // A directory that was removed but is kept open still knows its parent, which may be gone;
+        // nothing can be made in it, so no cycle can form.
         match txn.above(dir)? {
             Some(parent) => dir = parent,
             None => return Ok(false),

@@ -1,15 +1,13 @@
-//! Exactly once: the last answer of each slot of each client.
+//! Exactly-once execution: the last answer of each slot of each client.
 //!
-//! A client has one request under way on a slot. When the answer does not come,
-//! it sends the request again with the same sequence number, maybe on
-//! another connection, maybe to a daemon that has been started anew. The answer to a request
-//! that changed something is stored in the same batch as the change, so either
-//! both are there or neither. (Slots as in NFSv4.1, RFC 8881 section 2.10.6.)
+//! A client has one request in progress on a slot. When the answer does not come, it sends the
+//! request again with the same sequence number, maybe on another connection, maybe to a restarted
+//! daemon. The answer to a request that changed something is stored in the same batch as the
+//! change, so a store has both or neither. (Slots as in NFSv4.1, RFC 8881 section 2.10.6.)
 //!
-//! A request that failed changed nothing, so its answer is kept in
-//! memory only: it serves to refuse a late duplicate on a dying
-//! connection. When the daemon dies, those connections die with it, and a
-//! request sent again after that is executed for the first time.
+//! A failed request changed nothing, so its answer is kept in memory only: it serves to refuse a
+//! late duplicate on a dying connection. When the daemon dies, those connections die with it, and a
+//! request repeated after that is executed for the first time.
 
 use crate::Context;
 use crate::error::Outcome;
@@ -22,11 +20,11 @@ use tatami_wire::hash;
 use tatami_wire::meta::MetaResult;
 use tatami_wire::{ClientId, Errno};
 
-/// Slots remembered in memory. Past it, all are forgotten and read again
-/// from the store as they are used.
+/// Slots cached in memory. Beyond that, all are dropped and read again from the store as they are
+/// used.
 const REMEMBERED: usize = 64 * 1024;
 
-/// How the last request on a slot ended.
+/// The end of the last request on a slot.
 #[derive(Clone, Copy, Debug)]
 enum Last {
     /// With an answer that is in the store.
@@ -37,7 +35,7 @@ enum Last {
     Failed(Errno),
 }
 
-/// Whether to run a request.
+/// The decision whether to run a request.
 pub(crate) enum Admission {
     /// It is new.
     Run,
@@ -45,7 +43,7 @@ pub(crate) enum Admission {
     Replay(MetaResult),
 }
 
-/// What is known of the slots.
+/// The cached slots.
 #[derive(Default)]
 pub(crate) struct Sessions {
     slots: HashMap<(ClientId, u32), (u64, Last), hash::Build>,
@@ -75,28 +73,28 @@ impl Sessions {
             Last::Failed(e) => Admission::Replay(Err(e)),
             Last::Stored => match state.get(&keys::reply(ctx.client, ctx.slot))? {
                 Some(bytes) => Admission::Replay(Ok(decode_reply(&bytes)?.1)),
-                // The client was expired meanwhile: it may not go on with this id.
+                // The client was expired meanwhile: it must not go on with this id.
                 None => return Err(Errno::EPROTO.into()),
             },
         })
     }
 
-    /// Notes a good answer, which is in the store if the request wrote anything.
+    /// Records a success, whose answer is in the store if the request wrote anything.
     pub fn done(&mut self, ctx: &Context, wrote: bool) {
         self.remember(ctx, if wrote { Last::Stored } else { Last::Harmless });
     }
 
-    /// Notes a failure.
+    /// Records a failure.
     pub fn failed(&mut self, ctx: &Context, error: Errno) {
         self.remember(ctx, Last::Failed(error));
     }
 
-    /// Forgets what the memory holds, after a commit failed.
+    /// Drops the cached slots, after a failed commit.
     pub fn clear(&mut self) {
         self.slots.clear();
     }
 
-    /// Forgets the slots of a client that is gone.
+    /// Drops the slots of an expired client.
     pub fn forget(&mut self, client: ClientId) {
         self.slots.retain(|(c, _), _| *c != client);
     }

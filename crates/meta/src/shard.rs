@@ -1,4 +1,4 @@
-//! The shards of one node: what the daemon calls.
+//! The shards of one node: the interface that the daemon calls.
 
 use crate::error::{Failure, OpenError, Outcome};
 use crate::inode::Inode;
@@ -20,32 +20,32 @@ use tatami_wire::{
     VolumeId, VolumeKey,
 };
 
-/// What the namespace of an executor must know of itself.
+/// The configuration of an executor's namespace.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The executor that serves it.
     pub executor: ExecutorId,
-    /// Which shards are its own, and whose the others are.
+    /// The assignment of all shards to executors.
     pub map: ShardMap,
-    /// The volume it is a part of. The hash that orders names is seeded with it.
+    /// The volume it belongs to. The hash that orders names is seeded with it.
     pub volume: VolumeId,
     /// Signs capabilities.
     pub key: VolumeKey,
 }
 
-/// Under which circumstances an operation is applied.
+/// The circumstances of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// The moment, by the daemon's clock.
+    /// The time, by the daemon's clock.
     pub now: Timestamp,
-    /// Who asks.
+    /// The requesting client.
     pub client: ClientId,
-    /// On which of its connections.
+    /// The client's connection.
     pub slot: u32,
-    /// Goes up with every request on the slot.
+    /// Rises with every request on the slot.
     pub seq: u64,
-    /// Whether the asking process knows the volume's key or is the superuser on
-    /// the daemon's machine. Housekeeping is for those only.
+    /// Whether the requesting process knows the volume's key or is the superuser on the daemon's
+    /// machine. Only those may do housekeeping.
     pub trusted: bool,
 }
 
@@ -54,21 +54,22 @@ pub struct Meta<S> {
     pub(crate) state: State<S>,
     pub(crate) key: VolumeKey,
     pub(crate) sessions: Sessions,
-    /// Nodes on which objects may have become garbage since the last question.
+    /// Nodes on which objects may have become garbage since the last call.
     pub(crate) garbage: BTreeSet<NodeId>,
     trouble: Option<Trouble>,
     pub(crate) tx: Transactions,
     pub(crate) moves: Moves,
 }
 
-/// What a participant has not acknowledged is told again after so many ms, where it acknowledges what lasts: that takes a second.
-/// A participant to which the outcome did not get asks by itself, and much sooner.
+/// An unacknowledged outcome is sent again after this many ms, where participants acknowledge only
+/// after a sync, which takes up to a second. A participant that did not get the outcome asks by
+/// itself, and much sooner.
 const FINISH_AGAIN: u64 = 2000;
 
-/// What the operator should know.
+/// A message for the operator.
 struct Trouble {
     what: String,
-    /// It is a full disk, and over when there is room again.
+    /// It is a full disk, and ends when there is room again.
     full: bool,
 }
 
@@ -81,7 +82,7 @@ impl<S: Store> Meta<S> {
     pub fn open(store: S, config: Config, now: Timestamp) -> Result<Meta<S>, OpenError> {
         let mut state = State::open(store, config.volume, config.executor, config.map)?;
         if state.lost() > 0 {
-            // The objects of inodes that were lost are there: none of their numbers is given out again.
+            // The objects of lost inodes still exist, so none of their numbers is allocated again.
             state.raise(state.reserved().saturating_add(state.lost()));
             state.commit()?;
             state.sync()?;
@@ -111,16 +112,16 @@ impl<S: Store> Meta<S> {
         Ok(meta)
     }
 
-    /// Executes one operation. Its effect is visible to the next one at once,
-    /// and lasting after [`Meta::commit`]; until then its answer must not leave the daemon.
-    /// An operation that fails has no effect. `MetaOp::Sync` changes nothing here: the daemon
-    /// calls [`Meta::sync`] before it sends the answer, once for all that asked.
+    /// Executes one operation. Its effect is visible to the next one at once, and survives the
+    /// process after [`Meta::commit`]; until then its answer must not leave the daemon. An
+    /// operation that fails has no effect. `MetaOp::Sync` changes nothing here: the daemon calls
+    /// [`Meta::sync`] before it sends the answer, once for all requests.
     ///
     /// # Errors
-    /// Those of POSIX for the operation. Besides: `ESTALE` for an inode that is
-    /// gone or of no shard, `EPERM` for housekeeping by strangers, `EPROTO` for a sequence
-    /// number that is past, `ENOSPC` when the disk is (nearly) full, `EIO` when the
-    /// store fails or has failed (see [`Meta::trouble`]).
+    /// Those of POSIX for the operation. Besides: `ESTALE` for an inode that is gone or of no
+    /// shard, `EPERM` for housekeeping by untrusted clients, `EPROTO` for a sequence number that is
+    /// past, `ENOSPC` when the disk is (nearly) full, `EIO` when the store fails or has failed (see
+    /// [`Meta::trouble`]).
     pub fn apply(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Applied {
         self.meet_nothing();
         if !cred.is_valid() {
@@ -145,6 +146,8 @@ impl<S: Store> Meta<S> {
         match result {
             Ok(result) => Applied::Done(result),
             Err(Failure::Missing(_) | Failure::Locked(_)) => {
+                // The local run had no effect. It becomes a transaction, whose first run starts
+                // afresh.
                 self.meet_nothing();
                 self.begin(ctx, cred, op)
             }
@@ -153,6 +156,8 @@ impl<S: Store> Meta<S> {
             }
             Err(e) => {
                 let errno = self.note(&e);
+                // A failed mutation is remembered: its repetition gets the same error, and is not
+                // run again.
                 if op.is_mutation() && errno != Errno::EPROTO {
                     self.sessions.failed(ctx, errno);
                 }
@@ -178,8 +183,9 @@ impl<S: Store> Meta<S> {
         result.map(Ok)
     }
 
-    /// As of [`MetaOp::Sync`], the daemon syncs before the answer leaves. Whoever has a part in a transaction has locked for it, and so
-    /// has something of it to sync.
+    /// Answers a request to sync names. As for [`MetaOp::Sync`], the daemon syncs before the answer
+    /// leaves. A participant of a transaction has written a lock record for it, so its sync covers
+    /// its part.
     fn sync_names(&self, inos: &[Ino]) -> MetaResult {
         if inos.len() > SYNCED_MAX {
             return Err(Errno::EINVAL);
@@ -188,7 +194,7 @@ impl<S: Store> Meta<S> {
         Ok(MetaReply::NamesSynced { epoch, also })
     }
 
-    /// The answer to an operation that another node must run.
+    /// Returns the answer to an operation that another node must run, or `None`.
     pub(crate) fn is_elsewhere(&self, op: &MetaOp) -> Outcome<Option<MetaReply>> {
         if !self.state.is_spread() || op.is_for_all_shards() {
             return Ok(None);
@@ -201,14 +207,14 @@ impl<S: Store> Meta<S> {
                 (all.clone().all(known), all.all(ours))
             }
             MetaOp::InFlux { inos, .. } => (inos.iter().all(known), inos.iter().all(ours)),
-            // Each by itself.
+            // The operations of a batch are checked one by one.
             MetaOp::Acts { .. } => return Ok(None),
             _ => (known(&op.target()), ours(&op.target())),
         };
         self.told_elsewhere(all_known, all_ours)
     }
 
-    /// The answer to what another node must do, since the shard is its.
+    /// Returns the answer to an operation on a shard of another node, or `None`.
     pub(crate) fn shard_elsewhere(&self, shard: ShardId) -> Outcome<Option<MetaReply>> {
         self.told_elsewhere(self.state.is_shard(shard), self.state.owns(shard))
     }
@@ -221,6 +227,8 @@ impl<S: Store> Meta<S> {
     }
 
     fn mutate(&mut self, ctx: &Context, cred: &Cred, op: &MetaOp) -> Outcome<MetaResult> {
+        // Before anything else: a repeated request is answered from the record of its first run
+        // (exactly once).
         if let Admission::Replay(answer) = self.sessions.admit(&self.state, ctx)? {
             return Ok(answer);
         }
@@ -238,30 +246,29 @@ impl<S: Store> Meta<S> {
         Ok(Ok(reply))
     }
 
-    /// The inodes that the last [`Meta::apply`] has looked at, maybe more than
-    /// once: its answer depends on nothing else that can be delegated. Empty for
-    /// one whose answer was given before.
+    /// Returns the inodes that the last [`Meta::apply`] has read, maybe more than once: its answer
+    /// depends on nothing else that can be delegated. Empty for a replayed answer.
     pub fn seen(&self) -> &[Ino] {
         &self.state.seen
     }
 
-    /// The inodes that the last [`Meta::apply`] has changed, themselves or
-    /// (directories) their entries.
+    /// Returns the inodes that the last [`Meta::apply`] has changed: their attributes or (of
+    /// directories) their entries.
     pub fn changed(&self) -> &[Ino] {
         &self.state.changed
     }
 
-    /// Empties [`Meta::seen`] and [`Meta::changed`], for an answer that was
-    /// given without [`Meta::apply`].
+    /// Empties [`Meta::seen`] and [`Meta::changed`], for an answer that was given without
+    /// [`Meta::apply`].
     pub fn meet_nothing(&mut self) {
         self.state.meet_nothing();
     }
 
-    /// A message of another executor, whose node has proved to be that. It may have been lost before, and
-    /// may come again.
+    /// Handles a message of another executor, whose node is authenticated. Messages may be lost,
+    /// and may come twice.
     pub fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         self.tx.now = self.tx.now.max(now);
-        // What the disk holds is not known then, so nobody must be told of it.
+        // The content of the disk is unknown then, so no other executor may act on it.
         if !self.state.is_poisoned() {
             self.hear(from, message);
             self.free();
@@ -270,7 +277,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Does what is due by now. To be called when [`Meta::deadline`] is over.
+    /// Handles all that is due by now. Must be called when [`Meta::deadline`] is over.
     pub fn tick(&mut self, now: Timestamp) {
         self.tx.now = self.tx.now.max(now);
         if !self.state.is_poisoned() {
@@ -285,7 +292,7 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// When [`Meta::tick`] has something to do, if nothing happens before.
+    /// Returns when [`Meta::tick`] must be called, if nothing happens before.
     pub fn deadline(&self) -> Option<Timestamp> {
         if self.state.is_poisoned() {
             return None;
@@ -302,19 +309,20 @@ impl<S: Store> Meta<S> {
         due.chain(acks).chain(moves).min()
     }
 
-    /// What is to be sent to other nodes. It is there after a [`Meta::commit`] (and a [`Meta::sync`],
-    /// where answers wait for one) only, and may leave at once but for [`Out::changed`](crate::Out).
+    /// Takes the messages to other nodes. They appear only after a [`Meta::commit`] (and a
+    /// [`Meta::sync`], where answers wait for one), and may leave at once except for
+    /// [`Out::changed`](crate::Out).
     pub fn outbox(&mut self) -> Vec<Out> {
         self.tx.take_outs()
     }
 
-    /// Answers to operations that had to wait, likewise.
+    /// Takes the answers to operations that had to wait, likewise.
     pub fn finished(&mut self) -> Vec<Finished> {
         std::mem::take(&mut self.tx.ready_finished)
     }
 
-    /// A client that has come back has these files open: as after [`MetaOp::Open`] with `noted`. Those of
-    /// other executors are passed over.
+    /// Records that a returning client has these files open: as after [`MetaOp::Open`] with
+    /// `noted`. Skips those of other executors.
     pub fn note_opens(&mut self, client: ClientId, inos: &[Ino]) {
         for ino in inos {
             if self.state.owns(ino.shard()) {
@@ -323,8 +331,8 @@ impl<S: Store> Meta<S> {
         }
     }
 
-    /// Whether a transaction is about to change the inode, or (a directory) its entries, or it is a directory of
-    /// which this node has only a part: then it must not be delegated.
+    /// Returns whether the inode must not be delegated: a transaction is about to change it or (of
+    /// a directory) its entries, or it is a directory and this node has only a part of it.
     pub fn is_locked(&mut self, ino: Ino) -> bool {
         let parted = |inode: Arc<Inode>| inode.is_parted();
         self.state.locks.concern(ino)
@@ -332,15 +340,15 @@ impl<S: Store> Meta<S> {
             || self.state.is_spread() && self.state.inode(ino).ok().flatten().is_some_and(parted)
     }
 
-    /// Number of transactions that are under way here: as coordinator, or with locks.
+    /// Returns the number of transactions in progress here: as coordinator, or with locks.
     pub fn under_way(&self) -> usize {
         let planned = self.tx.jobs.len() + self.tx.splits.planned();
         let moves = self.moves.under_way();
         planned + moves + self.tx.decided.len() + self.state.locks.held().len()
     }
 
-    /// One of several partitions of a directory now; `None` where `ino` is no such, it does not read, or
-    /// somebody is about to change it.
+    /// Returns one of several partitions of a directory; `None` where `ino` is not a partition, its
+    /// record cannot be decoded, or a transaction is about to change it.
     pub fn part(&mut self, ino: Ino) -> Option<PartTold> {
         if !self.state.is_spread() || self.state.locks.concern(ino) || self.tx.splits.concern(ino) {
             return None;
@@ -349,8 +357,8 @@ impl<S: Store> Meta<S> {
         Some(PartTold { attr: part.attr(ino), range: part.range })
     }
 
-    /// The attributes of an inode now; `None` where there is none, it does not read, or
-    /// somebody is about to change it.
+    /// Returns the current attributes of an inode; `None` where there is none, its record cannot be
+    /// decoded, or a transaction is about to change it.
     pub fn attr(&mut self, ino: Ino) -> Option<Attr> {
         if self.is_locked(ino) {
             return None;
@@ -365,24 +373,25 @@ impl<S: Store> Meta<S> {
         Inode::decode(&record).ok().map(|inode| inode.attr(ino))
     }
 
-    /// Who has the lock that the ranks of an open of `ino` share: a client, and which rank of the open. `None` also
-    /// where the store does not tell.
+    /// Returns the holder of the lock that the ranks of an open of `ino` share: a client, and its
+    /// rank of the open. `None` also where the store fails.
     pub fn job_holder(&self, ino: Ino, open: u64) -> Option<(ClientId, u32)> {
         job::holder(&self.state, ino, open).ok().flatten()
     }
 
-    /// Makes all operations applied so far survive the death of the process,
-    /// with one write.
+    /// Makes all operations applied so far survive the death of the process, with one write (group
+    /// commit).
     ///
     /// # Errors
-    /// All operations applied since the last commit are undone, those that read have read what is
-    /// undone: none of their answers may be sent; tell the callers
-    /// [`StoreError::errno`]. After [`StoreError::Full`] the shard goes on; after any other
-    /// error it refuses all changes with `EIO`.
+    /// All operations applied since the last commit are undone, and reads have read undone changes:
+    /// none of their answers may be sent; callers get [`StoreError::errno`]. After
+    /// [`StoreError::Full`] the shard goes on; after any other error it refuses all changes with
+    /// `EIO`.
     pub fn commit(&mut self) -> Result<(), StoreError> {
         let room = self.state.knows_room();
         let result = self.state.commit();
         match &result {
+            // Messages and answers may leave only from here on.
             Ok(()) => self.tx.committed(),
             Err(e) => {
                 let errno = e.errno();
@@ -395,6 +404,7 @@ impl<S: Store> Meta<S> {
             Ok(()) if room => drop(self.trouble.take_if(|trouble| trouble.full)),
             Ok(()) => {}
             Err(e) => {
+                // The replies in memory belong to operations that were undone.
                 self.sessions.clear();
                 self.note_store(e);
             }
@@ -407,7 +417,7 @@ impl<S: Store> Meta<S> {
         self.reload_moves()
     }
 
-    /// Whether something waits for a [`Meta::commit`].
+    /// Returns whether something waits for a [`Meta::commit`].
     pub fn is_dirty(&self) -> bool {
         self.state.is_dirty() || self.tx.is_staged()
     }
@@ -417,6 +427,7 @@ impl<S: Store> Meta<S> {
     /// # Errors
     /// As [`Meta::commit`]. After a failed fsync the shard refuses all changes.
     pub fn sync(&mut self) -> Result<(), StoreError> {
+        // First: a sync covers committed batches only.
         self.commit()?;
         self.moves.wants_sync = false;
         self.tx.acks.begin_sync();
@@ -428,12 +439,14 @@ impl<S: Store> Meta<S> {
         result
     }
 
-    /// Begins a sync of everything committed so far, of which another thread does the slow part, if there is one. Its
+    /// Begins a sync of all commits so far. Another thread does its slow part, if there is one. Its
     /// result goes to [`Meta::end_sync`], before the next one begins.
     ///
     /// # Errors
     /// As [`Meta::sync`].
     pub fn begin_sync(&mut self) -> Result<Option<SyncWork>, StoreError> {
+        // In this order: acknowledgements committed after the store's sync began must wait for the
+        // next one.
         self.tx.acks.begin_sync();
         let begun = self.state.begin_sync();
         match &begun {
@@ -457,19 +470,21 @@ impl<S: Store> Meta<S> {
         result
     }
 
-    /// Coordinators hear that a transaction is done here once that survives a power cut, not as soon as it is committed, and
-    /// until then remember it. For executors that do not sync each commit.
+    /// Delays acknowledgements until they are durable: a coordinator remembers its decision until
+    /// the participant's part survives a power cut, not only the process. For executors that do not
+    /// sync each commit.
     pub fn acknowledge_once_lasting(&mut self) {
         self.tx.acks.wait_for_sync = true;
         self.tx.finish_again = FINISH_AGAIN;
     }
 
-    /// When the oldest of the transactions was decided here that are not known to be done, and to last, everywhere.
+    /// Returns when the oldest transaction was decided here that is not known to be applied durably
+    /// everywhere.
     pub fn undone_since(&self) -> Option<Timestamp> {
         self.tx.decided.values().map(|decided| decided.since).min()
     }
 
-    /// As [`Meta::sync`], for the last time: the store notes that nothing follows.
+    /// As [`Meta::sync`], for the last time: the store records that nothing follows.
     ///
     /// # Errors
     /// As [`Meta::sync`].
@@ -478,43 +493,42 @@ impl<S: Store> Meta<S> {
         self.state.store.close()
     }
 
-    /// Number of inodes in use.
+    /// Returns the number of inodes in use.
     pub fn inodes(&self) -> u64 {
         self.state.inodes()
     }
 
-    /// What is wrong with the shard, for `status`: the failure of the store, a
-    /// damaged record, or a full disk until there is room again. `None` while all is well.
+    /// Returns the shard's problem, for `status`: the failure of the store, a damaged record, or a
+    /// full disk until there is room again. `None` while all is well.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_ref().map(|trouble| trouble.what.as_str())
     }
 
-    /// Whether the trouble is a full disk.
+    /// Returns whether the problem is a full disk.
     pub fn is_full(&self) -> bool {
         self.trouble.as_ref().is_some_and(|trouble| trouble.full)
     }
 
-    /// Looks whether a disk that was full has room again, and ends that trouble then. A commit does so, too, but nobody may
-    /// want to change anything.
+    /// Checks whether a disk that was full has room again, and clears that problem then. A commit
+    /// does so, too, but there may be no change to commit.
     pub fn look_for_room(&mut self) {
         if self.is_full() && self.state.store.recover() {
             self.trouble = None;
         }
     }
 
-    /// Whether a failure of the store made the shard refuse changes for good.
+    /// Returns whether a failure of the store made the shard refuse changes for good.
     pub fn is_poisoned(&self) -> bool {
         self.state.is_poisoned()
     }
 
-    /// Whether the disk has room for more, as of the last look.
+    /// Returns whether the disk has room for more, as of the last check.
     pub fn has_room(&mut self) -> bool {
         self.state.has_room()
     }
 
-    /// The nodes on which objects may have become garbage since the last call (after
-    /// opening: on which there is garbage). Their housekeeping is worth a nudge after the next
-    /// commit.
+    /// Takes the nodes on which objects may have become garbage since the last call (after opening:
+    /// on which there is garbage). Their housekeeping should be woken after the next commit.
     pub fn take_garbage_nodes(&mut self) -> Vec<NodeId> {
         if self.garbage.is_empty() {
             return Vec::new();
@@ -522,18 +536,18 @@ impl<S: Store> Meta<S> {
         std::mem::take(&mut self.garbage).into_iter().collect()
     }
 
-    /// Work of the store that waits, if there is some; any thread may do it. To be asked for after
-    /// commits.
+    /// Takes a waiting background task of the store, if there is one; any thread may run it.
+    /// Callers ask after commits.
     pub fn take_chore(&mut self) -> Option<Chore> {
         self.state.store.take_chore()
     }
 
-    /// Closes the shard, without a commit, and hands the store back.
+    /// Closes the shard, without a commit, and returns the store.
     pub fn into_store(self) -> S {
         self.state.store
     }
 
-    /// The store, to look at or to make fail in a test.
+    /// Returns the store, for a test that inspects it or makes it fail.
     pub fn store_mut(&mut self) -> &mut S {
         &mut self.state.store
     }
@@ -546,7 +560,7 @@ impl<S: Store> Meta<S> {
     }
 
     fn note_store(&mut self, e: &StoreError) {
-        // The first failure is the cause, later ones say that there was one.
+        // The first failure is the cause; later ones only report that there was one.
         let later = matches!(e, StoreError::Poisoned { .. });
         if !later || self.trouble.as_ref().is_none_or(|trouble| trouble.full) {
             let full = matches!(e, StoreError::Full { .. });
@@ -598,7 +612,7 @@ fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<
         MetaOp::Open { ino, access, noted } => attr::open(txn, key, *ino, *access, *noted),
         MetaOp::Commit { ino, state, close } => attr::commit(txn, *ino, state.as_ref(), *close),
         MetaOp::Closed { inos, empty, read } => attr::closed(txn, inos, empty, read),
-        // The daemon syncs once for all that ask; the answer is the same.
+        // The daemon syncs once for all requests; the answer is the same.
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: txn.state.epoch() }),
         MetaOp::Unlink { parent, name, keep } => entry::unlink(txn, *parent, name, *keep),
         MetaOp::Rmdir { parent, name, keep } => entry::rmdir(txn, *parent, name, *keep),
@@ -650,7 +664,8 @@ fn run<S: Store>(txn: &mut Txn<'_, S>, key: &VolumeKey, op: &MetaOp) -> Outcome<
         }
         MetaOp::Clear { dir, after, limit, .. } => act::clear_nothing(txn, *dir, *after, *limit),
         MetaOp::Sum { dir, after, limit } => act::sum(txn, *dir, *after, *limit),
-        // Of acts, each is run; what is to be synced is looked up before. Locks are the node's own matter, and do not come here.
+        // The operations of a batch are run one by one; names to sync are looked up before. Locks
+        // are handled by the node, and do not come here.
         MetaOp::Acts { .. } | MetaOp::SyncNames { .. } | MetaOp::Locks { .. } => {
             Err(Errno::EINVAL.into())
         }

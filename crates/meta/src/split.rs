@@ -1,4 +1,4 @@
-//! Splitting a partition of a directory, and telling which there are.
+//! Splits a partition of a directory (GIGA+), and lists the partitions.
 
 use crate::error::Outcome;
 use crate::inode::Inode;
@@ -12,19 +12,19 @@ use tatami_wire::meta::{MetaReply, Partition};
 use tatami_wire::partition::Range;
 use tatami_wire::{Errno, Ino, Kind};
 
-/// Most bytes of entries that are moved at once: nobody writes the partition meanwhile.
+/// Most bytes of entries that are moved at once: the partition is locked meanwhile.
 const BYTES_MAX: usize = 16 * 1024 * 1024;
-/// What an entry takes in a message besides its name, at most.
+/// The most that an entry takes in a message besides its name.
 const ENTRY_BYTES: usize = 48;
 
-/// What one of the new partitions gets.
+/// The entries of one new partition.
 #[derive(Default)]
 struct Share {
     entries: Vec<(u64, Vec<u8>, Entry)>,
     subdirs: u32,
 }
 
-/// Splits a partition with more than so many entries: most of them move to new partitions on other
+/// Splits a partition with more entries than `above`: most of them move to new partitions on other
 /// shards. Their inodes stay where they are.
 pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Outcome<MetaReply> {
     let inode = txn.inode(part)?;
@@ -36,6 +36,7 @@ pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Ou
     if !txn.is_here(part) || !txn.state.map().spans_nodes(part, range) {
         return Ok(MetaReply::Done);
     }
+    // Entries that a transaction is about to change must not move: wait for it.
     txn.may_list(&keys::entries_from(part, 0), &keys::entries_from(part, u64::MAX))?;
     let Some(shares) = shares(txn, part, bits)? else { return Ok(MetaReply::Done) };
     let dir = txn.whole(part, &inode);
@@ -52,13 +53,15 @@ pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Ou
             txn.put(keys::entry(to, *hash, name), entry.encode());
         }
     }
+    // The new range, in the old partition's record, is what sends clients to the new partitions
+    // (GIGA+ correction).
     let inode = txn.edit(part)?;
     (inode.size, inode.nlink) = left;
     inode.range = Range { bits, ..range };
     Ok(MetaReply::Done)
 }
 
-/// The entries by the beginning of the range that they will be in; nothing where there are too many.
+/// Returns the entries by the start of their future range; `None` where there are too many.
 fn shares<S: Store>(
     txn: &Txn<'_, S>,
     part: Ino,
@@ -83,7 +86,7 @@ fn shares<S: Store>(
     Ok((bytes <= BYTES_MAX).then_some(shares))
 }
 
-/// The record of a partition that comes out of another one.
+/// Returns the record of a partition that is split off another one.
 fn new_part(old: &Inode, dir: Ino, range: Range, size: u64, subdirs: u32) -> Inode {
     Inode {
         nlink: 2 + subdirs,
@@ -98,7 +101,7 @@ fn new_part(old: &Inode, dir: Ino, range: Range, size: u64, subdirs: u32) -> Ino
     }
 }
 
-/// The partitions of a directory.
+/// Lists the partitions of a directory.
 pub(crate) fn partitions<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> Outcome<MetaReply> {
     let inode = txn.own_inode(dir)?;
     if !inode.is_dir() {

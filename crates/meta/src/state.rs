@@ -1,10 +1,8 @@
-//! The records of the shards of one node: what the store holds, under what was written
-//! since the last commit.
+//! The records of the shards of one node: the store, under the changes since the last commit.
 //!
-//! Operations write into an overlay. A commit turns the overlay into one
-//! atomic batch, so that many operations share one journal write. When the
-//! store refuses the batch, overlay and cache are thrown away and the state is
-//! what it was after the last good commit.
+//! Operations write into an overlay. A commit turns the overlay into one atomic batch, so that many
+//! operations share one log write (group commit). When the store refuses the batch, overlay and
+//! cache are dropped, and the state is that of the last good commit.
 
 use crate::cache::Cache;
 use crate::error::{Failure, OpenError, Outcome};
@@ -21,29 +19,29 @@ use std::sync::Arc;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::{Errno, ExecutorId, Ino, ShardId, ShardMap, VolumeId};
 
-/// Inode numbers reserved at a time. A number is given out only after the
-/// reservation has been synced, so that no power cut makes us give it out
-/// twice: objects of the lost file may still lie on some node.
+/// Inode numbers reserved at a time. A number is allocated only after the reservation has been
+/// synced, so that no power cut leads to a second use: objects of the lost file may still lie on
+/// some node.
 const STRIDE: u64 = 1 << 16;
 
-/// A partition of a directory with more entries is split, unless told otherwise.
+/// A partition of a directory with more entries is split, by default.
 const SPLIT_ABOVE: u64 = 1024;
 
-/// What a scan calls; it may fail and stop the scan with that.
+/// A function that a scan calls; it may fail, and that ends the scan.
 pub(crate) type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Outcome<ControlFlow<()>> + 'a;
 
-/// See the module.
+/// The records of a node; see the module.
 pub(crate) struct State<S> {
     pub store: S,
     overlay: Overlay,
     inode_cache: Cache<Ino, Arc<Inode>>,
-    /// Entries that were looked up in the store's tables, and keys where there is none.
+    /// Entries that were read from the store's tables, and keys without an entry.
     entry_cache: Cache<Key, Option<Entry>>,
     shard: Shard,
     map: ShardMap,
     /// The same, with the nodes as far as they are known.
     cluster: ClusterMap,
-    /// What that was at the last commit, if it is not the same.
+    /// The cluster map of the last commit, if it is not the same.
     cluster_before: Option<ClusterMap>,
     /// This node serves all shards.
     alone: bool,
@@ -53,17 +51,17 @@ pub(crate) struct State<S> {
     pub mixed: bool,
     /// The record of the store is to be written with the next commit.
     put_shard: bool,
-    /// What transactions of other nodes have locked.
+    /// Records that transactions of other nodes have locked.
     pub locks: Locks,
-    /// What clients have open without writing.
+    /// Files that clients have open without writing.
     pub opens: Opens,
     /// `shard.inodes` as of the last commit.
     committed_inodes: u64,
     next: u64,
-    /// The store said since the last commit that it has room.
+    /// The store has reported room since the last commit.
     room: bool,
     poisoned: bool,
-    /// Inodes that the operation under way has looked at, maybe more than once.
+    /// Inodes that the running operation has read, maybe more than once.
     pub seen: Vec<Ino>,
     /// Inodes that the last operation has changed.
     pub changed: Vec<Ino>,
@@ -92,6 +90,7 @@ impl<S: Store> State<S> {
                 })?;
                 if used {
                     return Err(OpenError::Damaged("shard record"));
+                // A store with records but without its own record has lost it.
                 }
                 let seed = tatami_wire::partition::name_seed(volume);
                 // Number 1 of shard 0 is the root.
@@ -105,7 +104,7 @@ impl<S: Store> State<S> {
             return Err(OpenError::Executor { found: shard.executor, wanted });
         }
         if record.is_some_and(|record| record != shard.encode()) {
-            // An older version wrote it, and must not touch it once this one has.
+            // An older version wrote it, and must not open it once this one has.
             store.commit(&[(keys::shard(), Some(shard.encode()))])?;
             store.sync()?;
         }
@@ -130,7 +129,7 @@ impl<S: Store> State<S> {
             cluster,
             cluster_before: None,
             alone,
-            // Directories that were on several nodes stay in partitions, wherever these are.
+            // Directories that were on several nodes stay in partitions, wherever these are now.
             spread: !alone || moved.is_some(),
             mixed: false,
             put_shard: false,
@@ -164,20 +163,21 @@ impl<S: Store> State<S> {
         self.shard.executor
     }
 
-    /// Whether other nodes have shards, too, or may get some.
+    /// Returns whether other nodes have shards, too, or may get some.
     pub fn is_spread(&self) -> bool {
         self.spread
     }
 
-    /// The map, with the nodes as far as they are known.
+    /// Returns the map, with the nodes as far as they are known.
     pub fn cluster(&self) -> &ClusterMap {
         &self.cluster
     }
 
-    /// Takes another map over, as a record if that is told.
+    /// Replaces the map; with `record`, durably.
     pub fn put_map(&mut self, cluster: ClusterMap, record: Option<Vec<u8>>) {
         let before = self.set_map(cluster);
         if record.is_some() {
+            // Kept for an undo: a failed commit must not leave the new map in force.
             self.cluster_before.get_or_insert(before);
             self.put(keys::map(), record);
             self.put_shard();
@@ -185,7 +185,7 @@ impl<S: Store> State<S> {
     }
 
     fn set_map(&mut self, cluster: ClusterMap) -> ClusterMap {
-        // Only maps of as many shards are merged.
+        // Only maps with the same number of shards are merged.
         if let Some(map) = cluster.shard_map() {
             self.alone = map.is_alone() && map.owner(ShardId(0)) == Some(self.shard.executor);
             self.map = map;
@@ -193,13 +193,13 @@ impl<S: Store> State<S> {
         std::mem::replace(&mut self.cluster, cluster)
     }
 
-    /// Forgets what was read of records that may be others by now.
+    /// Drops all cached records, which may have changed.
     pub fn forget_cached(&mut self) {
         self.inode_cache.clear();
         self.entry_cache.clear();
     }
 
-    /// Numbers of inodes up to `reserved` have been given out elsewhere.
+    /// Marks inode numbers up to `reserved` as allocated elsewhere.
     pub fn raise(&mut self, reserved: u64) {
         self.shard.reserved = self.shard.reserved.max(reserved);
         self.next = self.next.max(reserved);
@@ -211,22 +211,23 @@ impl<S: Store> State<S> {
         self.store.lost()
     }
 
-    /// Numbers of inodes up to this one may have been given out.
+    /// Returns the bound of the inode numbers that may have been allocated.
     pub fn reserved(&self) -> u64 {
         self.shard.reserved
     }
 
-    /// Number of shards that this node serves.
+    /// Returns the number of shards that this node serves.
     pub fn served(&self) -> usize {
         self.map.shards_of(self.shard.executor).count()
     }
 
-    /// Whether there is such a shard.
+    /// Returns whether there is such a shard.
     pub fn is_shard(&self, shard: ShardId) -> bool {
         self.map.owner(shard).is_some()
     }
 
-    /// The other node that has the record; `None` where it is of this node, or of no shard.
+    /// Returns the other node that has the record; `None` where it belongs to this node, or to no
+    /// shard.
     pub fn elsewhere(&self, key: &[u8]) -> Option<ExecutorId> {
         if self.alone {
             return None;
@@ -235,7 +236,7 @@ impl<S: Store> State<S> {
         (node != self.shard.executor).then_some(node)
     }
 
-    /// Whether the record is of a shard of this node.
+    /// Returns whether the record belongs to a shard of this node.
     pub fn has(&self, key: &[u8]) -> bool {
         keys::shard_of(key).is_some_and(|shard| self.owns(shard))
     }
@@ -248,13 +249,13 @@ impl<S: Store> State<S> {
         }
     }
 
-    /// Empties what the last operation has met.
+    /// Clears the lists of inodes that the last operation has read and changed.
     pub fn meet_nothing(&mut self) {
         self.seen.clear();
         self.changed.clear();
     }
 
-    /// Whether the records of `shard` lie here.
+    /// Returns whether the records of `shard` lie here.
     pub fn owns(&self, shard: ShardId) -> bool {
         self.map.owner(shard) == Some(self.shard.executor)
     }
@@ -276,18 +277,20 @@ impl<S: Store> State<S> {
         self.poisoned
     }
 
-    /// Whether there is room for more. A yes of the store counts for a batch, a no is asked again.
+    /// Returns whether there is room for more. A yes of the store counts for a batch, a no is
+    /// checked again.
     pub fn has_room(&mut self) -> bool {
         self.room = self.room || self.store.has_room();
         self.room
     }
 
-    /// Whether the store said since the last commit that it has room.
+    /// Returns whether the store has reported room since the last commit.
     pub fn knows_room(&self) -> bool {
         self.room
     }
 
-    /// A fresh inode number, given out on `birth`; for a directory, of any home.
+    /// Returns a fresh inode number, allocated by shard `birth`; a directory may get any owner
+    /// shard.
     pub fn allocate(&mut self, birth: ShardId, is_dir: bool) -> Outcome<Ino> {
         debug_assert!(self.owns(birth));
         if self.next >= self.shard.reserved {
@@ -296,7 +299,8 @@ impl<S: Store> State<S> {
                 return Err(Errno::ENOSPC.into());
             }
             let record = Shard { reserved, inodes: self.committed_inodes, ..self.shard }.encode();
-            // Apart from the overlay: it must be on disk before the number is used.
+            // Not through the overlay: the reservation must be on disk before the number is used,
+            // or a power cut would lead to a second use.
             self.with_store(|store| store.commit(&[(keys::shard(), Some(record))]))?;
             self.with_store(S::sync)?;
             self.shard.reserved = reserved;
@@ -316,7 +320,7 @@ impl<S: Store> State<S> {
         }
     }
 
-    /// What is at `key`, where memory holds it.
+    /// Returns the value at `key`, if it is in memory.
     fn known(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         match self.overlay.get(key) {
             Some(value) => Some(value),
@@ -325,14 +329,15 @@ impl<S: Store> State<S> {
     }
 
     pub fn put(&mut self, key: Key, value: Option<Vec<u8>>) {
+        // The cache must not answer for a key whose value has changed.
         if key.first() == Some(&keys::tag::ENTRY) {
             self.entry_cache.remove(&key);
         }
         self.overlay.insert(key, value);
     }
 
-    /// The entry at `key`, from memory or the tables. From there it is put into the cache with
-    /// `again`, when it may be asked for again: not before it is changed.
+    /// Returns the entry at `key`, from memory or the tables. With `again`, an entry from the
+    /// tables is cached, because it may be read again: not so before a change.
     pub fn entry(&mut self, key: &Key, again: bool) -> Outcome<Option<Entry>> {
         if let Some(known) = self.known(key) {
             return Ok(known.map(Entry::decode).transpose()?);
@@ -347,7 +352,7 @@ impl<S: Store> State<S> {
         Ok(entry)
     }
 
-    /// The inode, from the cache or the records.
+    /// Returns the inode, from the cache or the records.
     pub fn inode(&mut self, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
         if let Some(inode) = self.inode_cache.get(&ino) {
             return Ok(Some(inode));
@@ -360,8 +365,8 @@ impl<S: Store> State<S> {
             None => self.store.fetch(&key)?.map(|record| Inode::decode(&record)).transpose()?,
         };
         let Some(inode) = inode.map(Arc::new) else { return Ok(None) };
-        // What is in memory is read nearly as fast without the cache; a directory is asked for
-        // again and again.
+        // Records in memory are read nearly as fast without the cache; a directory is read again
+        // and again.
         if !in_memory || inode.is_dir() {
             self.inode_cache.put(ino, inode.clone());
         }
@@ -376,8 +381,8 @@ impl<S: Store> State<S> {
         });
     }
 
-    /// As [`State::put_inode`], of a number that was never used. The cache does without: not everybody
-    /// who makes many asks for them.
+    /// As [`State::put_inode`], of a number that was never used. It does not go to the cache: many
+    /// clients that make files do not read them.
     pub fn put_new_inode(&mut self, ino: Ino, inode: &Inode) {
         self.put(keys::inode(ino), Some(inode.encode()));
     }
@@ -429,7 +434,7 @@ impl<S: Store> State<S> {
         self.put_shard = true;
     }
 
-    /// Whether there is something to commit.
+    /// Returns whether there is something to commit.
     pub fn is_dirty(&self) -> bool {
         !self.overlay.is_empty() || self.put_shard || self.shard.inodes != self.committed_inodes
     }
@@ -440,7 +445,7 @@ impl<S: Store> State<S> {
         if !self.is_dirty() {
             return Ok(());
         }
-        // As it is now: numbers may have been reserved since it was asked for.
+        // With its current values: numbers may have been reserved since the request.
         if self.put_shard || self.shard.inodes != self.committed_inodes {
             self.put_shard = false;
             self.overlay.insert(keys::shard(), Some(self.shard.encode()));
@@ -453,6 +458,8 @@ impl<S: Store> State<S> {
                 Ok(())
             }
             Err(e) => {
+                // The overlay is gone: the caches and the map must not show changes that never
+                // happened.
                 self.forget_cached();
                 if let Some(before) = self.cluster_before.take() {
                     self.set_map(before);
@@ -463,7 +470,7 @@ impl<S: Store> State<S> {
         }
     }
 
-    /// Makes everything committed survive a power cut.
+    /// Makes all commits survive a power cut.
     pub fn sync(&mut self) -> Result<(), StoreError> {
         self.with_store(S::sync)
     }
@@ -487,14 +494,15 @@ impl<S: Store> State<S> {
         self.judged(result)
     }
 
-    /// Notes what the result of a write says of the store.
+    /// Marks the state as poisoned by any error but a full disk.
     fn judged(&mut self, result: Result<(), StoreError>) -> Result<(), StoreError> {
         result.inspect_err(|e| self.poisoned |= !matches!(e, StoreError::Full { .. }))
     }
 }
 
-/// Learns what another map knows better; whether there was something. Nodes of which none was known are no news: whoever made
-/// the map that this one began with knew them, and all maps that are the same have one epoch.
+/// Merges newer entries of another map. Returns whether there were any. A first list of nodes is no
+/// news: the author of the map that this executor began with knew them, and all equal maps have one
+/// epoch.
 pub(crate) fn absorb(cluster: &mut ClusterMap, other: &ClusterMap) -> bool {
     let moves = |map: &ClusterMap| map.moves.iter().map(|moves| u64::from(*moves)).sum::<u64>();
     if cluster.nodes.is_empty() && cluster.volume == other.volume {
@@ -532,7 +540,7 @@ mod tests {
     }
 
     proptest! {
-        /// Overlay over store reads as one map that has both.
+        /// Overlay over store reads as one map with both.
         #[test]
         fn a_scan_sees_one_map(
             below in proptest::collection::btree_map(proptest::collection::vec(0u8..4, 1..4), any::<u8>(), 0..20),
@@ -623,7 +631,7 @@ mod tests {
         ));
         let mut older = store.clone();
         record[8] = 1;
-        // Before 8 it did not tell which executor of the node it is of.
+        // Before version 8 it did not record the executor of the node.
         record.pop();
         older.change(&(b"S".to_vec(), Some(record)));
         let older = open(VOLUME, HERE, older).expect("opens").store;

@@ -1,8 +1,8 @@
 //! The ordered key-value store under the namespace.
 //!
-//! The trait is small on purpose: a map in memory serves the simulator and the
-//! tests, and one store can be exchanged for another when a measurement says
-//! so. Keys and values are bytes; keys are ordered bytewise.
+//! The trait is small on purpose: a map in memory serves the simulator and the tests, and one store
+//! can be replaced by another when a measurement justifies that. Keys and values are bytes; keys
+//! are ordered bytewise.
 
 use std::ops::ControlFlow;
 
@@ -20,36 +20,36 @@ pub use self::faulty::FaultyStore;
 pub use self::fjall::{FjallStore, Opening};
 pub use self::memory::MemoryStore;
 
-/// One change: a key, and the value to put there or `None` to delete it.
+/// One change: a key, and its new value, or `None` to delete it.
 pub type Change = (Vec<u8>, Option<Vec<u8>>);
 
-/// Longest key we make, in bytes: an entry or attribute key with the longest name.
+/// The longest key in use, in bytes: an entry or attribute key with the longest name.
 pub const KEY_MAX: usize = 1 + 8 + 8 + tatami_wire::NAME_MAX;
 
-/// Work that a store leaves to be done beside it. Any thread may do it; the store goes on meanwhile.
+/// A background task of a store. Any thread may run it; the store goes on meanwhile.
 pub type Chore = Box<dyn FnOnce() + Send>;
 
-/// The slow part of a sync. Any thread may do it; the store goes on meanwhile. Its result goes to [`Store::end_sync`].
+/// The slow part of a sync. Any thread may run it; the store goes on meanwhile. Its result goes to
+/// [`Store::end_sync`].
 pub type SyncWork = Box<dyn FnOnce() -> std::io::Result<()> + Send>;
 
-/// What visits a pair during a scan and says whether to go on.
+/// A function that visits a pair during a scan, and returns whether to go on.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> ControlFlow<()> + 'a;
 
 /// An ordered map from bytes to bytes with atomic batches.
 pub trait Store {
-    /// The value at `key`, as of the last commit.
+    /// Returns the value at `key`, as of the last commit.
     ///
     /// # Errors
     /// Those of the disk.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError>;
 
-    /// What [`Store::get`] would say, where that is known without looking at the disk: `None`
-    /// where it is not.
+    /// Returns the result of [`Store::get`] if it is known without a disk access; else `None`.
     fn known(&self, _key: &[u8]) -> Option<Option<&[u8]>> {
         None
     }
 
-    /// What [`Store::get`] would say of a key of which nothing is [`Store::known`].
+    /// Returns the result of [`Store::get`] for a key that is not [`Store::known`].
     ///
     /// # Errors
     /// Those of the disk.
@@ -57,33 +57,32 @@ pub trait Store {
         self.get(key)
     }
 
-    /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in
-    /// key order, until it breaks.
+    /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in key order, until it
+    /// breaks.
     ///
     /// # Errors
     /// Those of the disk.
     fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Result<(), StoreError>;
 
-    /// Makes all changes or none. When it returns, they survive the death of
-    /// the process; what survives a power cut is told by [`Store::sync`]. The
-    /// keys of a batch are distinct.
+    /// Makes all changes or none. When it returns, they survive the death of the process;
+    /// [`Store::sync`] defines which survive a power cut. The keys of a batch are distinct.
     ///
     /// # Errors
-    /// After [`StoreError::Full`] nothing has been written and the store goes on
-    /// working. After any other error it is not known what was
-    /// written: the store refuses all further commits with
-    /// [`StoreError::Poisoned`] until it is opened again.
+    /// After [`StoreError::Full`] nothing has been written, and the store goes on working. After
+    /// any other error it is unknown which changes were written: the store refuses all further
+    /// commits with [`StoreError::Poisoned`] until it is opened again.
     fn commit(&mut self, batch: &[Change]) -> Result<(), StoreError>;
 
-    /// Makes everything committed survive a power cut. When a power cut comes
-    /// first, a prefix of the commits survives, none in part.
+    /// Makes all commits survive a power cut. When a power cut comes first, a prefix of the commits
+    /// survives, none in part.
     ///
     /// # Errors
-    /// Any error poisons the store: after a failed fsync nobody knows what the
-    /// disk holds. (Rebello et al., USENIX ATC 2020.)
+    /// Any error poisons the store: after a failed fsync the content of the disk is unknown.
+    /// (Rebello et al., USENIX ATC 2020.)
     fn sync(&mut self) -> Result<(), StoreError>;
 
-    /// Begins a sync of everything committed so far, of which another thread does the slow part. `None`: it is done already.
+    /// Begins a sync of all commits so far; another thread does the slow part. `None`: it is done
+    /// already.
     ///
     /// # Errors
     /// As [`Store::sync`].
@@ -91,7 +90,7 @@ pub trait Store {
         self.sync().map(|()| None)
     }
 
-    /// Takes what became of the slow part of a sync.
+    /// Takes the result of the slow part of a sync.
     ///
     /// # Errors
     /// Its failure, which poisons the store as that of [`Store::sync`] does.
@@ -99,26 +98,26 @@ pub trait Store {
         result.map_err(|source| StoreError::Io { path: String::new(), op: "fsync", source })
     }
 
-    /// Whether the disk has room for more records with some to spare. When it
-    /// has not, the namespace refuses what would make it grow and still
-    /// accepts removals.
+    /// Returns whether the disk has room for more records with some to spare. When it has not, the
+    /// namespace refuses operations that add records, and still accepts removals.
     fn has_room(&mut self) -> bool {
         true
     }
 
-    /// After a full disk: does what was left undone for want of room; whether there is room again.
+    /// Retries after a full disk the work that had failed for want of room. Returns whether there
+    /// is room again.
     fn recover(&mut self) -> bool {
         self.has_room()
     }
 
-    /// Work that waits, if there is some: to be asked for after commits. What nobody takes, the
-    /// store does during a later commit.
+    /// Takes a waiting background task, if there is one. Callers ask after commits. A task that is
+    /// never taken is run by the store during a later commit.
     fn take_chore(&mut self) -> Option<Chore> {
         None
     }
 
-    /// Makes everything committed survive a power cut, and notes that nothing follows: what is missing when the store
-    /// is opened again was lost. It refuses all commits from then on.
+    /// Makes all commits survive a power cut, and records that nothing follows: records missing at
+    /// the next open were lost. It refuses all commits from then on.
     ///
     /// # Errors
     /// As [`Store::sync`].
@@ -126,16 +125,16 @@ pub trait Store {
         self.sync()
     }
 
-    /// 0, or where acknowledged changes were lost and the operator accepted that, a number above all that they may have
-    /// counted: inode numbers that were given out, and the like.
+    /// Returns 0; or, where acknowledged changes were lost and the operator accepted that, a bound
+    /// above all that they may have counted: allocated inode numbers, and the like.
     fn lost(&self) -> u64 {
         0
     }
 }
 
-/// Why the store could not do as told.
+/// The reason why the store failed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the texts state it
 pub enum StoreError {
     #[error("{path}: {op}: {source}")]
     Io { path: String, op: &'static str, source: std::io::Error },
@@ -166,7 +165,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// The error number for the caller of an operation.
+    /// Returns the error number for the caller of an operation.
     pub fn errno(&self) -> tatami_wire::Errno {
         match self {
             StoreError::Full { .. } => tatami_wire::Errno::ENOSPC,
@@ -175,8 +174,8 @@ impl StoreError {
     }
 }
 
-/// The smallest key above all keys that start with `prefix`, or `None` when
-/// there is none (the prefix is empty or all ones).
+/// Returns the smallest key above all keys that start with `prefix`, or `None` when there is none
+/// (the prefix is empty or all ones).
 pub(crate) fn prefix_end(prefix: &[u8]) -> Option<Vec<u8>> {
     let last = prefix.iter().rposition(|b| *b != 0xff)?;
     let mut end = prefix[..=last].to_vec();

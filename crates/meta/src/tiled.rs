@@ -1,14 +1,14 @@
-//! Tiled files: pieces, their tiles, and where the file was cut.
+//! Tiled files: pieces, their tiles, and the cuts of the file.
 //!
-//! Beside the inode of such a file lies a `T` record with what is true of all pieces, and a `P`
-//! record a piece with its tiles. The size of the file is the largest of three: the
-//! base, the end of the tiles as far as no cut took them, and what the last cut left.
-//! All of it is learnt here, from tiles that are decoded when they are published, so that
-//! no client is believed a size.
+//! Beside the inode of such a file lies a `T` record with the sums over all pieces, and a `P`
+//! record for each piece with its tiles. The size of the file is the largest of three: the base,
+//! the end of the tiles as far as no cut removed them, and the size of the last cut. All of it is
+//! computed here, from tiles that are decoded when they are published, so that no client's claim of
+//! a size is trusted.
 //!
-//! A piece is open while the client that made it has the file open for writing. When that has
-//! ended without a last publication, the file goes on the list of those to be settled:
-//! the journals of such pieces are read there for the last time.
+//! A piece is open while the client that made it has the file open for writing. When that has ended
+//! without a last publication, the file needs a size recovery: then the journals of such pieces are
+//! read for the last time.
 
 mod record;
 mod relayout;
@@ -84,7 +84,7 @@ pub(crate) fn add_pieces<S: Store>(
     Ok(MetaReply::Pieces { first, stamp })
 }
 
-/// Replaces the tiles of some pieces, adds cuts, and notes what the base is now.
+/// Replaces the tiles of some pieces, adds cuts, and records the current base.
 pub(crate) fn publish<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -103,7 +103,7 @@ pub(crate) fn publish<S: Store>(
     for cut in cuts {
         tiled.stamp = tiled.stamp.max(cut.stamp);
         tiled.cut(*cut)?;
-        // Who cuts the tiles has cut the base before.
+        // A client that cuts the tiles has cut the base before.
         tiled.base_size = tiled.base_size.min(cut.size);
     }
     let (mut told, mut shorter) = (BTreeMap::new(), false);
@@ -124,7 +124,7 @@ pub(crate) fn publish<S: Store>(
     if let Some(base) = base {
         (tiled.base_size, tiled.base_blocks) = (base.size, base.blocks);
     }
-    // Without pieces it is its base, unless it was made longer than that.
+    // Without pieces it consists of its base, unless it was made longer than that.
     let whole = tiled.pieces == 0 && tiled.size() == tiled.base_size;
     if whole {
         tiled.cuts.clear();
@@ -163,7 +163,7 @@ fn check_parts(parts: &[Part], cuts: &[Cut]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Replaces the tiles of one piece. Returns the ends of what it had and has of the file.
+/// Replaces the tiles of one piece. Returns the old and the new end of its tiles in the file.
 fn publish_part<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -191,7 +191,7 @@ fn publish_part<S: Store>(
     if writer.is_none() {
         tiled.open = tiled.open.saturating_sub(1);
         drop_object(txn, old.node, ino, Piece::journal_of(part.piece));
-        // Nobody wrote to it.
+        // No client wrote to it.
         if tiles.tiles().is_empty() {
             drop_object(txn, old.node, ino, Piece::bytes_of(part.piece));
             txn.delete(key);
@@ -207,7 +207,7 @@ fn publish_part<S: Store>(
     Ok((before, end))
 }
 
-/// The end of what tiles have of a file that was cut so.
+/// Returns the end of tiles in a file with these cuts.
 fn end_of(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, Damaged> {
     let cuts = cuts.iter().map(|cut| tatami_layout::Cut { stamp: cut.stamp, size: cut.size });
     // No base: it is counted elsewhere.
@@ -215,7 +215,7 @@ fn end_of(tiles: PieceTiles, cuts: &[Cut]) -> Result<u64, Damaged> {
     if index.size() > FILE_SIZE_MAX { Err(Damaged("tiles")) } else { Ok(index.size()) }
 }
 
-/// The end of what an encoded piece has of a file.
+/// Returns the end of an encoded piece's tiles in a file.
 pub(crate) fn end_of_encoded(tiles: &[u8], cuts: &[Cut]) -> Result<u64, Damaged> {
     if tiles.is_empty() {
         return Ok(0);
@@ -223,7 +223,7 @@ pub(crate) fn end_of_encoded(tiles: &[u8], cuts: &[Cut]) -> Result<u64, Damaged>
     end_of(PieceTiles::decode(tiles).map_err(|_| Damaged("tiles"))?, cuts)
 }
 
-/// The end of all pieces; `known` are ends of pieces that are not in the store yet.
+/// Returns the end of all pieces; `known` are ends of pieces that are not in the store yet.
 fn end_of_all<S: Store>(
     txn: &Txn<'_, S>,
     ino: Ino,
@@ -243,7 +243,7 @@ fn end_of_all<S: Store>(
     Ok(end)
 }
 
-/// A page of pieces.
+/// Returns a page of pieces.
 pub(crate) fn tiles<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -254,7 +254,7 @@ pub(crate) fn tiles<S: Store>(
     if !inode.is_file() {
         return Err(Errno::EINVAL.into());
     }
-    // What is written where is as good as reading a part of it.
+    // Knowing which bytes are written equals reading a part of the file.
     if !txn.ctx.trusted && txn.get(&keys::writer(ino, txn.ctx.client))?.is_none() {
         permission::check(&inode, txn.cred, want::READ)?;
     }
@@ -301,8 +301,8 @@ pub(crate) fn tiles<S: Store>(
     Ok(MetaReply::Tiles(Page { pieces, end, cuts, version, blocks, base_size }))
 }
 
-/// Cuts a tiled file, whose base is `size` bytes long by now, and tells its size and
-/// storage. Cut to nothing, it loses all closed pieces, and with the last one is whole again.
+/// Cuts a tiled file, whose base has `size` bytes already. Returns the file's size and storage. A
+/// file that is cut to nothing loses all closed pieces, and with the last one is whole again.
 pub(crate) fn cut<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -311,7 +311,7 @@ pub(crate) fn cut<S: Store>(
 ) -> Outcome<(u64, u64)> {
     let old = txn.inode(ino)?;
     let mut tiled = load(txn, ino, &old)?.ok_or(Damaged("tiled file"))?;
-    // Of a base that was written since, its writer has told.
+    // The writer of a later base has reported its size.
     if set.changed.is_none_or(|changed| changed >= old.changed) {
         tiled.base_size = size;
         let others = tiled.blocks;
@@ -359,11 +359,11 @@ fn drop_object<S: Store>(txn: &mut Txn<'_, S>, node: NodeId, ino: Ino, object: P
     txn.add_garbage(node, keys::dropped(node, ino, object));
 }
 
-/// What a writer of a tiled file has told of it at close or fsync, with the size that it
-/// has for all who know its tiles; `None` for what is older than what is known.
+/// Applies a writer's report of a tiled file at close or fsync. Returns it with the size that
+/// results from all tiles; `None` for a report older than the known state.
 ///
-/// A writer tells of the file, or, if it opened it before there were tiles, of the base. Either
-/// size counts as that of the base: the file is not shorter, and not longer than both.
+/// A writer reports the file, or, if it opened it before there were tiles, the base. Either size
+/// counts as that of the base: the file is not shorter, and not longer than both.
 pub(crate) fn base_told<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -384,7 +384,7 @@ pub(crate) fn base_told<S: Store>(
     Ok(Some(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state }))
 }
 
-/// As [`base_told`], of what was learnt after a writer's death: no smaller than before.
+/// As [`base_told`], for a recovery after a writer's death: the size does not shrink.
 pub(crate) fn learn<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -398,8 +398,8 @@ pub(crate) fn learn<S: Store>(
     Ok(DataState { size: tiled.size(), blocks: tiled.storage(), ..*state })
 }
 
-/// A client that has made pieces has the file not open for writing any more: if it leaves open
-/// ones behind, their journals must be read.
+/// Handles the last close for writing by a client that has made pieces: if it leaves open ones
+/// behind, their journals must be read.
 pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<()> {
     if !txn.peek(ino, |inode| inode.layout.is_tiled() && !inode.unsettled)? {
         return Ok(());
@@ -412,7 +412,7 @@ pub(crate) fn abandon<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId
     Ok(())
 }
 
-/// Whether pieces that this client has made are open.
+/// Returns whether pieces that this client has made are open.
 fn has_open<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<bool> {
     let (prefix, mut found) = (keys::of_ino(tag::PIECE, ino), false);
     txn.scan(&prefix, &prefix, &mut |_, value| {
@@ -422,14 +422,15 @@ fn has_open<S: Store>(txn: &Txn<'_, S>, ino: Ino, client: ClientId) -> Outcome<b
     Ok(found)
 }
 
-/// Removes all records of pieces; their objects become garbage. Returns the nodes that keep some.
+/// Removes all records of pieces; their objects become garbage. Returns the nodes with such
+/// objects.
 pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeSet<NodeId>> {
     let mut objects: Vec<(NodeId, Piece)> = Vec::new();
     let mut keys: Vec<Key> = vec![keys::tiled(ino)];
     let prefix = keys::of_ino(tag::PIECE, ino);
     txn.scan(&prefix, &prefix, &mut |key, value| {
         keys.push(key.to_vec());
-        // The objects of one that does not read are found by the next check.
+        // The next check finds the objects of a piece that cannot be decoded.
         if let (Some(Parsed::Piece { number, .. }), Ok(record)) =
             (keys::parse(key), PieceRecord::decode(value))
         {
@@ -447,7 +448,8 @@ pub(crate) fn forget<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<BTreeS
     Ok(nodes)
 }
 
-/// The inode, if the client may write its bytes: because it has it open for that, or could.
+/// Returns the inode, if the client may write its bytes: because it has it open for writing, or
+/// could.
 fn writable<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Arc<Inode>> {
     let inode = txn.inode(ino)?;
     if !inode.is_file() {
@@ -472,7 +474,7 @@ fn put<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &Tiled) {
     txn.put(keys::tiled(ino), tiled.encode());
 }
 
-/// A stamp later than all that the file knows.
+/// Returns a stamp later than all that the file has.
 fn tick<S: Store>(txn: &Txn<'_, S>, tiled: &mut Tiled) -> u64 {
     let now = txn.now();
     let micros = now.sec.saturating_mul(1_000_000).saturating_add(i64::from(now.nsec) / 1000);

@@ -1,5 +1,5 @@
-//! Extended attributes, by the rules of xattr(7), and access control lists in
-//! the form in which the kernel passes them as attributes.
+//! Extended attributes, by the rules of xattr(7), and access control lists in the form in which the
+//! kernel passes them as attributes.
 
 use crate::acl::Acl;
 use crate::error::Outcome;
@@ -21,7 +21,7 @@ const BYTES_MAX: u32 = 1 << 20;
 const ACCESS: &[u8] = b"system.posix_acl_access";
 const DEFAULT: &[u8] = b"system.posix_acl_default";
 
-/// To which of the namespaces of xattr(7) a name belongs.
+/// The namespace of xattr(7) that a name belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Space {
     User,
@@ -202,7 +202,7 @@ fn set_list<S: Store>(
     space: Space,
     value: &[u8],
 ) -> Outcome<MetaReply> {
-    // setxattr(2) with an empty value takes the list away.
+    // setxattr(2) with an empty value removes the list.
     let acl = if value.is_empty() { None } else { Acl::from_xattr(value)? };
     if space == Space::DefaultList && acl.is_some() && !txn.inode(ino)?.is_dir() {
         return Err(Errno::EACCES.into());

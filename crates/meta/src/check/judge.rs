@@ -1,4 +1,4 @@
-//! Compares the inodes of a survey with what their records add up to.
+//! Compares the inodes of a survey with the sums of their records.
 
 use super::survey::Survey;
 use super::{Mend, Problem, peek, pieces};
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use tatami_wire::{Ino, Kind};
 
-/// All problems, in the order in which they are to be mended.
+/// Returns all problems, in the order in which they are to be repaired.
 pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outcome<Vec<Problem>> {
     let mut judge = Judge { problems: std::mem::take(&mut survey.problems), ..Judge::default() };
     let inodes = std::mem::take(&mut survey.inodes);
@@ -35,7 +35,7 @@ pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outco
     if survey.next().is_none() {
         judge.count(txn)?;
     }
-    // Counts are set first: what comes after changes them by one.
+    // Counts are set first: later repairs change them by one.
     let mut problems = judge.problems;
     problems.append(&mut judge.later);
     Ok(problems)
@@ -44,7 +44,7 @@ pub(super) fn judge<S: Store>(txn: &mut Txn<'_, S>, mut survey: Survey) -> Outco
 #[derive(Default)]
 struct Judge {
     problems: Vec<Problem>,
-    /// What is mended after all counts are right.
+    /// Repairs that follow after all counts are right.
     later: Vec<Problem>,
     /// Directories that have the root among their ancestors.
     rooted: BTreeSet<Ino>,
@@ -94,7 +94,7 @@ impl Judge {
         }
     }
 
-    /// Anything but a directory.
+    /// Checks an inode other than a directory.
     fn other<S: Store>(&mut self, txn: &Txn<'_, S>, survey: &Survey, ino: Ino, inode: &Inode) {
         let names = survey.names.get(&ino).copied().unwrap_or_default();
         let kept = survey.keepers.contains_key(&ino);
@@ -163,7 +163,7 @@ impl Judge {
             self.later(ino, "no entry leads to it", Mend::Rescue { entry: None });
             return Ok(());
         }
-        // It stays where it says that it lies, if an entry there leads to it.
+        // It stays in the directory that it names as its parent, if an entry there leads to it.
         let at = places.iter().position(|(dir, _)| *dir == inode.parent);
         let (dir, key) = places.swap_remove(at.unwrap_or(0));
         self.too_many(ino, places);
@@ -172,7 +172,7 @@ impl Judge {
             self.set(ino, what, move |inode| inode.parent = dir);
         }
         if !self.is_rooted(txn, ino, dir)? {
-            // Once rescued, it roots all others that hang on it.
+            // Once rescued, it roots all others below it.
             self.rooted.insert(ino);
             let what = "it cannot be reached from the root";
             self.later(ino, what, Mend::Rescue { entry: Some((dir, key)) });
@@ -187,7 +187,7 @@ impl Judge {
         }
     }
 
-    /// Whether the root is above `dir`, in which `ino` lies.
+    /// Returns whether the root is above `dir`, in which `ino` lies.
     fn is_rooted<S: Store>(
         &mut self,
         txn: &mut Txn<'_, S>,
@@ -204,7 +204,7 @@ impl Judge {
             }
             match peek(txn, dir)? {
                 Some(inode) if inode.is_dir() && inode.parent.0 != 0 => dir = inode.parent,
-                // It is itself lost, and found as that.
+                // That directory is lost itself, and is found as such.
                 _ => break true,
             }
         };

@@ -1,7 +1,9 @@
-//! Mending what does not fit between nodes, for who has compared it. See [`tatami_wire::mend`].
+//! Repairs of records that do not agree between nodes, for the client that has compared them. See
+//! [`tatami_wire::mend`].
 //!
-//! Each mend looks at all that it depends on before it writes. It is run as any operation that touches several nodes: what it has
-//! looked at elsewhere is locked, so all of it is true when it takes effect.
+//! Each repair reads all records that it depends on before it writes. It runs like any operation on
+//! several nodes: the records that it has read elsewhere are locked, so all of them are current
+//! when it takes effect.
 
 use super::{parts, uncount};
 use crate::error::{Failure, Outcome};
@@ -18,7 +20,7 @@ use tatami_wire::meta::{Bytes, MetaReply};
 use tatami_wire::partition::Range;
 use tatami_wire::{Errno, Ino};
 
-/// The entries of this node that lead to these inodes.
+/// Returns the entries of this node that lead to these inodes.
 pub(crate) fn names_of<S: Store>(txn: &Txn<'_, S>, inos: &[Ino]) -> Outcome<MetaReply> {
     if inos.len() > NAMED_MAX {
         return Err(Errno::E2BIG.into());
@@ -42,7 +44,7 @@ pub(crate) fn names_of<S: Store>(txn: &Txn<'_, S>, inos: &[Ino]) -> Outcome<Meta
     Ok(MetaReply::Named { names, more })
 }
 
-/// Mends what is told; whether it was as it was told.
+/// Makes the given repair. Returns whether the records were as described.
 pub(crate) fn mend<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: &Mend) -> Outcome<MetaReply> {
     let mended = match mend {
         Mend::Entry(place) => entry(txn, ino, place)?,
@@ -59,17 +61,17 @@ pub(crate) fn mend<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: &Mend) -> Out
     Ok(MetaReply::Mended(mended))
 }
 
-/// The inode, if there is one that can have a name.
+/// Returns the inode, if there is one that can have a name.
 fn named<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<Option<Arc<Inode>>> {
     match txn.find(ino) {
         Ok(found) => Ok(found.filter(|inode| !inode.is_part())),
-        // Of a shard that there never was.
+        // Of a shard that never existed.
         Err(Failure::Errno(Errno::ESTALE)) => Ok(None),
         Err(failure) => Err(failure),
     }
 }
 
-/// The inode, if it has this version.
+/// Returns the inode, if it has this version.
 fn unchanged<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -78,7 +80,7 @@ fn unchanged<S: Store>(
     Ok(named(txn, ino)?.filter(|inode| inode.version == version))
 }
 
-/// The entry at this place, if it leads to `ino`.
+/// Returns the entry at this place, if it leads to `ino`.
 fn leads<S: Store>(txn: &mut Txn<'_, S>, place: &Place, ino: Ino) -> Outcome<Option<Entry>> {
     Ok(txn.entry(place.part, &place.name)?.filter(|entry| entry.ino == ino))
 }
@@ -104,7 +106,8 @@ fn entry<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, place: &Place) -> Outcome<boo
     Ok(true)
 }
 
-/// Whether a directory that is not there has partitions besides the first: then its entries are not lost.
+/// Returns whether a missing directory has partitions besides the first: then its entries are not
+/// lost.
 fn has_parts<S: Store>(txn: &mut Txn<'_, S>, dir: Ino) -> Outcome<bool> {
     let map = txn.state.map();
     if map.owner(dir.shard()).is_none() || map.directory_of(dir) != dir {
@@ -151,7 +154,7 @@ fn set_parent<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, dir: Ino) -> Outcome<boo
 
 fn links<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, version: u64, nlink: u32) -> Outcome<bool> {
     let Some(inode) = unchanged(txn, ino, version)? else { return Ok(false) };
-    // What a directory has in it its node counts by itself.
+    // A directory's own node counts its contents.
     let may_be = match inode.is_dir() {
         true => (inode.nlink, nlink) == (0, 2),
         false => nlink > 0 || inode.keepers > 0,
@@ -204,7 +207,7 @@ fn rescue<S: Store>(
             txn.detach(place.part, &place.name, ino)?;
         }
         Some(_) => return Ok(false),
-        // What it says of its names is wrong: it has none.
+        // Its link count is wrong: it has no names.
         None if !inode.is_dir() => txn.edit(ino)?.nlink = 0,
         None => {}
     }

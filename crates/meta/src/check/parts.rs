@@ -1,4 +1,4 @@
-//! Partitions of which somebody has lost the record, and those of which their directory does not know.
+//! Partitions whose record is lost, and those that their directory does not know.
 
 use super::uncount;
 use crate::error::{Failure, Outcome};
@@ -13,10 +13,10 @@ use tatami_wire::mend::{EMPTIED_MAX, PARTED_MAX, Parted};
 use tatami_wire::meta::MetaReply;
 use tatami_wire::partition::Range;
 
-/// Most records looked at for one answer.
+/// Most records that are read for one answer.
 const LOOK_MAX: usize = 256 * 1024;
 
-/// The directories and partitions of this node of which the entries are in several.
+/// Returns the directories of this node that are split, and the partitions of this node.
 pub(crate) fn parts<S: Store>(txn: &Txn<'_, S>, after: Ino) -> Outcome<MetaReply> {
     let (mut parts, mut looked, mut next) = (Vec::new(), 0, None);
     txn.scan(&keys::inode(after), &[tag::INODE], &mut |key, value| {
@@ -42,7 +42,7 @@ pub(crate) fn parts<S: Store>(txn: &Txn<'_, S>, after: Ino) -> Outcome<MetaReply
     Ok(MetaReply::Parts { parts, next })
 }
 
-/// Makes the record of a partition anew.
+/// Makes a new record for a partition.
 pub(super) fn make_anew<S: Store>(
     txn: &mut Txn<'_, S>,
     part: Ino,
@@ -83,7 +83,7 @@ pub(super) fn make_anew<S: Store>(
         nlink: 2 + subdirs,
         size,
         version: other.version + 1,
-        // Where the directory lies is found by its name.
+        // The parent of a directory is found by the directory's name.
         parent: if range.from == 0 { Ino(0) } else { dir },
         keepers: 0,
         writers: 0,
@@ -100,7 +100,7 @@ pub(super) fn make_anew<S: Store>(
     Ok(true)
 }
 
-/// Entries of a partition, at most [`EMPTIED_MAX`], with their names.
+/// Returns entries of a partition, at most [`EMPTIED_MAX`], with their names.
 fn some_entries<S: Store>(txn: &Txn<'_, S>, part: Ino) -> Outcome<Vec<(Key, Vec<u8>, Entry)>> {
     let prefix = keys::of_ino(tag::ENTRY, part);
     let mut entries = Vec::new();
@@ -114,7 +114,8 @@ fn some_entries<S: Store>(txn: &Txn<'_, S>, part: Ino) -> Outcome<Vec<(Key, Vec<
     Ok(entries)
 }
 
-/// Brings entries of a partition to where its directory has such names; removes it when it has none.
+/// Moves entries of a partition to the partition where its directory has such names; removes it
+/// when it has none left.
 pub(super) fn empty<S: Store>(txn: &mut Txn<'_, S>, part: Ino) -> Outcome<bool> {
     let Some(inode) = txn.find(part)?.filter(|inode| inode.is_part()) else { return Ok(false) };
     let dir = txn.state.map().whole(part, inode.range.from);

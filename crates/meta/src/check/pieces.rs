@@ -1,4 +1,4 @@
-//! What the records of tiled files say, and what is wrong with them.
+//! The records of tiled files, and their problems.
 
 use super::survey::Survey;
 use super::{Mend, Problem};
@@ -12,27 +12,27 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use tatami_wire::{Ino, NodeId, Piece};
 
-/// What lies beside one inode.
+/// The records that lie beside one inode.
 #[derive(Default)]
 pub(super) struct Beside {
-    /// The `T` record; `None` inside for one that does not read.
+    /// The `T` record; `None` inside for one that cannot be decoded.
     tiled: Option<Option<Tiled>>,
-    /// Pieces that read, and those of them that are open.
+    /// Pieces that can be decoded, and those of them that are open.
     pieces: u32,
     open: u32,
     blocks: u64,
     end: u64,
     /// Highest number that a piece has, or had.
     highest: u32,
-    /// Keys of pieces that do not read.
+    /// Keys of pieces that cannot be decoded.
     damaged: Vec<(u32, Key)>,
     /// Numbers of pieces, and whether each is open.
     numbers: BTreeMap<u32, bool>,
-    /// Objects that are to be removed, and the keys that say so.
+    /// Objects that are to be removed, and the keys of these records.
     dropped: Vec<(NodeId, Piece, Key)>,
 }
 
-/// Gathers the records of the range, and reports those of inodes that are not there.
+/// Gathers the records of the range, and reports those of missing inodes.
 pub(super) fn take<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
     let mut lost: Vec<(Ino, &'static str, Key)> = Vec::new();
     txn.scan(&[tag::TILED], &[tag::TILED], &mut |key, value| {
@@ -65,7 +65,7 @@ pub(super) fn take<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<(
     take_dropped(survey, txn)
 }
 
-/// Objects that are to be removed although a piece needs them.
+/// Reports objects that are to be removed although a piece needs them.
 fn take_dropped<S: Store>(survey: &mut Survey, txn: &Txn<'_, S>) -> Outcome<()> {
     let mut wrong: Vec<(Ino, u32, Key)> = Vec::new();
     txn.scan(&[tag::DROPPED], &[tag::DROPPED], &mut |key, _| {
@@ -113,7 +113,7 @@ impl Beside {
         self.numbers.insert(number, record.writer.is_some());
     }
 
-    /// The `T` record as it should be.
+    /// Returns the `T` record as it should be.
     fn right(&self, inode: &Inode) -> Tiled {
         let known = self.tiled.clone().flatten();
         let was_known = known.is_some();
@@ -121,7 +121,7 @@ impl Beside {
         let highest = self.highest.max(inode.layout.base().number());
         tiled.next = tiled.next.max(highest.saturating_add(1));
         (tiled.pieces, tiled.open, tiled.blocks) = (self.pieces, self.open, self.blocks);
-        // What the last cut left counts as an end, too.
+        // The size of the last cut counts as an end, too.
         let least = tiled.cuts.last().map_or(0, |cut| cut.size);
         if !was_known || tiled.end.max(least) < self.end || !self.damaged.is_empty() {
             tiled.end = self.end;
@@ -130,7 +130,7 @@ impl Beside {
     }
 }
 
-/// Judges one inode that is there.
+/// Checks one existing inode.
 pub(super) fn judge(survey: &Survey, ino: Ino, inode: &Inode, problems: &mut Vec<Problem>) {
     let mut problem = |what: String, mend| problems.push(Problem { ino, what, mend });
     let Some(beside) = survey.tiled.get(&ino) else {

@@ -1,4 +1,4 @@
-//! What the records say about a range of inodes: gathered first, judged later.
+//! The records about a range of inodes: gathered first, judged later.
 
 use super::pieces::{self, Beside};
 use super::{Mend, Problem, inode_number, is_near, peek, show};
@@ -17,21 +17,21 @@ use tatami_wire::{Ino, Kind};
 /// Entries taken from the store at a time.
 const CHUNK: usize = 8192;
 
-/// How many sound entries, and how many of them lead to directories.
+/// The number of sound entries, and of those that lead to directories.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Counts {
     pub entries: u64,
     pub subdirs: u32,
 }
 
-/// See the module.
+/// The records of a range of inodes; see the module.
 #[derive(Default)]
 pub(super) struct Survey {
     /// The range begins behind this one.
     after: Option<Ino>,
     /// The last inode of the range; `None`: it has no end.
     last: Option<Ino>,
-    /// The inodes of the range; `None` for one that does not read.
+    /// The inodes of the range; `None` for one that cannot be decoded.
     pub inodes: BTreeMap<Ino, Option<Inode>>,
     /// Sound entries that lead to inodes of the range.
     pub names: BTreeMap<Ino, u32>,
@@ -44,13 +44,13 @@ pub(super) struct Survey {
     pub writers: BTreeMap<Ino, u32>,
     pub keepers: BTreeMap<Ino, u32>,
     pub unsettled: BTreeSet<Ino>,
-    /// What tiled files have beside their inodes.
+    /// The records of tiled files beside their inodes.
     pub tiled: BTreeMap<Ino, Beside>,
-    /// What is wrong with entries and side records.
+    /// Problems of entries and side records.
     pub problems: Vec<Problem>,
 }
 
-/// An entry of some concern.
+/// An entry in the range, or one that leads there.
 struct Found {
     key: Key,
     dir: Ino,
@@ -60,7 +60,7 @@ struct Found {
 }
 
 impl Survey {
-    /// Gathers what concerns up to `limit` inodes above `after`.
+    /// Gathers the records about up to `limit` inodes above `after`.
     pub fn take<S: Store>(txn: &mut Txn<'_, S>, after: Ino, limit: usize) -> Outcome<Survey> {
         let mut survey = Survey { after: Some(after), ..Survey::default() };
         let mut full = false;
@@ -89,7 +89,7 @@ impl Survey {
         Ok(survey)
     }
 
-    /// Where the next step begins; `None` after the last.
+    /// Returns the inode behind which the next step begins; `None` after the last.
     pub fn next(&self) -> Option<Ino> {
         self.last
     }
@@ -222,7 +222,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Writers, keepers and unsettled inodes.
+    /// Gathers writers, keepers and inodes with a pending size recovery.
     fn take_marks<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
         let mut lost = Vec::new();
         for tag in [tag::WRITER, tag::ORPHAN, tag::UNSETTLED] {
@@ -272,7 +272,8 @@ impl Survey {
         Ok(())
     }
 
-    /// Answers and young directories that do not read, and keys that mean nothing: once, in the last step.
+    /// Reports replies and embedded directories that cannot be decoded, and unknown keys: once, in
+    /// the last step.
     fn take_strangers<S: Store>(&mut self, txn: &mut Txn<'_, S>) -> Outcome<()> {
         let mut wrong = Vec::new();
         txn.scan(&[], &[], &mut |key, value| {

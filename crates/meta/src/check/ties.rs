@@ -1,4 +1,4 @@
-//! What ties names to inodes, for who compares those of several nodes.
+//! Back-pointers between names and inodes, for a client that compares those of several nodes.
 
 use crate::error::Outcome;
 use crate::inode::Inode;
@@ -13,14 +13,14 @@ use tatami_wire::Ino;
 use tatami_wire::meta::{Bytes, MetaReply, Naming, TIES_MAX, Tied};
 use tatami_wire::transaction::Item;
 
-/// Inodes of this node above `after`, and entries of this node that lead to such inodes.
+/// Returns inodes of this node above `after`, and entries of this node that lead to such inodes.
 pub(crate) fn ties<S: Store>(
     txn: &Txn<'_, S>,
     after: Ino,
     last: Ino,
     limit: u32,
 ) -> Outcome<MetaReply> {
-    // Entries for one inode may say several kinds, and are told together.
+    // Entries for one inode may state several kinds, and go into one answer.
     let limit = limit.clamp(8, TIES_MAX) as usize;
     let mut range = Range { after, last };
     let mut inodes = inodes(txn, &mut range, limit)?;
@@ -118,7 +118,7 @@ fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome
 #[derive(Default)]
 struct Changes {
     keys: BTreeSet<Key>,
-    /// What they will lead to, with their directory.
+    /// The inodes that they will lead to, with their directory.
     coming: Vec<(Ino, Entry)>,
 }
 
@@ -136,7 +136,7 @@ fn changes<S: Store>(txn: &Txn<'_, S>) -> Outcome<Changes> {
     for held in txn.state.locks.held().values() {
         held.prepared.writes.iter().try_for_each(&mut comes)?;
     }
-    // Of what was decided here, others have the keys only until they are told.
+    // Of transactions decided here, participants hold the keys only until they get the outcome.
     let mut decided = Vec::new();
     txn.scan(&[tag::COMMITTED], &[tag::COMMITTED], &mut |_, value| {
         decided.push(Committed::decode(value)?);

@@ -1,24 +1,23 @@
-//! A store that fails as told: what the crash tests run on.
+//! A store that fails on request, for the crash tests.
 //!
-//! It keeps two maps: what readers see, and what a power cut leaves. Commits
-//! wait in between until they are synced.
+//! It keeps two maps: one that readers see, and one that a power cut leaves. Commits wait in
+//! between until they are synced.
 
 use super::{Change, MemoryStore, Store, StoreError, Visit};
 
 const PATH: &str = "faulty store";
 
-/// How a commit or sync is to fail.
+/// The way a commit or sync is to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The disk reports `EIO`. The store is poisoned.
     Io,
     /// The disk is full: nothing is written, the store goes on.
     Full,
-    /// As `Io`, but the batch had reached the disk: after opening again, it
-    /// is there.
+    /// As `Io`, but the batch had reached the disk: after a reopen it is there.
     IoAfterWrite,
-    /// As `Io`, and half of the batch had reached the disk. Readers see that half until
-    /// the store is opened again, which drops it: that is what batches are for.
+    /// As `Io`, and half of the batch had reached the disk. Readers see that half until the store
+    /// is opened again, which drops it: batches are atomic.
     Torn,
 }
 
@@ -33,12 +32,12 @@ pub struct FaultyStore {
     sync_fault: bool,
     full: bool,
     poisoned: Option<&'static str>,
-    /// What readers saw before a batch was torn.
+    /// The map that readers saw before a batch was torn.
     whole: Option<MemoryStore>,
 }
 
 impl FaultyStore {
-    /// An empty store without faults.
+    /// Returns an empty store without faults.
     pub fn new() -> FaultyStore {
         FaultyStore::default()
     }
@@ -53,19 +52,19 @@ impl FaultyStore {
         self.sync_fault = true;
     }
 
-    /// Sets whether [`Store::has_room`] says no.
+    /// Sets whether [`Store::has_room`] returns false.
     pub fn set_full(&mut self, full: bool) {
         self.full = full;
     }
 
-    /// Number of commits so far.
+    /// Returns the number of commits so far.
     pub fn commits(&self) -> u64 {
         self.commits
     }
 
-    /// The power fails and comes back: everything synced is there, and of the
-    /// commits since then the first `kept`, and no more. A disk may have
-    /// written some of them, always a prefix, because they go to one log.
+    /// Simulates a power cut: all synced commits are there, and of the commits since then exactly
+    /// the first `kept`. A disk may have written some of them, always a prefix, because they go to
+    /// one log.
     pub fn power_cut(&mut self, kept: usize) {
         let kept = kept.min(self.pending.len());
         for batch in self.pending.drain(..).take(kept) {
@@ -75,22 +74,22 @@ impl FaultyStore {
         self.visible = self.durable.clone();
     }
 
-    /// The process dies and starts again: everything committed is there.
+    /// Simulates the death of the process: all commits are there.
     pub fn kill(&mut self) {
         self.reset();
     }
 
-    /// Commits that a power cut could lose.
+    /// Returns the number of commits that a power cut could lose.
     pub fn unsynced(&self) -> usize {
         self.pending.len()
     }
 
-    /// What readers see.
+    /// Returns the map that readers see.
     pub fn visible(&self) -> &MemoryStore {
         &self.visible
     }
 
-    /// Changes one pair behind everybody's back, as a broken disk or program would.
+    /// Changes one pair past all checks, as a broken disk or program would.
     pub fn corrupt(&mut self, change: &Change) {
         self.visible.change(change);
         self.durable.change(change);

@@ -1,26 +1,28 @@
-//! The store on disk: a log of our own before the tables of fjall, a log-structured merge tree.
+//! The store on disk: a write-ahead log of our own before the tables of fjall, a log-structured
+//! merge tree.
 //!
 //! A commit is one batch in the log ([`log`]), handed to the kernel before it returns, so it
-//! survives the death of the process; a sync is an fsync of the log. What the log holds is
-//! kept in memory too ([`recent`]), over the tables. When a log is long enough, a new one begins, and
-//! the old one's records are written to a table in one go, in order: a [`Chore`] that any thread may do.
-//! So a record that changes often, or goes soon after it came, is written to the log alone.
+//! survives the death of the process; a sync is an fsync of the log. The log's changes are kept in
+//! memory, too ([`recent`]), over the tables. When a log is long enough, a new one begins, and the
+//! old one's records are written to a table at once, in order: a [`Chore`] that any thread may run.
+//! So a record that changes often, or is removed soon, is written to the log alone.
 //!
 //! ```text
 //! commit ─▶ log ─▶ recent ──(log full)──▶ sealed ──(chore)──▶ table of fjall, then the old log goes
 //! get, scan ◀── recent over sealed over tables
 //! ```
 //!
-//! A full disk is no reason to stop, and users fill it with the bytes of files, so there are four lines of
-//! defence against it:
+//! A full disk is no reason to stop, and users fill it with the bytes of files, so there are four
+//! lines of defence against it:
 //!
-//! 1. A [`Reserve`](super::reserve::Reserve) is given back piece by piece when there is no room left: names go on.
-//! 2. [`FjallStore::has_room`] looks at the free space and the reserve, so that the namespace
-//!    refuses to grow before both are used up.
-//! 3. The log's blocks are reserved on disk ahead of time, so that what
-//!    frees space (removals) can still be written then.
-//! 4. If a commit fails with `ENOSPC` nevertheless, the log ends where it ended before. If a table
-//!    cannot be written, its log stays and it is tried again.
+//! 1. A [`Reserve`](super::reserve::Reserve) is given back step by step when there is no room left,
+//!    so that operations on names go on.
+//! 2. [`FjallStore::has_room`] counts the free space and the reserve, so that the namespace refuses
+//!    to grow before both are used up.
+//! 3. The log's blocks are allocated ahead of time, so that removals, which free space, can still
+//!    be written then.
+//! 4. If a commit fails with `ENOSPC` nevertheless, the log keeps its end. If a table cannot be
+//!    written, its log stays, and the store retries.
 
 use super::log::{self, Log, ReadError};
 use super::mark::{self, Mark, Marked};
@@ -38,43 +40,44 @@ use std::sync::mpsc::{Receiver, TryRecvError, channel};
 const KEYSPACE: &str = "meta";
 /// Block cache, in bytes.
 const CACHE: u64 = 64 << 20;
-/// Length at which a log is followed by the next, in bytes. What two of them hold is in memory.
+/// Length at which a log is followed by the next, in bytes. The changes of two logs are in memory.
 const LOG: u64 = 64 << 20;
-/// Bytes reserved for a log.
+/// Bytes allocated for a log.
 const RESERVED: u64 = 68 << 20;
-/// So many tables, as logs make them, are merged with the first level at once. A question for a key looks at the
-/// filter of each that there is, and the fewer are merged at once, the more often the first level is written anew.
+/// This many tables, as logs make them, are merged with the first level at once. A lookup checks
+/// the filter of each table, so fewer is better; but the fewer are merged at once, the more often
+/// the first level is rewritten.
 const TABLES_MERGED: u8 = 8;
-/// Length of the tables that merging makes, in bytes: about that of one made from a log. The first level may be
-/// as long as [`TABLES_MERGED`] of them.
+/// Length of the tables that merging makes, in bytes: about that of one made from a log. The first
+/// level may be as long as [`TABLES_MERGED`] of them.
 const MERGED: u64 = 32 << 20;
-/// How much longer a level may be than the one before it. What is merged into a level is written with up to
-/// so much of what was there.
+/// The largest ratio between a level and the one before it. A merge into a level rewrites up to
+/// this many times the merged bytes.
 const LEVEL_RATIO: f32 = 4.0;
-/// Free space, or reserve, that the store wants to see before it grows, in bytes: a
-/// table, and a compaction's beginning. On small disks a part of them.
+/// Free space, or reserve, that the store requires before it grows, in bytes: a table, and a
+/// compaction's beginning. On small disks a part of them.
 const ROOM: u64 = 64 << 20;
-/// That part of a small disk: one in so many. With half of the reserve gone, names are still removed.
+/// That part of a small disk: one part in 32. With half of the reserve gone, names are still
+/// removed.
 const SMALL_SHARE: u64 = 32;
-/// Free space with which it is not looked again at once, in bytes.
+/// Free space above which the next checks are skipped, in bytes.
 const PLENTY: u64 = 8 * ROOM;
-/// Questions for room that are answered without a look, after one that found
-/// plenty: a look is a system call, and users do not write [`PLENTY`] so fast.
-/// If they do, the other two defences hold.
+/// Requests for room that are answered without a check, after one that found plenty. A check is a
+/// system call, and users do not write [`PLENTY`] so fast. If they do, the other two defences hold.
 const LOOKS_SPARED: u32 = 256;
-/// More inode numbers, and more of anything else that is counted, than changes in logs can tell of: two logs have
-/// no more bytes, and a small disk on which they go on beyond that is full.
+/// More inode numbers, and more of anything else that is counted, than the changes of two logs can
+/// record: they have no more bytes, and a small disk on which they grow beyond that is full.
 const LOST: u64 = 4 * LOG;
-/// Bytes committed between two looks at the log's length and the chore's end.
+/// Bytes committed between two checks of the log's length and of the chore.
 const LOOK_EVERY: u64 = 1 << 20;
 
-/// How a store is opened.
+/// Options of opening a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opening {
-    /// A number by which two boots of the machine are told apart, 0 where it is not known: only a power cut leaves
-    /// holes in a log.
+    /// A number that distinguishes two boots of the machine, 0 where it is unknown: only a power
+    /// cut leaves holes in a log.
     pub boot: u64,
-    /// Go on with what can be read where a log is damaged, though acknowledged changes are lost.
+    /// Go on with the readable rest of a damaged log, though acknowledged changes are lost.
     pub accept_loss: bool,
 }
 
@@ -85,31 +88,31 @@ pub struct FjallStore {
     poisoned: Option<&'static str>,
     /// The boot of the machine.
     boot: u64,
-    /// Up to where the log was synced, beside it. There is one before there is a log.
+    /// Records beside the log up to where it was synced. It exists before the first log.
     mark: Option<Mark>,
     /// `None` until the first commit, see [`FjallStore::commit_first`].
     log: Option<Log>,
-    /// What the log holds.
+    /// The changes of the log.
     recent: Recent,
-    /// What older logs hold and the tables may not.
+    /// The changes of older logs that the tables may not have.
     sealed: Arc<Recent>,
     /// The newest of those logs.
     sealed_log: Option<u64>,
-    /// Writes the sealed records to a table; nobody has taken it yet.
+    /// Writes the sealed records to a table; not taken yet.
     chore: Option<Chore>,
-    /// How that chore ended.
+    /// Receives the result of that chore.
     ended: Option<Receiver<Result<(), fjall::Error>>>,
-    /// Bytes committed since the last look.
+    /// Bytes committed since the last check.
     since_look: u64,
-    /// Questions for room still to be answered without a look.
+    /// Requests for room still to be answered without a check.
     looks_spared: u32,
-    /// What is given back when the disk is full.
+    /// Blocks that are given back when the disk is full.
     reserve: Reserve,
-    /// What was cut off the log when the store was opened.
+    /// Describes the bytes that were cut off the log when the store was opened.
     cut: Option<String>,
     /// See [`Store::lost`].
     lost: u64,
-    /// Number and end of the log as another thread began to sync it.
+    /// Number and end of the log when another thread began to sync it.
     syncing: Option<(u64, u64)>,
 }
 
@@ -119,19 +122,21 @@ struct Open {
 }
 
 impl FjallStore {
-    /// Opens the store in directory `path`, making it if it is not there.
+    /// Opens the store in directory `path`, and makes it if it is not there.
     ///
     /// # Errors
-    /// [`StoreError::Locked`] when another process has it open,
-    /// [`StoreError::Format`] when another version wrote it, [`StoreError::Lost`] when a log is damaged and
-    /// `opening` does not accept that, and those of the disk.
+    /// [`StoreError::Locked`] when another process has it open, [`StoreError::Format`] when another
+    /// version wrote it, [`StoreError::Lost`] when a log is damaged and `opening` does not accept
+    /// that, and those of the disk.
     pub fn open(path: &Path, opening: Opening) -> Result<FjallStore, StoreError> {
         std::fs::create_dir_all(path).map_err(|e| io(path, "create directory", e))?;
         clear_unfinished(path)?;
+        // The lock keeps another daemon from changing the lists during the check. fjall takes the
+        // same lock, so it is released before.
         let lock = lock_for_check(path)?;
         manifest::check(path)?;
         drop(lock);
-        // From here on we have the lock.
+        // From here on fjall holds the lock.
         let open = Some(open_database(path)?);
         let mut store = FjallStore {
             path: path.to_owned(),
@@ -160,8 +165,8 @@ impl FjallStore {
         Ok(store)
     }
 
-    /// Keeps up to `bytes` of the disk for this store from now on, a sixteenth of the disk at most. What cannot be had
-    /// now is taken when there is room.
+    /// Reserves up to `bytes` of the disk for this store from now on, at most a sixteenth of the
+    /// disk. Blocks that are not free now are taken when there is room.
     ///
     /// # Errors
     /// [`StoreError::Io`]: the reserve's file can be neither opened nor made.
@@ -174,7 +179,7 @@ impl FjallStore {
         Ok(self)
     }
 
-    /// Gives back of the reserve what is missing for `bytes` on the disk.
+    /// Gives back as much of the reserve as `bytes` on the disk need.
     fn make_room(&mut self, bytes: u64) {
         let Some((free, _)) = self.free() else { return };
         self.reserve.release(bytes.saturating_sub(free));
@@ -185,8 +190,10 @@ impl FjallStore {
         let Some(log) = &mut self.log else { return Ok(()) };
         loop {
             match log.append(batch) {
-                // Each round leaves less of the reserve.
+                // Each round leaves less of the reserve, so the loop ends.
                 Err(e) if no_space(&e) && self.reserve.release(self.reserve.step()) => {
+                    // Allocate the freed blocks at once, before another writer of the disk takes
+                    // them.
                     log.claim(self.reserve.step());
                 }
                 appended => return appended,
@@ -194,14 +201,14 @@ impl FjallStore {
         }
     }
 
-    /// What was cut off the end of the log when the store was opened, in a sentence. After a
-    /// power cut that is what was written and not synced; after the death of the process, at
-    /// most one batch that nobody was told of; where a loss was accepted, what was lost.
+    /// Returns a sentence about the bytes that were cut off the log when the store was opened.
+    /// After a power cut they are unsynced batches; after the death of the process, at most one
+    /// batch that was never acknowledged; where a loss was accepted, the lost records.
     pub fn cut(&self) -> Option<&str> {
         self.cut.as_deref()
     }
 
-    /// Reads what the logs hold into memory.
+    /// Reads the changes of the logs into memory.
     fn read_logs(&mut self) -> Result<(), StoreError> {
         let dir = self.path.clone();
         let numbers = log::list(&dir).map_err(|e| io(&dir, "list", e))?;
@@ -209,6 +216,7 @@ impl FjallStore {
         let marked = match (marked, numbers.last()) {
             (Some(marked), _) => marked,
             (None, None) => Marked::default(),
+            // Logs without a mark: synced batches could be missing without a trace.
             (None, Some(_)) => {
                 let (path, what) = (show(&mark::path(&dir)), "it is missing or does not read");
                 return Err(StoreError::Lost { path, at: 0, what });
@@ -224,11 +232,12 @@ impl FjallStore {
             });
             let found = match found.map_err(|e| read_error(&path, e))? {
                 Some(found) => found,
+                // The mark is written after the log's header, so this log had one.
                 None if number <= marked.log => {
                     let what = "the log has no header";
                     return Err(StoreError::Lost { path: show(&path), at: 0, what });
                 }
-                // It was being made when the process died.
+                // The process died while it made the log.
                 None => {
                     std::fs::remove_file(&path)
                         .map_err(|e| io(&path, "remove unfinished file", e))?;
@@ -236,6 +245,7 @@ impl FjallStore {
                 }
             };
             if let Some((before, whole)) = former.take() {
+                // Each log records the end of its predecessor: a shorter one has lost its tail.
                 if number != before + 1 || whole.end != found.before {
                     let what = "the log does not go on to where the next one begins";
                     let path = show(&log::path(&dir, before));
@@ -260,6 +270,7 @@ impl FjallStore {
             }
             let resumed = Log::resume(&dir, number, &found, self.reserve());
             let (log, cut) = resumed.map_err(|e| io(&path, "open", e))?;
+            // The mark must lose its flag `closed` durably before a new batch follows.
             self.begin_mark(Marked { log: number, end: log.end(), ..marked })?;
             self.lost = if marked.lost { LOST } else { 0 };
             self.log = Some(log);
@@ -269,7 +280,7 @@ impl FjallStore {
         Ok(())
     }
 
-    /// Takes over what can be read of damaged logs, and puts them aside.
+    /// Recovers the readable records of damaged logs into a table, and moves the logs aside.
     fn salvage(&mut self) -> Result<(), StoreError> {
         let dir = self.path.clone();
         (self.recent, self.sealed, self.sealed_log) = Default::default();
@@ -279,9 +290,11 @@ impl FjallStore {
             log::salvage(&dir, number, &mut |(key, value)| all.change(&key, value.as_deref()))
                 .map_err(|e| io(&log::path(&dir, number), "read", e))?;
         }
+        // The table is durable before a log is moved: a crash in between repeats the recovery.
         let Open { db, keyspace } = self.opened()?;
         write_table(db, keyspace, &all).map_err(|e| self.error("write a table", e))?;
-        // The oldest first: if this is cut short, those that are left are the newer ones, and lie over the table.
+        // The oldest first: if this is interrupted, the remaining logs are the newer ones, and lie
+        // over the table.
         let mut kept = Vec::new();
         for &number in &numbers {
             let put = log::put_aside(&dir, number);
@@ -292,6 +305,8 @@ impl FjallStore {
         let newest = numbers.last().copied().max(marked.map(|marked| marked.log)).unwrap_or(0);
         let log = Log::create(&dir, newest + 1, 0, self.reserve());
         let log = log.map_err(|e| io(&log::path(&dir, newest + 1), "make a log", e))?;
+        // The flag `lost` stays in the mark until the next clean close, so that a crash before the
+        // counters are raised repeats that.
         self.begin_mark(Marked {
             log: newest + 1,
             end: log.end(),
@@ -314,12 +329,12 @@ impl FjallStore {
         Ok(())
     }
 
-    /// Tells the mark how far the log is synced.
+    /// Updates the mark's synced offset.
     fn note_synced(&mut self) {
         if let (Some(mark), Some(log)) = (&mut self.mark, &self.log)
             && mark.note(log.number(), log.synced()).is_err()
         {
-            // The log is synced. The mark says less than the truth until it can be written again.
+            // The log is synced. The mark states less than the truth until it can be written again.
         }
     }
 
@@ -342,8 +357,8 @@ impl FjallStore {
         Err(e)
     }
 
-    /// The first commit goes to the tables: versions before the log look there, and the
-    /// version in the shard's record then tells them to keep away.
+    /// Writes the first commit to the tables: versions before the log read them, and the version in
+    /// the shard's record then keeps them from the store.
     fn commit_first(&mut self, batch: &[Change]) -> Result<(), StoreError> {
         let mut changes = Recent::default();
         batch.iter().for_each(|(key, value)| changes.change(key, value.as_deref()));
@@ -356,8 +371,8 @@ impl FjallStore {
                 return self.poison("a commit", e);
             }
         }
-        // Where a log cannot be made yet, the next commit is a first one too. The mark comes first: a log without one
-        // has lost it.
+        // Where a log cannot be made yet, the next commit is a first one, too. The mark comes
+        // first: a log without a mark counts as damaged.
         let boot = self.boot;
         let mark = Mark::begin(&self.path, Marked { boot, ..Marked::default() });
         match mark.and_then(|mark| Ok((mark, Log::create(&self.path, 1, 0, self.reserve())?))) {
@@ -373,7 +388,7 @@ impl FjallStore {
         Ok(())
     }
 
-    /// Looks whether the chore has ended and whether the log is long enough.
+    /// Checks whether the chore has ended and whether the log is long enough.
     fn look(&mut self) -> Result<(), StoreError> {
         self.since_look = 0;
         self.collect(false)?;
@@ -385,7 +400,8 @@ impl FjallStore {
             return Ok(());
         }
         if self.sealed_log.is_some() {
-            // The disk does not keep up, or nobody does chores here.
+            // The disk does not keep up, or no thread runs the chores. Memory for a third log is
+            // not allowed.
             if let Some(chore) = self.chore.take() {
                 chore();
             }
@@ -399,7 +415,8 @@ impl FjallStore {
     fn begin_log(&mut self) -> Result<(), StoreError> {
         let reserve = self.reserve();
         let Some(old) = &mut self.log else { return Ok(()) };
-        // What the new log holds must not survive a power cut that the end of the old one does not.
+        // The old log is synced first: batches of the new one must not survive a power cut that the
+        // end of the old one does not.
         if let Err(e) = old.sync() {
             let e = io(old.path(), "fsync", e);
             return self.poison("an fsync", e);
@@ -415,7 +432,7 @@ impl FjallStore {
                 Ok(())
             }
             Err(e) => {
-                // It would be taken for the newest when the store is opened.
+                // It would be taken for the newest log at the next open.
                 let unfinished = log::path(&self.path, old.number() + 1);
                 let gone = std::fs::remove_file(&unfinished).or_else(|e| {
                     if e.kind() == std::io::ErrorKind::NotFound { Ok(()) } else { Err(e) }
@@ -439,14 +456,15 @@ impl FjallStore {
         let (sender, ended) = channel();
         self.chore = Some(Box::new(move || {
             let result = write_table(&db, &keyspace, &sealed);
-            // Whoever reads the result may close the database at once.
+            // The receiver of the result may close the database at once, so this thread's handles
+            // go first.
             drop((db, keyspace, sealed));
             let _ = sender.send(result);
         }));
         self.ended = Some(ended);
     }
 
-    /// Takes note of a chore that has ended; `wait`s for that if it is under way.
+    /// Handles a chore that has ended; with `wait`, waits for one that is running.
     fn collect(&mut self, wait: bool) -> Result<(), StoreError> {
         let Some(ended) = &self.ended else { return Ok(()) };
         let result = match ended.try_recv() {
@@ -456,8 +474,10 @@ impl FjallStore {
         };
         self.ended = None;
         match (result, self.sealed_log) {
+            // Only now: the table is durable, so the logs are not needed any more.
             (Some(Ok(())), Some(newest)) => self.remove_logs(newest),
-            // Full, or a worker of fjall met a full disk, or whoever had the chore did not do it.
+            // The disk is full, or a worker of fjall met a full disk, or the chore was dropped. The
+            // log stays, and a later check retries.
             (None | Some(Err(fjall::Error::Poisoned)), _) => Ok(()),
             (Some(Err(e)), _) if is_full(&e) => Ok(()),
             (Some(Err(e)), _) => {
@@ -468,8 +488,8 @@ impl FjallStore {
         }
     }
 
-    /// The tables have what the logs up to `newest` hold. Older ones go first: what a log holds
-    /// must not come back without what followed it.
+    /// Removes the logs up to `newest`, whose changes the tables have. Older ones go first: a log's
+    /// changes must not come back without the later ones.
     fn remove_logs(&mut self, newest: u64) -> Result<(), StoreError> {
         let numbers = log::list(&self.path).map_err(|e| io(&self.path, "list", e));
         for number in numbers?.into_iter().filter(|n| *n <= newest) {
@@ -483,13 +503,13 @@ impl FjallStore {
         if let Some((free, _)) = self.free() {
             self.reserve.refill(free);
         }
-        // To give back so many small pieces of memory takes a while.
+        // Freeing many small pieces of memory takes a while, so that is a chore, too.
         let sealed = std::mem::take(&mut self.sealed);
         self.chore = Some(Box::new(move || drop(sealed)));
         Ok(())
     }
 
-    /// Opens the database anew if one of fjall's workers has failed and there is room now.
+    /// Reopens the database if one of fjall's workers has failed and there is room now.
     fn mend_tables(&mut self) -> Result<(), StoreError> {
         let fine = self.open.as_ref().is_some_and(|o| o.db.persist(PersistMode::Buffer).is_ok());
         self.looks_spared = 0;
@@ -501,7 +521,7 @@ impl FjallStore {
         self.open = None;
         match open_database(&self.path) {
             Ok(open) => self.open = Some(open),
-            // Somebody was faster than we to fill it again: the next look tries once more.
+            // Another user of the disk filled it again: the next check retries.
             Err(StoreError::Full { .. }) => {}
             Err(e) => return self.poison("opening again after the disk was full", e),
         }
@@ -516,7 +536,7 @@ impl FjallStore {
         ))
     }
 
-    /// Bytes to reserve for a log. Where the disk is small, the other two defences remain.
+    /// Returns the bytes to allocate for a log. Where the disk is small, the other defences remain.
     fn reserve(&self) -> Option<u64> {
         self.free().is_some_and(|(free, _)| free > 2 * (RESERVED + ROOM)).then_some(RESERVED)
     }
@@ -524,7 +544,7 @@ impl FjallStore {
 
 impl Drop for FjallStore {
     fn drop(&mut self) {
-        // A chore under way holds the database open, and with it the lock.
+        // A running chore holds the database open, and with it the lock.
         self.chore = None;
         if let Some(ended) = &self.ended {
             let _ = ended.recv();
@@ -564,6 +584,8 @@ impl Store for FjallStore {
         let range: (Bound<&[u8]>, Bound<&[u8]>) = (Bound::Included(start), upper);
         for pair in self.opened()?.keyspace.range::<&[u8], _>(range) {
             let (key, value) = pair.into_inner().map_err(|e| self.error("read", e))?;
+            // The newest change wins: the changes of the logs lie over the tables, also their
+            // removals.
             while let Some((k, v)) = over.next_if(|(k, _)| *k < &*key) {
                 if v.is_some_and(|v| visit(k, v).is_break()) {
                     return Ok(());
@@ -595,6 +617,7 @@ impl Store for FjallStore {
         if batch.is_empty() {
             return Ok(());
         }
+        // Log first, then memory: readers must not see a change that the log refused.
         let Some(before) = self.log.as_ref().map(Log::end) else { return self.commit_first(batch) };
         if let Err(e) = self.append(batch) {
             self.looks_spared = 0;
@@ -613,7 +636,7 @@ impl Store for FjallStore {
         if self.poisoned.is_some() {
             return Err(self.poison_error());
         }
-        // Older logs were synced before this one began, and so is what is in tables.
+        // Older logs were synced before this one began, and tables are durable.
         let Some(log) = &mut self.log else { return Ok(()) };
         match log.sync() {
             Ok(()) => {
@@ -635,10 +658,11 @@ impl Store for FjallStore {
         let Some(log) = &self.log else { return Ok(None) };
         match log.begin_sync() {
             Ok(work) => {
+                // The work covers the log up to here; batches appended meanwhile may miss it.
                 self.syncing = Some((log.number(), log.end()));
                 Ok(Some(work))
             }
-            // The system has no descriptors left: here, then.
+            // The system has no descriptors left: sync in this thread.
             Err(_) => self.sync().map(|()| None),
         }
     }
@@ -664,20 +688,20 @@ impl Store for FjallStore {
             self.looks_spared -= 1;
             return true;
         }
-        // A file system that does not tell is taken to have room.
+        // A file system that does not report its space is taken to have room.
         let Some((free, total)) = self.free() else { return true };
         if free >= PLENTY {
             self.looks_spared = LOOKS_SPARED;
         }
         self.reserve.refill(free);
-        // What the reserve has just taken counts once, as the reserve.
+        // The blocks that the reserve has just taken count once, as the reserve.
         let free = self.free().map_or(free, |(free, _)| free);
         free.saturating_add(self.reserve.len()) >= wanted_room(total)
     }
 
     fn recover(&mut self) -> bool {
         self.looks_spared = 0;
-        // A look tries what failed once more. What is wrong otherwise, the next commit tells.
+        // A check retries the work that failed. The next commit reports any other error.
         self.has_room() && self.poisoned.is_none() && self.look().is_ok() && self.open.is_some()
     }
 
@@ -686,6 +710,7 @@ impl Store for FjallStore {
     }
 
     fn close(&mut self) -> Result<(), StoreError> {
+        // The mark states that nothing follows, so nothing may.
         self.sync()?;
         self.poisoned = Some("closing");
         let Some(mark) = &mut self.mark else { return Ok(()) };
@@ -697,23 +722,24 @@ impl Store for FjallStore {
     }
 }
 
-/// Writes changes to a table, all or none, and to the disk.
+/// Writes changes to a table, atomically and durably.
 fn write_table(db: &Database, keyspace: &Keyspace, changes: &Recent) -> Result<(), fjall::Error> {
     let mut table = keyspace.start_ingestion()?;
     for (key, value) in changes.ordered().from(&[]) {
         match value {
             Some(value) => table.write(key, value)?,
-            // Mostly it came after the last table was written, and nothing has to be hidden.
+            // A removed record mostly came after the last table was written, and then there is
+            // nothing to hide.
             None if keyspace.contains_key(key)? => table.write_tombstone(key)?,
             None => {}
         }
     }
     table.finish()?;
-    // This tells whether one of fjall's workers has failed.
+    // This reports whether one of fjall's workers has failed.
     db.persist(PersistMode::Buffer)
 }
 
-/// What was cut off, in a sentence.
+/// Returns a sentence about the bytes that were cut off.
 fn told(path: &Path, cut: log::Cut) -> String {
     let kept = match cut.kept {
         Some(kept) => format!("they are kept in {}", kept.display()),
@@ -724,12 +750,12 @@ fn told(path: &Path, cut: log::Cut) -> String {
     format!("{path}: {bytes} bytes behind the last whole batch, at byte {at}, were cut off; {kept}")
 }
 
-/// Bytes that are to be free before the store grows, on a disk of `total` bytes.
+/// Returns the bytes that must be free before the store grows, on a disk of `total` bytes.
 fn wanted_room(total: u64) -> u64 {
     ROOM.min(total / SMALL_SHARE)
 }
 
-/// A full disk is no failure where one can go on without.
+/// Accepts a full disk, where the store can go on without the file.
 fn tolerable(e: std::io::Error) -> std::io::Result<()> {
     if no_space(&e) { Ok(()) } else { Err(e) }
 }
@@ -744,7 +770,7 @@ fn read_error(path: &Path, e: ReadError) -> StoreError {
     }
 }
 
-/// The lock that fjall takes, too, while it is not open yet. `None` where there is nothing to lock.
+/// Takes the lock of fjall, while fjall is not open yet. `None` where there is nothing to lock.
 fn lock_for_check(path: &Path) -> Result<Option<std::fs::File>, StoreError> {
     let lock = path.join("lock");
     let lock = match std::fs::OpenOptions::new().read(true).write(true).open(&lock) {
@@ -766,23 +792,25 @@ fn open_database(path: &Path) -> Result<Open, StoreError> {
         .with_l0_threshold(TABLES_MERGED)
         .with_table_target_size(MERGED)
         .with_level_ratio_policy(vec![LEVEL_RATIO]);
-    // A store that is there keeps the options that it was made with.
+    // An existing store keeps the options that it was made with.
     let options = || {
         KeyspaceCreateOptions::default()
             .compaction_strategy(Arc::new(merges))
-            // A filter is asked whenever something is made, so all stay in memory: some ten bits a record.
+            // A filter is read at each creation, so all filters stay in memory: some ten bits a
+            // record.
             .filter_block_pinning_policy(PinningPolicy::all(true))
             .filter_block_partitioning_policy(PartitioningPolicy::all(false))
-            // The index of what was merged is in blocks of some kilobytes. One for a whole table has hundreds of them,
-            // and is read again for each question once all of them are larger than the cache.
+            // The index of merged tables is in blocks of some kilobytes. A single one for a whole
+            // table has hundreds of them, and is read again for each lookup once all of them exceed
+            // the cache.
             .index_block_partitioning_policy(PartitioningPolicy::new([false, true]))
     };
     let keyspace = db.keyspace(KEYSPACE, options).map_err(wrap)?;
     Ok(Open { db, keyspace })
 }
 
-/// Removes what a process left that died while it made the store: fjall would
-/// stumble over it. Its version marker is complete before the first keyspace is made.
+/// Removes the files of a process that died while it made the store: fjall would fail on them. Its
+/// version marker is complete before the first keyspace is made.
 fn clear_unfinished(path: &Path) -> Result<(), StoreError> {
     let marker = path.join("version");
     let keyspaces = path.join("keyspaces");

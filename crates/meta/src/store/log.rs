@@ -1,4 +1,4 @@
-//! The log: every commit in its order, until the tables have it.
+//! The write-ahead log: every commit in order, until the tables have it.
 //!
 //! ```text
 //! log    := "TATAMI-L" │ format u32 │ number u64 │ end of the log before u64 │ checksum u64, then batches, then zeros
@@ -6,18 +6,21 @@
 //! change := key length u16 │ value length u32 │ key │ value
 //! ```
 //!
-//! Numbers are little-endian. A value length of all ones says that the key was removed. Checksums
-//! are xxh3; a batch's are seeded with the number of the log and the place in it, so that it counts
-//! nowhere else. *Synced* is the place up to which the log was known to be on disk when the batch was written.
+//! Numbers are little-endian. A value length of all ones means that the key was removed. Checksums
+//! are xxh3. Those of a batch are seeded with the number of the log and the batch's offset, so that
+//! a stale batch is valid nowhere else. *Synced* is the offset up to which the log was known to be
+//! on disk when the batch was written.
 //!
-//! The log ends before the first batch that is not whole. Two things make such a batch, and they are told apart:
+//! The log ends before the first batch that is not whole. There are two causes, with different
+//! treatment:
 //!
-//! - *A torn tail*. A power cut may leave holes in what was not synced, with whole batches behind them. The death
-//!   of the process leaves at most one batch that is not whole, and nothing behind it. None of that was promised.
-//! - *Damage*. A batch that was synced does not read. Later batches tell how far the log was synced, and so does
-//!   the mark beside it ([`super::mark`]), which also tells where a closed log ends.
+//! - *A torn tail*. A power cut may leave holes in the unsynced part, with whole batches behind
+//!   them. The death of the process leaves at most one batch that is not whole, and nothing behind
+//!   it. None of that was acknowledged as durable.
+//! - *Damage*. A synced batch cannot be read. Later batches record how far the log was synced, and
+//!   so does the mark beside it ([`super::mark`]), which also records the end of a closed log.
 //!
-//! What follows the end of the log is kept in a file beside it in both cases.
+//! In both cases the bytes behind the end of the log are kept in a file beside it.
 //!
 //! A log is synced before the next one begins, and the next one knows where it ended.
 
@@ -35,11 +38,11 @@ const FORMAT: u32 = 2;
 pub(super) const HEAD: u64 = 36;
 /// Bytes before a batch's changes.
 const BATCH_HEAD: usize = 24;
-/// Bytes of them that are their own checksum's.
+/// Bytes of them that their own checksum covers.
 const FIELDS: usize = 12;
 const CHANGE_HEAD: usize = 6;
 const REMOVED: u32 = u32::MAX;
-/// Bytes of room for a batch that are kept.
+/// Capacity of the batch buffer that is kept between batches.
 const BUFFER_KEEP: usize = 1 << 20;
 
 /// A log that is being written.
@@ -51,15 +54,15 @@ pub(super) struct Log {
     /// Up to where it is on disk.
     synced: u64,
     buffer: Vec<u8>,
-    /// The reserved part of the file as memory, where that can be had.
+    /// The reserved part of the file as mapped memory, where that is possible.
     mapped: Option<Mapped>,
 }
 
-/// Why a log cannot be read.
+/// The reason why a log cannot be read.
 #[derive(Debug)]
 pub(super) enum ReadError {
     Io(io::Error),
-    /// Another program wrote it, with logs of this format.
+    /// Another version of the program wrote it, with logs of this format.
     Format(u32),
     Damaged(&'static str),
 }
@@ -70,36 +73,36 @@ impl From<io::Error> for ReadError {
     }
 }
 
-/// What was read of a log.
+/// The extent of a log that was read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Where the log before it ended.
+    /// The end of the log before it.
     pub before: u64,
-    /// Where its last whole batch ends, of those that only whole ones precede.
+    /// The end of its last whole batch that only whole ones precede.
     pub end: u64,
-    /// Up to where it was synced, as its own batches tell.
+    /// Up to where it was synced, by its own batches.
     pub synced: u64,
-    /// Where the first whole batch lies that is behind one that is not whole.
+    /// The first whole batch behind one that is not whole.
     pub behind: Option<u64>,
 }
 
-/// What was cut off.
+/// The bytes that were cut off a log.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cut {
     /// Where the log ends now, in bytes.
     pub at: u64,
-    /// Bytes that followed, up to the last that was not zero.
+    /// The bytes that followed, up to the last that was not zero.
     pub bytes: u64,
     /// Where they are kept, if the disk had room for them: until the next cut of this log.
     pub kept: Option<PathBuf>,
 }
 
-/// Where log `number` lies.
+/// Returns the path of log `number`.
 pub(super) fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:08}.log"))
 }
 
-/// The numbers of the logs in `dir`, in order.
+/// Returns the numbers of the logs in `dir`, in order.
 pub(super) fn list(dir: &Path) -> io::Result<Vec<u64>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir)? {
@@ -111,9 +114,8 @@ pub(super) fn list(dir: &Path) -> io::Result<Vec<u64>> {
 }
 
 impl Log {
-    /// Makes log `number`, whose predecessor ended at `before`, and makes sure that a
-    /// power cut does not take it away. With `reserve`, that many bytes are reserved on the disk;
-    /// where that cannot be done, the log grows as it is written.
+    /// Makes log `number`, whose predecessor ended at `before`, durably. With `reserve`, that many
+    /// bytes are allocated on the disk; where that fails, the log grows as it is written.
     pub fn create(dir: &Path, number: u64, before: u64, reserve: Option<u64>) -> io::Result<Log> {
         let path = path(dir, number);
         let file =
@@ -126,6 +128,7 @@ impl Log {
         head.extend_from_slice(&xxh3_64(&head).to_le_bytes());
         let mut log =
             Log { file, path, number, end: HEAD, synced: HEAD, buffer: Vec::new(), mapped: None };
+        // Header first, then the file, then its name: a log whose name survives has a header.
         log.file.write_all_at(&head, 0)?;
         log.reserve(reserve);
         log.file.sync_all()?;
@@ -133,8 +136,8 @@ impl Log {
         Ok(log)
     }
 
-    /// Goes on with a log that was read up to `found`. What follows its last whole batch, if
-    /// it is not zero, is cut off; what precedes it is synced.
+    /// Resumes a log that was read up to `found`. Cuts off any bytes behind its last whole batch
+    /// that are not zero, and syncs the rest.
     pub fn resume(
         dir: &Path,
         number: u64,
@@ -144,6 +147,8 @@ impl Log {
         let path = path(dir, number);
         let mut file = OpenOptions::new().read(true).write(true).open(&path)?;
         let cut = cut(&mut file, &path, found.end)?;
+        // New batches follow the resumed ones. These must not be lost in a power cut that the new
+        // ones survive.
         file.sync_all()?;
         let (end, buffer) = (found.end, Vec::new());
         let mut log = Log { file, path, number, end, synced: end, buffer, mapped: None };
@@ -154,7 +159,7 @@ impl Log {
     fn reserve(&mut self, bytes: Option<u64>) {
         if let Some(bytes) = bytes {
             let bytes = bytes.max(self.end);
-            // The length too: a write that moves the end of a file costs more.
+            // This sets the length, too: a write that moves the end of a file costs more.
             let flags = rustix::fs::FallocateFlags::empty();
             if rustix::fs::fallocate(&self.file, flags, 0, bytes).is_ok() {
                 self.mapped = Mapped::new(&self.file, bytes, self.end);
@@ -175,7 +180,7 @@ impl Log {
         &self.path
     }
 
-    /// Puts the batch into the kernel's hands: through memory, or with one system call. After an
+    /// Hands the batch to the kernel: through mapped memory, or with one system call. After an
     /// error of a system call the batch is not in the log: the next one takes its place.
     pub fn append(&mut self, batch: &[Change]) -> io::Result<()> {
         let buffer = &mut self.buffer;
@@ -192,47 +197,53 @@ impl Log {
         let (head, changes) = buffer.split_at_mut(BATCH_HEAD);
         let len = u32::try_from(changes.len()).map_err(|_| io::ErrorKind::FileTooLarge)?;
         head[..4].copy_from_slice(&len.to_le_bytes());
+        // The batch carries the synced offset, which is durable with the next sync: reading needs
+        // no other file to find damage.
         head.copy_from_slice(&batch_head(len, self.synced, changes, seed(self.number, self.end)));
         let put = match &mut self.mapped {
             Some(mapped) => mapped.put(&self.file, buffer, self.end)?,
             None => false,
         };
         if !put {
-            // From here on with system calls: they tell what is the matter.
+            // From here on with system calls, which report the cause of an error.
             self.mapped = None;
             self.file.write_all_at(buffer, self.end)?;
         }
+        // Only a complete batch moves the end.
         self.end += buffer.len() as u64;
         Ok(())
     }
 
-    /// Reserves the next `bytes` bytes on the disk, as far as that can be had: the next batches go there.
+    /// Allocates the next `bytes` bytes on the disk, if possible: the next batches go there.
     pub fn claim(&self, bytes: u64) {
         let flags = rustix::fs::FallocateFlags::empty();
-        // Where that fails, the next batch does too, and says so.
+        // If it fails, the next batch fails, too, with the same error.
         let _ = rustix::fs::fallocate(&self.file, flags, self.end, bytes);
     }
 
     /// Makes all batches survive a power cut.
     pub fn sync(&mut self) -> io::Result<()> {
+        // fdatasync suffices: the length is allocated before, and otherwise metadata that is needed
+        // to read the bytes is synced, too.
         self.file.sync_data()?;
         self.synced = self.end;
         Ok(())
     }
 
-    /// What another thread does to make all batches that are there by now survive a power cut; then [`Log::end_sync`]
-    /// is told up to where that was.
+    /// Returns the work that makes all present batches survive a power cut, for another thread.
+    /// Then [`Log::end_sync`] gets the end of the log at this call.
     pub fn begin_sync(&self) -> io::Result<super::SyncWork> {
         let file = self.file.try_clone()?;
         Ok(Box::new(move || file.sync_data()))
     }
 
-    /// Another thread has synced the log up to `end`. A later sync may have gone further meanwhile.
+    /// Records that another thread has synced the log up to `end`. A later sync may have gone
+    /// further meanwhile.
     pub fn end_sync(&mut self, end: u64) {
         self.synced = self.synced.max(end);
     }
 
-    /// Up to where the log is synced, in bytes.
+    /// Returns up to where the log is synced, in bytes.
     pub fn synced(&self) -> u64 {
         self.synced
     }
@@ -261,8 +272,8 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Reads log `number` and shows `visit` each change of its whole batches up to the first that is not. `None` when
-/// the making of the log was cut short, before anything could be written to it.
+/// Reads log `number`, and shows `visit` each change of its whole batches up to the first that is
+/// not. `None` when the creation of the log was interrupted, before any batch was written.
 pub(super) fn read(
     dir: &Path,
     number: u64,
@@ -272,7 +283,8 @@ pub(super) fn read(
     let Some((head, _)) = bytes.split_first_chunk::<{ HEAD as usize }>() else { return Ok(None) };
     let (fields, sum) = head.split_at(HEAD as usize - 8);
     if sum != xxh3_64(fields).to_le_bytes() {
-        // A log's header is synced before its first batch is written.
+        // A log's header is synced before its first batch is written. So bytes behind a broken
+        // header mean damage.
         return match used(&bytes) > HEAD {
             true => Err(ReadError::Damaged("the header of a log")),
             false => Ok(None),
@@ -289,13 +301,15 @@ pub(super) fn read(
     let mut found = Found { before: u64_at(20), end: HEAD, synced: HEAD, behind: None };
     for batch in Batches::new(&bytes, number) {
         found.synced = found.synced.max(batch.synced);
+        // A gap: this batch lies behind one that is not whole. Its changes do not count, but its
+        // synced offset does.
         if batch.at > found.end {
             found.behind.get_or_insert(batch.at);
         }
         if found.behind.is_some() {
             continue;
         }
-        // The checksum is right, so these are the changes that were written.
+        // The checksum is right, so these are the written changes.
         if !each(batch.changes, visit) {
             return Err(ReadError::Damaged("a batch of a log"));
         }
@@ -304,7 +318,7 @@ pub(super) fn read(
     Ok(Some(found))
 }
 
-/// Shows `visit` each change of all whole batches that are left of a damaged log, whatever lies between them.
+/// Shows `visit` each change of all whole batches of a damaged log, with any gaps between them.
 pub(super) fn salvage(dir: &Path, number: u64, visit: &mut dyn FnMut(Change)) -> io::Result<()> {
     let bytes = std::fs::read(path(dir, number))?;
     for batch in Batches::new(&bytes, number) {
@@ -313,7 +327,7 @@ pub(super) fn salvage(dir: &Path, number: u64, visit: &mut dyn FnMut(Change)) ->
     Ok(())
 }
 
-/// Puts a damaged log aside, where no store looks for it; its name there.
+/// Moves a damaged log aside, where no store looks for it. Returns its new name.
 pub(super) fn put_aside(dir: &Path, number: u64) -> io::Result<PathBuf> {
     let path = path(dir, number);
     let kept = kept(&path);
@@ -335,7 +349,8 @@ impl Batch<'_> {
     }
 }
 
-/// All whole batches of a log in order. Behind one that is not whole, the next is looked for at each byte.
+/// All whole batches of a log in order. Behind one that is not whole, the next is searched at each
+/// byte.
 struct Batches<'a> {
     bytes: &'a [u8],
     number: u64,
@@ -355,7 +370,7 @@ impl<'a> Batches<'a> {
         let len = fields.first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
         let synced = fields.last_chunk().map_or(0, |b| u64::from_le_bytes(*b));
         let seed = seed(self.number, at);
-        // Cheap questions first: they are asked at each byte of what is damaged.
+        // Cheap checks first: they run at each byte of a damaged part.
         if len == 0 || synced > at || sums[..4] != fields_sum(fields, seed).to_le_bytes() {
             return None;
         }
@@ -375,9 +390,9 @@ impl<'a> Iterator for Batches<'a> {
     }
 }
 
-/// Where what is not zero ends.
+/// Returns the end of the bytes that are not zero.
 fn used(bytes: &[u8]) -> u64 {
-    // Mostly zeros: this loop over words is the one that costs.
+    // Mostly zeros: this loop over words dominates the cost.
     let (words, rest) = bytes.as_chunks::<8>();
     if let Some(last) = rest.iter().rposition(|b| *b != 0) {
         return (words.len() * 8 + last + 1) as u64;
@@ -387,7 +402,7 @@ fn used(bytes: &[u8]) -> u64 {
     ((last + 1) * 8 - zeros) as u64
 }
 
-/// Cuts `file` off at byte `at`, if something that is not zero follows, and keeps that beside it.
+/// Cuts `file` off at byte `at`, if any byte behind it is not zero, and keeps the bytes beside it.
 fn cut(file: &mut File, path: &Path, at: u64) -> io::Result<Option<Cut>> {
     let mut rest = Vec::new();
     file.seek(SeekFrom::Start(at))?;
@@ -402,19 +417,20 @@ fn cut(file: &mut File, path: &Path, at: u64) -> io::Result<Option<Cut>> {
         copy.write_all_at(&rest, 0)?;
         copy.sync_all()
     };
+    // A copy that fails (the disk may be full) must not keep the store from opening.
     let kept = keep().is_ok().then(|| kept.clone());
     file.set_len(at)?;
     Ok(Some(Cut { at, bytes: rest.len() as u64, kept }))
 }
 
-/// Where what is cut off a log is kept.
+/// Returns the path of the bytes that were cut off a log.
 fn kept(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".cut");
     PathBuf::from(name)
 }
 
-/// Takes a batch apart; whether that was possible.
+/// Visits the changes of a batch. Returns whether it could be decoded.
 fn each(mut changes: &[u8], visit: &mut dyn FnMut(Change)) -> bool {
     while !changes.is_empty() {
         let Some(([a, b, c, d, e, f], rest)) = changes.split_first_chunk::<CHANGE_HEAD>() else {
@@ -449,7 +465,7 @@ mod tests {
             .collect()
     }
 
-    /// A log of those batches, and where each of them ends.
+    /// A log of those batches, and the end of each of them.
     fn written(dir: &Path) -> (Vec<u8>, Vec<usize>) {
         let mut log = Log::create(dir, 3, 77, None).expect("create");
         let mut ends = vec![log.end() as usize];
@@ -495,7 +511,7 @@ mod tests {
                 assert_eq!(resumed.1, None, "behind it are zeros");
                 log = resumed.0;
             }
-            // Not every file system reserves.
+            // Not every file system allocates ahead.
             let through_memory = log.mapped.is_some();
             log.append(&large(n)).expect("append");
             if through_memory {
@@ -585,18 +601,19 @@ mod tests {
         assert!(list(dir.path()).expect("list").is_empty());
     }
 
-    /// A log of several batches, the last of them synced or not, as the kernel keeps it or as a power cut leaves it.
+    /// A log of several batches, the last of them synced or not, as the kernel keeps it or as a
+    /// power cut leaves it.
     #[derive(Debug)]
     struct Case {
         /// Batches that were synced.
         synced: usize,
-        /// Batches of those that later ones, or the mark, know as synced.
+        /// Batches that later ones, or the mark, know as synced.
         known: usize,
-        /// The mark tells what is known, or the batches do.
+        /// The mark has the known offset, or else the batches do.
         marked: bool,
     }
 
-    /// Writes such a log; its bytes, where the batches end, and what the mark says.
+    /// Writes such a log; returns its bytes, the ends of the batches, and the mark's content.
     fn synced_log(dir: &Path, case: &Case) -> (Vec<u8>, Vec<usize>, Marked) {
         let mut log = Log::create(dir, 3, 77, None).expect("create");
         let mut ends = vec![log.end() as usize];
@@ -617,8 +634,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
-        /// Whatever bits flip in a log of which all batches were synced, and wherever it is cut off, no batch is
-        /// missing without an error: the mark knows of all of them.
+        /// With any bits flipped in a log of synced batches, and with any cut, no batch is missing
+        /// without an error: the mark knows all of them.
         #[test]
         fn no_synced_batch_is_lost_without_an_error(
             flips in proptest::collection::vec((any::<proptest::sample::Index>(), 0u8..8), 1..4),
@@ -639,7 +656,7 @@ mod tests {
             }
             std::fs::write(path(dir.path(), 3), &bytes).expect("write");
             let boot = if same_boot { 1 } else { 2 };
-            // Without a header there is no log 3, of which the mark knows.
+            // Without a header there is no log 3, which the mark knows.
             if let Ok(Some((found, read))) = changes(dir.path())
                 && (Marked { closed, ..marked }).damage(3, &found, boot).is_none()
             {
@@ -647,7 +664,7 @@ mod tests {
             }
         }
 
-        /// Where only the batches themselves tell what was synced, one of those that were synced is not missed.
+        /// Where only the batches themselves record the synced offset, no synced batch is missed.
         #[test]
         fn a_batch_that_a_later_one_knows_as_synced_is_missed(
             known in 1usize..5, at: proptest::sample::Index, bit in 0u8..8,
@@ -662,8 +679,8 @@ mod tests {
             prop_assert_eq!(marked.damage(3, &found, 2), Some("a batch that was synced does not read"));
         }
 
-        /// A power cut: of each sector that was not synced, the disk has what it was at some moment. That is no damage,
-        /// and what was synced is there.
+        /// A power cut: each unsynced sector has its content of some earlier moment. That is no
+        /// damage, and the synced batches are there.
         #[test]
         fn a_torn_tail_is_no_damage(
             synced in 0usize..5, seconds in proptest::collection::vec(0usize..6, 64),
@@ -672,7 +689,7 @@ mod tests {
             let case = Case { synced, known: synced, marked: true };
             let (mut bytes, ends, marked) = synced_log(dir.path(), &case);
             for (n, sector) in bytes.chunks_mut(64).enumerate() {
-                // As it was when so many batches were there.
+                // As it was with that many batches.
                 let there = ends[seconds[n % seconds.len()].max(synced)];
                 for (at, byte) in sector.iter_mut().enumerate() {
                     if n * 64 + at >= there {
@@ -688,7 +705,8 @@ mod tests {
             prop_assert_eq!(read, batches()[..there].concat());
         }
 
-        /// The death of the process leaves a part of the last batch at most. That is no damage either.
+        /// The death of the process leaves a part of the last batch at most. That is no damage
+        /// either.
         #[test]
         fn half_a_batch_at_the_end_is_no_damage(at: proptest::sample::Index) {
             let dir = tempfile::tempdir().expect("directory");
@@ -701,7 +719,8 @@ mod tests {
             prop_assert_eq!(found.end as usize, ends[4]);
         }
 
-        /// While the machine runs, a batch that does not read with whole ones behind it is damage, synced or not.
+        /// Without a reboot, a batch that cannot be read with whole ones behind it is damage,
+        /// synced or not.
         #[test]
         fn damage_in_the_middle_is_told_while_the_machine_runs(at: proptest::sample::Index, bit in 0u8..8) {
             let dir = tempfile::tempdir().expect("directory");
@@ -714,8 +733,8 @@ mod tests {
             prop_assert_eq!(marked.damage(3, &found, 2), None, "a power cut may have left it");
         }
 
-        /// Whatever a byte is changed to and wherever the file ends, what is read is a
-        /// prefix of the batches that has all those before the damage.
+        /// With any byte changed and the file cut anywhere, the read batches are a prefix that has
+        /// all those before the damage.
         #[test]
         fn any_damage_leaves_a_prefix(at: proptest::sample::Index, to: u8, cut: proptest::sample::Index) {
             let dir = tempfile::tempdir().expect("directory");

@@ -1,8 +1,9 @@
-//! The lists of tables, checked against their checksums before fjall reads them.
+//! Checks the lists of tables against their checksums before fjall reads them.
 //!
-//! fjall has a checksum in front of each block of its tables, and looks at it whenever it reads the block. The list of
-//! a keyspace's tables (`v<id>`) has one, too, beside the list's number in `current`, but fjall 3 does not look at it:
-//! a table that a damaged list does not name would be removed as one that was never finished.
+//! fjall has a checksum in front of each block of its tables, and verifies it at each read. The
+//! list of a keyspace's tables (`v<id>`) has one, too, beside the list's number in `current`, but
+//! fjall 3 does not verify it. A table that a damaged list does not name would be removed as
+//! unfinished.
 //!
 //! ```text
 //! current := id u64 │ xxh3 of the file v<id> u128 │ kind of checksum u8 = 0
@@ -40,7 +41,7 @@ fn check_keyspace(dir: &Path) -> Result<(), StoreError> {
     let current = dir.join("current");
     let bytes = match std::fs::read(&current) {
         Ok(bytes) => bytes,
-        // It was being made when the process died: fjall removes what there is of it.
+        // The process died while it made the keyspace: fjall removes the rest.
         Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
             return Ok(());
         }

@@ -1,13 +1,13 @@
-//! The file of a log as memory: a batch is put into the page cache by copying it, without a system
-//! call. Like a write, that survives the death of the process and not a power cut.
+//! The file of a log as mapped memory: a batch is copied into the page cache without a system call.
+//! Like a write, that survives the death of the process and not a power cut.
 //!
-//! A file that is written through memory cannot say that a write failed: the kernel sends SIGBUS.
-//! Two things make errors of that:
+//! A write through mapped memory cannot return an error: the kernel sends SIGBUS. Two measures turn
+//! that into errors:
 //!
-//! 1. A piece of the file is *prepared* before it is written through memory: filled with zeros by
-//!    write(2), which is told of a full disk, and made present and writable by madvise(2).
-//! 2. What may go wrong later (a disk that breaks, a file that somebody cuts) is caught: the
-//!    handler puts memory of the process in the place of the file's, and takes a note of it.
+//! 1. A part of the file is *prepared* before it is written through memory. It is filled with zeros
+//!    by write(2), which reports a full disk, and made present and writable by madvise(2).
+//! 2. A later failure (a broken disk, a truncated file) is caught: the handler maps anonymous
+//!    memory in the place of the file's, and sets a flag.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::ffi::c_void;
@@ -18,20 +18,21 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst, compiler_fence};
 
-/// Bytes prepared at a time, a multiple of any page: the kernel caches them in large pages where it can.
+/// Bytes prepared at a time, a multiple of any page: the kernel caches them in large pages where it
+/// can.
 const PIECE: usize = 128 << 10;
 /// Most files that are mapped at a time. The others are written with system calls.
 const MAPPINGS: usize = 64;
 
 static ZEROS: [u8; PIECE] = [0; PIECE];
 
-/// What the handler knows of a mapping.
+/// A mapping as the signal handler sees it.
 struct Place {
     taken: AtomicBool,
     /// 0 when there is none.
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The memory is the file's no more.
+    /// The memory does not belong to the file any more.
     lost: AtomicBool,
 }
 
@@ -44,11 +45,11 @@ static PLACES: [Place; MAPPINGS] = [const {
     }
 }; MAPPINGS];
 
-/// See the module.
+/// A mapped log file; see the module.
 pub(super) struct Mapped {
     start: NonNull<u8>,
     len: usize,
-    /// Bytes before this are prepared, from where the log was resumed on.
+    /// Bytes before this are prepared, from where the log was resumed.
     ready: usize,
     place: &'static Place,
 }
@@ -57,13 +58,14 @@ pub(super) struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Mapped {
-    /// The first `len` bytes of `file`, which has blocks for them, to be written from `end` on: no
-    /// more than zeros follow there. `None` where that cannot be done.
+    /// Maps the first `len` bytes of `file`, which has blocks for them, to be written from `end`
+    /// on: only zeros follow there. `None` where that fails.
     pub fn new(file: &File, len: u64, end: u64) -> Option<Mapped> {
         let len = usize::try_from(len).ok().filter(|len| *len > 0)?;
         if file.metadata().ok()?.len() < len as u64 || !handler_is_there() {
             return None;
         }
+        // Atomic swap: threads of several executors take places at the same time.
         let place = PLACES.iter().find(|place| !place.taken.swap(true, SeqCst))?;
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at a place of the kernel's choice touches no memory of ours.
@@ -74,17 +76,18 @@ impl Mapped {
             place.taken.store(false, SeqCst);
             return None;
         };
+        // The start is stored last and cleared first: the handler ignores a place whose start is 0.
         place.lost.store(false, SeqCst);
         place.len.store(len, SeqCst);
         place.start.store(start.as_ptr() as usize, SeqCst);
         Some(Mapped { start, len, ready: end as usize, place })
     }
 
-    /// Puts `bytes` at `at`, behind all that was put before. False when that must be done with a
-    /// system call: there is no room, or the piece cannot be prepared.
+    /// Copies `bytes` to `at`, behind all earlier ones. Returns false when that must be done with a
+    /// system call: there is no room, or the part cannot be prepared.
     ///
     /// # Errors
-    /// The file cannot be written through memory any more; what it holds at `at` is not known.
+    /// The file cannot be written through memory any more; its content at `at` is unknown.
     pub fn put(&mut self, file: &File, bytes: &[u8], at: u64) -> io::Result<bool> {
         let at = at as usize;
         let Some(end) = at.checked_add(bytes.len()).filter(|end| *end <= self.len) else {
@@ -95,12 +98,13 @@ impl Mapped {
                 return Ok(false);
             }
         }
-        // SAFETY: at + bytes.len() is within the mapping, which nobody else refers to; where the file's
-        // memory is gone, the handler has put other memory there.
+        // SAFETY: at + bytes.len() is within the mapping, which nothing else refers to; where the
+        // file's memory is gone, the handler has mapped other memory there.
         unsafe {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(at), bytes.len());
         }
-        // The handler runs during the copy, in this thread.
+        // The handler runs during the copy, in this thread: the fence keeps the load of the flag
+        // behind the copy.
         compiler_fence(SeqCst);
         if self.place.lost.load(SeqCst) {
             return Err(io::Error::other("the disk does not take what is written to the log"));
@@ -108,10 +112,12 @@ impl Mapped {
         Ok(true)
     }
 
-    /// Prepares up to the next multiple of [`PIECE`]; whether that went well.
+    /// Prepares up to the next multiple of [`PIECE`]. Returns whether that succeeded.
     fn prepare(&mut self, file: &File) -> bool {
         let end = (self.ready / PIECE + 1) * PIECE;
         let end = end.min(self.len);
+        // write(2) first: it allocates the blocks and reports a full disk, which a page fault
+        // cannot.
         if file.write_all_at(&ZEROS[..end - self.ready], self.ready as u64).is_err() {
             return false;
         }
@@ -131,6 +137,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
+        // Cleared before the unmap: the address may belong to another mapping right after it.
         self.place.start.store(0, SeqCst);
         // SAFETY: the mapping is ours, and no reference into it is left.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.len) };
@@ -138,20 +145,20 @@ impl Drop for Mapped {
     }
 }
 
-/// What handled SIGBUS before us.
+/// The SIGBUS handler before ours.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Installs the handler, once; whether it is there.
+/// Installs the handler, once. Returns whether it is installed.
 fn handler_is_there() -> bool {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
-        // SAFETY: all zero is a valid sigaction, and the second call is told of no new one.
+        // SAFETY: all zero is a valid sigaction, and the second call passes no new one.
         let (got, before) = unsafe {
             let mut before: libc::sigaction = std::mem::zeroed();
             (libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before), before)
         };
         let handler = on_bus_error as extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void);
-        // The handler may run as soon as it is installed.
+        // The handler may run as soon as it is installed, and needs `BEFORE` then.
         got == 0 && BEFORE.set(before).is_ok() && {
             // SAFETY: all zero is a valid sigaction; the handler does only what may be done in one
             // and lives for ever.
@@ -175,7 +182,8 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
         }
         place.lost.store(true, SeqCst);
         let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-        // SAFETY: the range is a mapping of ours, of which only `Mapped` knows; mmap(2) may be called in a handler.
+        // SAFETY: the range is a mapping of ours that only `Mapped` knows; mmap(2) may be called in
+        // a handler.
         let replaced = unsafe {
             let access = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap_anonymous(start as *mut c_void, len, access, flags)
@@ -187,12 +195,13 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, context: *mu
     hand_on(signal, info, context);
 }
 
-/// What happens with a SIGBUS that is none of ours: the same as without us.
+/// Passes a SIGBUS that is not ours to the earlier handler, as if ours did not exist.
 fn hand_on(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) {
     let Some(before) = BEFORE.get() else { return };
     let handler = before.sa_sigaction;
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // SAFETY: what was there before may be there again. The instruction that failed fails once more.
+        // SAFETY: the earlier action is restored. The failed instruction fails once more, under
+        // that action.
         unsafe { libc::sigaction(signal, before, std::ptr::null_mut()) };
     } else if before.sa_flags & libc::SA_SIGINFO != 0 {
         // SAFETY: with this flag the address is that of such a function.

@@ -1,17 +1,20 @@
-//! The mark beside the logs: which log is the newest, how far it was synced, and whether the store was closed. By it a
-//! log that lost something is told from one that ends where it always ended.
+//! The mark beside the logs (a checkpoint record): the newest log, up to where it was synced, and
+//! whether the store was closed. It distinguishes a log that has lost records from one that always
+//! ended there.
 //!
 //! ```text
 //! mark := slot, zeros up to 512, slot
 //! slot := "TATAMI-Y" │ sequence u64 │ boot u64 │ log u64 │ end u64 │ flags u64 │ checksum u64
 //! ```
 //!
-//! Numbers are little-endian; flags are 1 for closed and 2 for lost; the checksum is xxh3 of the 48 bytes before it. Slots are written in turn, and the one
-//! with the higher sequence counts: a write that is cut short leaves the other one.
+//! Numbers are little-endian; flags are 1 for closed and 2 for lost; the checksum is xxh3 of the 48
+//! bytes before it. The two slots are written alternately, and the one with the higher sequence
+//! counts: a torn write leaves the other one.
 //!
-//! After each sync of the log the mark is written, and not synced itself: that would be a second fsync for each. So it
-//! lags behind after a power cut, no longer than the kernel keeps a page; what the log's own batches tell lags behind
-//! by one sync. Either may say less than the truth, never more. It is synced when the store is opened and closed.
+//! The mark is written after each sync of the log, and not synced itself: that would be a second
+//! fsync for each sync. So after a power cut it lags behind, by at most the time that the kernel
+//! keeps a dirty page. The log's own batches lag behind by one sync. Either may state less than the
+//! truth, never more. The mark is synced when the store is opened and closed.
 
 use super::log::Found;
 use std::fs::{File, OpenOptions};
@@ -24,36 +27,40 @@ const CLOSED: u64 = 1;
 const LOST: u64 = 2;
 const MAGIC: [u8; 8] = *b"TATAMI-Y";
 const SLOT: usize = 56;
-/// Bytes from one slot to the next: each is in a sector of its own.
+/// Bytes from one slot to the next: each lies in a sector of its own, so one torn write damages one
+/// slot only.
 const SECTOR: u64 = 512;
 
-/// What a mark says.
+/// The content of a mark.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Marked {
     /// The boot of the machine in which the store was opened last.
     pub boot: u64,
     /// The newest log; 0 when there was none yet.
     pub log: u64,
-    /// Up to where that was synced.
+    /// Up to where that log was synced.
     pub end: u64,
     /// The store was closed there: nothing follows.
     pub closed: bool,
-    /// A loss was accepted, and what may have been counted in what was lost may not have been raised yet.
+    /// A loss was accepted, and the counters that the lost records may have raised may not be
+    /// raised yet.
     pub lost: bool,
 }
 
 impl Marked {
-    /// What is missing of the newest log, of that number, if something is; `boot` is that of the machine now, or 0.
+    /// Returns the damage of the newest log `number`, if it has lost anything; `boot` is the
+    /// machine's current boot, or 0.
     pub fn damage(&self, number: u64, found: &Found, boot: u64) -> Option<&'static str> {
         let is_newest = self.log == number;
         if is_newest && self.closed && found.end != self.end {
             return Some("the store was closed, and the log ends elsewhere");
         }
+        // Either source may lag behind, neither is ahead: the larger one is a safe lower bound.
         let synced = if is_newest { found.synced.max(self.end) } else { found.synced };
         if found.end < synced {
             return Some("a batch that was synced does not read");
         }
-        // Without a power cut all that was written is there, but for the end of the last batch.
+        // Without a power cut all written bytes are there, except for the end of the last batch.
         let no_power_cut = boot != 0 && self.boot == boot;
         (no_power_cut && found.behind.is_some())
             .then_some("a batch does not read, and later ones do")
@@ -67,12 +74,12 @@ pub(super) struct Mark {
     last: Marked,
 }
 
-/// Where the mark lies.
+/// Returns the path of the mark.
 pub(super) fn path(dir: &Path) -> PathBuf {
     dir.join("mark")
 }
 
-/// What the mark says. `None` where there is none, or none of its slots reads.
+/// Returns the content of the mark. `None` where there is none, or neither of its slots is valid.
 ///
 /// # Errors
 /// Those of the disk.
@@ -87,7 +94,7 @@ pub(super) fn read(dir: &Path) -> io::Result<Option<Marked>> {
 }
 
 impl Mark {
-    /// Writes a new mark over what is there, and makes sure that a power cut brings nothing back that it said before.
+    /// Replaces the mark durably, so that no power cut brings older content back.
     ///
     /// # Errors
     /// Those of the disk.
@@ -100,28 +107,31 @@ impl Mark {
         let sequence = [0, SECTOR as usize].into_iter().filter_map(|at| decode(&slots[at..]));
         let sequence = sequence.map(|(sequence, _)| sequence).max().unwrap_or(0);
         let mut mark = Mark { file, sequence, last: marked };
-        // Both slots, in this order: until the second is there, the first counts, and says the same.
+        // Both slots, one after the other, each synced. Until the second is durable, the first
+        // counts, and has the same content.
         for _ in 0..2 {
             mark.write(marked)?;
             mark.file.sync_all()?;
         }
+        // The file's name must be durable, too, or a power cut makes the log look unmarked.
         File::open(dir)?.sync_all()?;
         Ok(mark)
     }
 
-    /// The log is synced up to `end`, as far as this boot of the machine goes.
+    /// Records that the log is synced up to `end`. The record itself is not synced.
     ///
     /// # Errors
     /// Those of the disk.
     pub fn note(&mut self, log: u64, end: u64) -> io::Result<()> {
         let marked = Marked { log, end, closed: false, ..self.last };
+        // Saves a system call a sync when nothing was written.
         if marked == self.last {
             return Ok(());
         }
         self.write(marked)
     }
 
-    /// The store is closed, and all is well; that survives a power cut.
+    /// Records durably that the store is closed without loss.
     ///
     /// # Errors
     /// Those of the disk.
@@ -153,7 +163,7 @@ fn encode(sequence: u64, marked: Marked) -> [u8; SLOT] {
     slot
 }
 
-/// The sequence of a slot and what it says, if it is whole.
+/// Returns the sequence and the content of a slot, if it is valid.
 fn decode(bytes: &[u8]) -> Option<(u64, Marked)> {
     let (slot, _) = bytes.split_first_chunk::<SLOT>()?;
     let (body, sum) = slot.split_at(SLOT - 8);
@@ -182,7 +192,7 @@ mod tests {
             mark.note(1, end).expect("notes");
             let now = Marked { end, ..first };
             assert_eq!(read(dir.path()).expect("reads"), Some(now));
-            // Half of what was written got to the disk.
+            // Half of the written bytes got to the disk.
             let whole = std::fs::read(path(dir.path())).expect("read");
             let mut torn = whole.clone();
             for (n, byte) in torn.iter_mut().enumerate().filter(|(n, _)| n % 512 >= 28) {
@@ -197,7 +207,7 @@ mod tests {
         let closed = Marked { end: 300, closed: true, ..first };
         assert_eq!(read(dir.path()).expect("reads"), Some(closed));
         drop(mark);
-        // What was closed is open again, in both slots.
+        // Both slots of the closed store are open again.
         let again = Marked { boot: 8, closed: false, ..closed };
         drop(Mark::begin(dir.path(), again).expect("begins"));
         let bytes = std::fs::read(path(dir.path())).expect("read");

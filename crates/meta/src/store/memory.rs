@@ -1,5 +1,4 @@
-//! A store in memory, for tests, simulations and as the measure of what the
-//! namespace itself costs.
+//! A store in memory, for tests and simulations, and to measure the cost of the namespace itself.
 
 use super::{Change, Store, StoreError, Visit, prefix_end};
 use std::collections::BTreeMap;
@@ -12,22 +11,22 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Returns an empty store.
     pub fn new() -> MemoryStore {
         MemoryStore::default()
     }
 
-    /// Number of pairs.
+    /// Returns the number of pairs.
     pub fn len(&self) -> usize {
         self.pairs.len()
     }
 
-    /// Whether there is no pair.
+    /// Returns whether there is no pair.
     pub fn is_empty(&self) -> bool {
         self.pairs.is_empty()
     }
 
-    /// All pairs in key order.
+    /// Returns all pairs in key order.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         self.pairs.iter().map(|(k, v)| (k.as_slice(), v.as_slice()))
     }

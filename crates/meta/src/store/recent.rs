@@ -1,8 +1,8 @@
-//! Changes that the tables do not have yet.
+//! Changes that the tables do not have yet (the memtable).
 //!
-//! They are found by a hash of their keys, since nearly all questions are for one key. Their order
-//! is made when somebody asks for it: what came since the last time is sorted into a run, and runs
-//! are merged as they grow, so that a key is moved about as often as their number can be halved.
+//! They are found by a hash of their keys, since nearly all lookups are for one key. They are
+//! ordered on demand: the changes since the last time are sorted into a run, and runs are merged as
+//! they grow. So a key is moved about as often as the number of keys can be halved.
 
 use parking_lot::{RwLock, RwLockReadGuard};
 use std::cmp::Ordering;
@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Bytes of keys and values that are kept together, unless one is longer.
 const CHUNK: usize = 1 << 20;
 
-/// Where a key or a value lies.
+/// The position of a key or a value.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     chunk: u32,
@@ -20,8 +20,8 @@ struct Place {
     len: u32,
 }
 
-/// Keys and values in large pieces: each of its own would be a small piece of memory to find and to
-/// give back, among hundreds of thousands.
+/// Keys and values in large chunks: single allocations would be hundreds of thousands of small
+/// ones.
 #[derive(Debug, Default)]
 struct Pieces {
     chunks: Vec<Vec<u8>>,
@@ -40,7 +40,7 @@ impl Pieces {
         Place { chunk: at as u32, start: start as u32, len: bytes.len() as u32 }
     }
 
-    /// Puts `bytes` where others were, if they are not longer.
+    /// Overwrites old bytes, if the new ones are not longer.
     fn replace(&mut self, old: Place, bytes: &[u8]) -> Place {
         if bytes.len() > old.len as usize {
             return self.put(bytes);
@@ -55,10 +55,10 @@ impl Pieces {
     }
 }
 
-/// A key and what became of it: a value, or `None` where it was removed.
+/// A key and its last change: a value, or `None` where it was removed.
 pub(super) type Pair<'a> = (&'a [u8], Option<&'a [u8]>);
 
-/// The hash by which a key is found.
+/// Returns the hash by which a key is found.
 pub(super) fn hash_of(key: &[u8]) -> u64 {
     xxh3_64(key)
 }
@@ -69,16 +69,18 @@ struct Slot {
     value: Option<Place>,
 }
 
-/// Which slot may have a key, by its hash. A place has 8 bytes and the next to look at lies beside it, so
-/// that a question meets one line of memory: there are millions, and hardly any is in the processor's cache.
+/// A hash table from a key's hash to its slot, with linear probing. A place has 8 bytes and the
+/// next one lies beside it, so that a lookup touches one cache line: there are millions of places,
+/// and hardly any is in the processor's cache.
 #[derive(Debug, Default)]
 struct Index {
-    /// Half of a hash above a slot plus 1; 0 where nothing is. A power of two, at least half of them free.
+    /// Half of a hash above a slot plus 1; 0 for a free place. The length is a power of two; at
+    /// least half of the places are free.
     places: Vec<u64>,
     used: usize,
 }
 
-/// Fewest places of an index that has some.
+/// Fewest places of an index that is not empty.
 const PLACES: usize = 64;
 
 impl Index {
@@ -86,7 +88,7 @@ impl Index {
         Index { places: vec![0; (2 * slots).next_power_of_two().max(PLACES)], used: 0 }
     }
 
-    /// The slot with that hash which `is` the one looked for.
+    /// Returns the slot with that hash for which `is` returns true.
     fn find(&self, hash: u64, is: impl Fn(u32) -> bool) -> Option<u32> {
         let half = hash as u32;
         let last = self.places.len().checked_sub(1)?;
@@ -125,12 +127,12 @@ impl Index {
     }
 }
 
-/// See the module.
+/// The changes since the last table; see the module.
 #[derive(Debug, Default)]
 pub(super) struct Recent {
     slots: Vec<Slot>,
     index: Index,
-    /// What was replaced by something longer stays among them, at most as much as the log is long.
+    /// Includes values that were replaced by longer ones: at most as many bytes as the log has.
     pieces: Pieces,
     order: RwLock<Order>,
 }
@@ -140,19 +142,19 @@ pub(super) struct Recent {
 struct Order {
     /// Each in key order, the longest first.
     runs: Vec<Vec<Ranked>>,
-    /// Slots in the runs.
+    /// Number of slots in the runs.
     ranked: usize,
 }
 
-/// A slot with the first bytes of its key as a number. They tell nearly all keys apart, so that a search
-/// compares numbers that lie side by side and seldom looks at the key.
+/// A slot with the first bytes of its key as a number. These distinguish nearly all keys, so that a
+/// search compares adjacent numbers and seldom reads the key.
 #[derive(Clone, Copy, Debug)]
 struct Ranked {
     head: u128,
     slot: u32,
 }
 
-/// The first 16 bytes, with zeros where the key is shorter: orders as the bytes do.
+/// Returns the first 16 bytes, with zeros where the key is shorter: ordered as the bytes are.
 fn head(key: &[u8]) -> u128 {
     match key.first_chunk::<16>() {
         Some(head) => u128::from_be_bytes(*head),
@@ -165,7 +167,7 @@ fn head(key: &[u8]) -> u128 {
 }
 
 impl Recent {
-    /// An empty one, with room for as many keys as `other` has.
+    /// Returns an empty one, with room for as many keys as `other` has.
     pub fn as_large_as(other: &Recent) -> Recent {
         let n = other.slots.len();
         Recent { slots: Vec::with_capacity(n), index: Index::with_room_for(n), ..Recent::default() }
@@ -193,7 +195,7 @@ impl Recent {
         self.index.find(hash, |slot| self.key(slot) == key)
     }
 
-    /// What became of `key`, whose hash is `hash`; `None` where nothing is known of it.
+    /// Returns the last change of `key`, whose hash is `hash`; `None` where there is none.
     pub fn get(&self, hash: u64, key: &[u8]) -> Option<Option<&[u8]>> {
         self.find(hash, key).map(|slot| self.pair(slot).1)
     }
@@ -206,10 +208,11 @@ impl Recent {
         }
     }
 
-    /// The changes in key order.
+    /// Returns the changes in key order.
     pub fn ordered(&self) -> Ordered<'_> {
         let mut order = self.order.read();
         if order.ranked < self.slots.len() {
+            // Readers may scan concurrently: the first one sorts, under the write lock.
             drop(order);
             self.rank(&mut self.order.write());
             order = self.order.read();
@@ -224,6 +227,7 @@ impl Recent {
             .map(|slot| Ranked { head: head(self.key(slot as u32)), slot: slot as u32 })
             .collect();
         run.sort_unstable_by(|a, b| self.compare(*a, *b));
+        // Merges runs of similar length only, as a binary counter does: O(log n) moves a key.
         while let Some(last) = order.runs.pop_if(|last| last.len() <= 2 * run.len()) {
             run = self.merged(&last, &run);
         }
@@ -266,7 +270,7 @@ pub(super) struct Ordered<'a> {
 }
 
 impl Ordered<'_> {
-    /// The changes to keys from `from` on, in key order.
+    /// Returns the changes to keys from `from` on, in key order.
     pub fn from(&self, from: &[u8]) -> Cursor<'_> {
         let first = head(from);
         let is_before = |at: &Ranked| {
@@ -278,10 +282,10 @@ impl Ordered<'_> {
     }
 }
 
-/// What is left of the runs.
+/// The rest of each run.
 pub(super) struct Cursor<'a> {
     recent: &'a Recent,
-    /// None is empty.
+    /// None of them is empty.
     runs: Vec<&'a [Ranked]>,
 }
 
@@ -302,14 +306,14 @@ impl<'a> Iterator for Cursor<'a> {
     }
 }
 
-/// Two sets of changes as one; where both know a key, the newer counts.
+/// Two sets of changes as one; where both have a key, the newer counts.
 pub(super) struct Both<'a> {
     newer: Peekable<Cursor<'a>>,
     older: Peekable<Cursor<'a>>,
 }
 
 impl<'a> Both<'a> {
-    /// The changes to keys from `from` on.
+    /// Returns the changes to keys from `from` on.
     pub fn new(newer: &'a Ordered<'_>, older: &'a Ordered<'_>, from: &[u8]) -> Both<'a> {
         Both { newer: newer.from(from).peekable(), older: older.from(from).peekable() }
     }
@@ -338,8 +342,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// Keys that share their first bytes, end early or hold zeros are as in a plain map, however often
-        /// their order is asked for.
+        /// Keys that share their first bytes, end early or hold zeros behave as in a plain map,
+        /// with any number of requests for their order.
         #[test]
         fn it_orders_and_finds_as_a_map_of_bytes(
             older in proptest::collection::vec((key(), any::<Option<u8>>(), any::<bool>()), 0..60),

@@ -1,9 +1,9 @@
-//! Room on the disk that is kept for the store: a file of no other use, cut shorter when a log or a
-//! table finds the disk full.
+//! The reserve: disk blocks that are kept for the store, in a file without content. The file is
+//! shortened when a log or a table finds the disk full.
 //!
-//! Users fill the disk with the bytes of files, and the kernel writes many of those itself, so no
-//! bound that the daemon watches over would hold. What is allocated already, nobody else can take. The
-//! room that is given back for a log is at once allocated for that.
+//! Users fill the disk with the bytes of files. The kernel writes many of those itself, so the
+//! daemon cannot enforce a bound. Blocks that are allocated already cannot be taken by others.
+//! Blocks that are given back for a log are allocated for that log at once.
 
 use rustix::fs::FallocateFlags;
 use std::fs::{File, OpenOptions};
@@ -11,25 +11,26 @@ use std::path::Path;
 
 /// The file's name, in the directory of the store.
 const NAME: &str = "reserve";
-/// A store keeps no larger part of its disk: one in so many.
+/// The reserve of a store is at most this share of its disk: one part in 16.
 const DISK_SHARE: u64 = 16;
 /// Most bytes that are given back for a log at a time.
 const STEP_MAX: u64 = 1 << 20;
 /// Fewer bytes are not worth a system call.
 const LEAST: u64 = 64 << 10;
 
-/// See the module. Without a file, where it cannot be made, it is empty.
+/// The reserve of a store; see the module. Where the file cannot be made, it is empty.
 #[derive(Default)]
 pub(super) struct Reserve {
     file: Option<File>,
-    /// Bytes that it has, all of them allocated.
+    /// Its bytes, all of them allocated.
     len: u64,
-    /// Bytes that it is to have.
+    /// The bytes that it should have.
     target: u64,
 }
 
 impl Reserve {
-    /// That of the store in `dir`, of `bytes` on a disk of `total` bytes of which `free` are free.
+    /// Opens the reserve of the store in `dir`, of `bytes` on a disk of `total` bytes with `free`
+    /// of them free.
     pub fn open(dir: &Path, bytes: u64, total: u64, free: u64) -> std::io::Result<Reserve> {
         let target = bytes.min(total / DISK_SHARE);
         let path = dir.join(NAME);
@@ -41,17 +42,17 @@ impl Reserve {
         Ok(reserve)
     }
 
-    /// Bytes that it has.
+    /// Returns its bytes.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Bytes that are given back for a log at a time.
+    /// Returns the bytes that are given back for a log at a time.
     pub fn step(&self) -> u64 {
         (self.target / 4).clamp(LEAST, STEP_MAX)
     }
 
-    /// Gives `bytes` back to the disk, or all that there are; whether that was any.
+    /// Gives at most `bytes` back to the disk. Returns whether there were any.
     pub fn release(&mut self, bytes: u64) -> bool {
         let Some(file) = self.file.as_ref().filter(|_| self.len > 0 && bytes > 0) else {
             return false;
@@ -64,13 +65,15 @@ impl Reserve {
         true
     }
 
-    /// Takes back what is missing, but no more than a half of what is free.
+    /// Takes the missing blocks, but at most half of the free ones.
     pub fn refill(&mut self, free: u64) {
+        // Half, so that the other users of the disk keep some room.
         let bytes = (self.target.saturating_sub(self.len)).min(free / 2);
         let Some(file) = self.file.as_ref().filter(|_| bytes >= LEAST) else { return };
         match rustix::fs::fallocate(file, FallocateFlags::empty(), self.len, bytes) {
             Ok(()) => self.len += bytes,
-            // Part of it may have been allocated. Where the disk cannot allocate ahead, there is no reserve.
+            // A part may have been allocated. Where the disk cannot allocate ahead, there is no
+            // reserve.
             Err(_) => _ = file.set_len(self.len),
         }
     }

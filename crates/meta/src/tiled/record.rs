@@ -6,21 +6,21 @@ use tatami_wire::{ClientId, Errno, NodeId};
 
 const TILED_VERSION: u8 = 1;
 const PIECE_VERSION: u8 = 1;
-/// Stands for nobody, as the writer of a piece.
+/// Stands for no writer of a piece.
 const NOBODY: ClientId = ClientId([0; 16]);
 
-/// What is true of all pieces together, and of the base.
+/// The sums over all pieces, and the base.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tiled {
     /// Number of the next piece. None is used twice, as late garbage has old ones.
     pub next: u32,
     /// Number of pieces.
     pub pieces: u32,
-    /// Of these, how many somebody may add to.
+    /// Number of pieces that a client may add to.
     pub open: u32,
-    /// The latest that was given out or met.
+    /// The latest stamp that was allocated or published.
     pub stamp: u64,
-    /// Goes up with every change of pieces, tiles and cuts.
+    /// Rises with every change of pieces, tiles and cuts.
     pub version: u64,
     /// End of all tiles, as far as cuts left them.
     pub end: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Tiled {
     pub base_size: u64,
     /// Of the base.
     pub base_blocks: u64,
-    /// Stamps and sizes both go up.
+    /// Stamps and sizes both rise.
     pub cuts: Vec<Cut>,
 }
 
@@ -52,23 +52,23 @@ impl Default for Tiled {
 }
 
 impl Tiled {
-    /// The same, of a file that was whole until now.
+    /// Returns the same record, for a file that was whole until now.
     pub fn over(self, base_size: u64, base_blocks: u64) -> Tiled {
         Tiled { base_size, base_blocks, ..self }
     }
 
-    /// Size of the file, in bytes.
+    /// Returns the size of the file, in bytes.
     pub fn size(&self) -> u64 {
         let left = self.cuts.last().map_or(0, |cut| cut.size);
         self.base_size.max(self.end).max(left)
     }
 
-    /// Storage of the file, in units of 512 bytes.
+    /// Returns the storage of the file, in units of 512 bytes.
     pub fn storage(&self) -> u64 {
         self.base_blocks.saturating_add(self.blocks)
     }
 
-    /// Adds a cut. Those that leave more and come no later than another say nothing.
+    /// Adds a cut. Drops cuts that leave more bytes and are not later than another.
     ///
     /// # Errors
     /// `ENOSPC` for one more than [`CUTS_MAX`].
@@ -123,10 +123,10 @@ impl Tiled {
     }
 }
 
-/// One piece.
+/// The record of one piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PieceRecord {
-    /// The node that keeps its objects.
+    /// The node that has its objects.
     pub node: NodeId,
     /// The client that made it, while it may be added to.
     pub writer: Option<ClientId>,
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    /// The bytes of docs/FORMAT.md. When this fails, the format has changed: raise
-    /// its version and keep reading the old one.
+    /// The bytes of docs/FORMAT.md. If this fails, the format has changed: raise its version and
+    /// keep reading the old one.
     #[test]
     fn the_format_is_the_one_written_down() {
         let mut expected = vec![1];
@@ -213,7 +213,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever cuts came, each stamp is cut as all of them together cut it.
+        /// For any cuts, each stamp is cut as all of them together cut it.
         #[test]
         fn cuts_that_say_nothing_are_left_out(
             list in proptest::collection::vec((0u64..20, 0u64..20), 0..20),

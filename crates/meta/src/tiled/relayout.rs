@@ -1,14 +1,15 @@
-//! A file is laid out anew: the same bytes, in other objects.
+//! Re-layout of a file: the same bytes, in other objects.
 //!
-//! Who does it has the file open for writing and asks for objects to be set aside, copies
-//! the bytes there, and has them put in the place of those that the file has. Nobody knows the new
-//! objects before that, so nothing that goes wrong on the way is seen by anybody: they are garbage from
-//! the first moment, whose removal only waits until that client has the file not open any more.
+//! The client that does it has the file open for writing. It asks for objects to be set aside,
+//! copies the bytes there, and then replaces the file's objects by them in one operation. No other
+//! client knows the new objects before that, so a failure on the way has no visible effect. The new
+//! objects count as garbage from the first moment; their removal only waits until that client has
+//! closed the file.
 //!
-//! The bytes must not change meanwhile. When objects are set aside, nobody else has the file open
-//! for writing, and the inode is marked (`moving`). Whatever could change bytes takes the mark
-//! away: a new writer, a cut, pieces, a publication, the state of bytes that somebody tells. Without the mark,
-//! the new objects do not come in.
+//! The bytes must not change meanwhile. When objects are set aside, no other client has the file
+//! open for writing, and the inode is marked (`moving`). Every operation that could change bytes
+//! removes the mark: a new writer, a cut, pieces, a publication, a report of the bytes. Without the
+//! mark, the new objects are refused.
 
 use super::{STAMP_END, Tiled, end_of, load, put, tick};
 use crate::attr::check_state;
@@ -34,15 +35,16 @@ fn reserved_for(client: ClientId) -> Vec<u8> {
     [&[RESERVED], &client.0[..]].concat()
 }
 
-/// Whether a `D` record with this value is of an object that is set aside, and not garbage yet.
+/// Returns whether a `D` record with this value belongs to an object that is set aside, and not
+/// garbage yet.
 pub(crate) fn is_reserved<S: Store>(txn: &Txn<'_, S>, ino: Ino, value: &[u8]) -> Outcome<bool> {
     let Some((&RESERVED, client)) = value.split_first() else { return Ok(false) };
     let Some(client) = client.first_chunk() else { return Ok(false) };
     Ok(txn.get(&keys::writer(ino, ClientId(*client)))?.is_some())
 }
 
-/// A client (or with `None` any) that had the file open for writing has it so no more: what
-/// was set aside for it is garbage like any other from now on.
+/// Turns the objects that were set aside for a client (or with `None`, for any) into garbage,
+/// because it does not have the file open for writing any more.
 pub(crate) fn release<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -59,7 +61,7 @@ pub(crate) fn release<S: Store>(
                 Some(client) => value == reserved_for(client),
                 None => value.first() == Some(&RESERVED),
             };
-            // This operation may have put it to use.
+            // This operation may have used it.
             if ours && txn.get(key)?.as_deref() == Some(value) {
                 found.push((node, key.to_vec()));
             }
@@ -74,7 +76,7 @@ pub(crate) fn release<S: Store>(
     Ok(())
 }
 
-/// Somebody may have changed bytes of the file.
+/// Removes the mark `moving`: a client may have changed bytes of the file.
 pub(crate) fn disturb<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     if txn.peek(ino, |inode| inode.moving)? {
         txn.edit_hidden(ino)?.moving = false;
@@ -82,7 +84,7 @@ pub(crate) fn disturb<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<()> {
     Ok(())
 }
 
-/// The inode, if only this client can change its bytes.
+/// Returns the inode, if only this client can change its bytes.
 fn alone<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<(Arc<Inode>, Option<Tiled>)> {
     let inode = txn.inode(ino)?;
     if !inode.is_file() {
@@ -130,7 +132,7 @@ pub(crate) fn reserve<S: Store>(
     Ok(MetaReply::Pieces { first, stamp })
 }
 
-/// Puts objects that were set aside in the place of those that the file has.
+/// Replaces the file's objects by those that were set aside.
 pub(crate) fn relayout<S: Store>(
     txn: &mut Txn<'_, S>,
     ino: Ino,
@@ -142,6 +144,8 @@ pub(crate) fn relayout<S: Store>(
     if pieces.len() > RESERVE_MAX || !pieces.is_sorted_by(|a, b| a.piece < b.piece) {
         return Err(Errno::EINVAL.into());
     }
+    // The lock-free protocol's check: if any other client could have changed bytes since, the mark
+    // is gone.
     let (old, tiled) = alone(txn, ino)?;
     let Some(known) = tiled.filter(|_| old.moving) else { return Err(Errno::EBUSY.into()) };
     txn.need_room()?;
@@ -161,10 +165,12 @@ pub(crate) fn relayout<S: Store>(
     }
     let object = Piece::bytes_of(number);
     claim(txn, ino, node, object)?;
+    // A copy of another size cannot have the same bytes.
     if new.size() != old.size {
         return Err(Errno::EINVAL.into());
     }
     put(txn, ino, &new);
+    // Objects that were set aside and not used become garbage.
     release(txn, ino, None)?;
     txn.delete(keys::writer(ino, txn.ctx.client));
     let inode = txn.edit(ino)?;
@@ -176,7 +182,7 @@ pub(crate) fn relayout<S: Store>(
     Ok(MetaReply::Attr(inode.attr(ino)))
 }
 
-/// Everything that the file has becomes garbage.
+/// Marks all present objects of the file as garbage.
 fn drop_all<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, old: &Inode) -> Outcome<()> {
     let mut pieces: Vec<(u32, NodeId)> = Vec::new();
     let prefix = keys::of_ino(tag::PIECE, ino);
