@@ -1,9 +1,10 @@
-//! What an operation costs in CPU time, with the store's commit shared by a batch.
+//! Measures the CPU time of each operation, with the store's commit shared by a batch.
 //!
 //! `cargo run --release -p tatami-meta --example costs [FILES]`
 //!
-//! CPU time of the shard's thread, which a busy machine disturbs less than time on the wall; in the last
-//! column the rest of the process (the store's flushes and compactions), shared by all operations.
+//! It prints the CPU time of the shard's thread, which a busy machine disturbs less than wall time.
+//! The last column has the rest of the process (the store's flushes and compactions), shared by all
+//! operations.
 
 use rustix::time::ClockId;
 use std::path::Path;
@@ -42,7 +43,7 @@ impl<S: Store> Run<S> {
         reply
     }
 
-    /// CPU microseconds of each of `n` operations.
+    /// Returns the CPU microseconds of each of `n` operations.
     fn time(&mut self, n: u64, op: impl Fn(u64) -> MetaOp) -> f64 {
         let start = nanoseconds(ClockId::ThreadCPUTime);
         for i in 0..n {

@@ -21,7 +21,7 @@ pub(crate) enum Who {
     Other,
 }
 
-/// One entry: the permissions of `who`.
+/// One entry: a subject and its permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AclEntry {
     pub who: Who,

@@ -120,7 +120,7 @@ fn opened<S: Store>(
 ) -> Outcome<MetaReply> {
     let is_file = txn.peek(ino, Inode::is_file)?;
     let cap = match open {
-        // The client that makes a file may open it as requested, whatever its mode.
+        // The client that makes a file may open it as requested, with any mode.
         Some(access) if is_file && txn.is_here(ino) => {
             if !access.write {
                 txn.note_open(ino);

@@ -53,7 +53,7 @@ pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Ou
             txn.put(keys::entry(to, *hash, name), entry.encode());
         }
     }
-    // The new range, in the old partition's record, is what sends clients to the new partitions
+    // The new range, in the old partition's record, sends clients on to the new partitions
     // (GIGA+ correction).
     let inode = txn.edit(part)?;
     (inode.size, inode.nlink) = left;

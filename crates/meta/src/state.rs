@@ -89,8 +89,8 @@ impl<S: Store> State<S> {
                     ControlFlow::Break(())
                 })?;
                 if used {
+                    // A store with records but without its own record has lost it.
                     return Err(OpenError::Damaged("shard record"));
-                // A store with records but without its own record has lost it.
                 }
                 let seed = tatami_wire::partition::name_seed(volume);
                 // Number 1 of shard 0 is the root.

@@ -8,7 +8,8 @@
 //! So a record that changes often, or is removed soon, is written to the log alone.
 //!
 //! ```text
-//! commit ─▶ log ─▶ recent ──(log full)──▶ sealed ──(chore)──▶ table of fjall, then the old log goes
+//! commit ─▶ log ─▶ recent ──(log full)──▶ sealed ──(chore)──▶ table of fjall,
+//!                                                               then the old log goes
 //! get, scan ◀── recent over sealed over tables
 //! ```
 //!

@@ -1,8 +1,10 @@
 //! The write-ahead log: every commit in order, until the tables have it.
 //!
 //! ```text
-//! log    := "TATAMI-L" │ format u32 │ number u64 │ end of the log before u64 │ checksum u64, then batches, then zeros
-//! batch  := length of the changes u32 │ synced u64 │ checksum of these u32 │ checksum of the changes u64 │ changes
+//! log    := "TATAMI-L" │ format u32 │ number u64 │ end of the log before u64
+//!           │ checksum u64, then batches, then zeros
+//! batch  := length of the changes u32 │ synced u64 │ checksum of these u32
+//!           │ checksum of the changes u64 │ changes
 //! change := key length u16 │ value length u32 │ key │ value
 //! ```
 //!

@@ -199,7 +199,7 @@ impl<S: Store> Meta<S> {
         // transaction.
         grip.waits = grip.held.is_empty() && wanted.len() == 1;
         grip.left = wanted;
-        // The number tells a reply to this request from a late reply to an earlier one.
+        // The number distinguishes a reply to this request from a late reply to an earlier one.
         grip.question += 1;
         grip.again_at = later(now, AGAIN);
         self.tx.by_txid.insert(grip.txid, job.ticket);

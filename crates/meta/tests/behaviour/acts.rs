@@ -1,4 +1,4 @@
-//! Many operations in one request: each is done as if it were asked alone.
+//! Batch operations: each operation of a request has the result that it has alone.
 
 use crate::harness::*;
 use tatami_meta::store::faulty::Fault;
@@ -185,7 +185,7 @@ fn each_act_needs_permission() {
     let errors: Vec<_> = told.iter().map(failed).collect();
     let (no, ok) = (Some(Errno::EACCES), None);
     assert_eq!(errors, [ok, no, no, ok, Some(Errno::EPERM), ok, ok, no]);
-    // What may be listed may be cleared, as far as it may be removed.
+    // A client that may list the directory may clear it, as far as it may remove the entries.
     assert_eq!(s.clear(own, 0, 100).0, 1);
     let (removed, left, end, _) = s.clear(sticky, 0, 100);
     assert_eq!((removed, end), (0, true));

@@ -162,7 +162,7 @@ fn a_writer_tells_size_and_time_at_close() {
         .expect("commit");
     assert_eq!((told.size, told.blocks, told.mtime), (7, 8, mtime));
     assert_eq!(told.ctime, f.ctime.moved_to(mtime), "two changes have two times");
-    // The same again changes nothing.
+    // The same report again changes nothing.
     let again = tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime, changed: mtime }, true)
         .expect("commit");
     assert_eq!((again.mtime, again.ctime, again.size), (mtime, told.ctime, 7));
@@ -182,7 +182,7 @@ fn a_copied_time_survives_the_close() {
         tell(&mut s, f.ino, DataState { size: 7, blocks: 8, mtime: old, changed: set.ctime }, true)
             .expect("commit");
     assert_eq!((told.mtime, told.ctime), (old, set.ctime.moved_to(old)), "ctime never goes back");
-    // Another mount has set the time since; the object still has what this one had set.
+    // Another mount has set the time since; the object still has the time that this one had set.
     let future = Timestamp::from_sec(1 << 40);
     let state = DataState { size: 9, blocks: 8, mtime: future, changed: s.time().plus_sec(5) };
     let again = tell(&mut s, f.ino, state, true).expect("commit");
@@ -226,8 +226,7 @@ fn the_last_change_is_never_before_the_last_modification() {
 
 #[test]
 fn a_later_state_of_the_bytes_is_not_undone_by_an_earlier_one() {
-    // Two writers look at the object one after the other and tell what they
-    // saw the other way round.
+    // Two writers read the object one after the other, and report in the opposite order.
     let mut s = Shard::new();
     let (f, ..) = s.create_open(ROOT, "f", Access::WRITE).expect("create");
     let at = |sec: i64| Timestamp::from_sec(1000 + sec);
@@ -235,8 +234,8 @@ fn a_later_state_of_the_bytes_is_not_undone_by_an_earlier_one() {
     assert_eq!(tell(&mut s, f.ino, seen(200, 2), false).expect("commit").size, 200);
     let late = tell(&mut s, f.ino, seen(100, 1), true).expect("commit");
     assert_eq!((late.size, late.mtime), (200, at(2)));
-    // One of them looked while the other was still writing: the time is that of the write
-    // already, the size is not.
+    // One of them read while the other was still writing: the time is that of the write already,
+    // the size is not.
     assert_eq!(tell(&mut s, f.ino, seen(150, 2), false).expect("commit").size, 200);
     assert_eq!(tell(&mut s, f.ino, seen(250, 2), false).expect("commit").size, 250);
     // A cut is ordered among them in the same way.
@@ -255,7 +254,7 @@ fn only_writers_tell_what_the_bytes_are() {
     assert_eq!(s.commit(f, Some(100), true), Err(Errno::EACCES));
     assert!(s.commit(f, None, true).is_ok(), "nothing told, nothing open: nothing happens");
     s.as_user(user(10)).open(f, Access::WRITE).expect("open");
-    // The mark counts for the client, whoever the process is by now.
+    // The mark belongs to the client, independent of the process.
     assert_eq!(s.as_user(user(11)).commit(f, Some(100), false).map(|a| a.size), Ok(100));
     assert!(s.commit(f, None, true).is_ok());
     assert_eq!(s.commit(f, Some(100), true), Err(Errno::EACCES), "closed");
@@ -264,7 +263,7 @@ fn only_writers_tell_what_the_bytes_are() {
     s.assert_sound();
 }
 
-/// What a shard notes about writers is no change for anybody else.
+/// The writer records of a shard are no change for other clients.
 #[test]
 fn files_closed_without_news_are_not_noted_any_more() {
     let mut s = Shard::new();
@@ -277,7 +276,7 @@ fn files_closed_without_news_are_not_noted_any_more() {
     let closed = MetaOp::Closed { inos: vec![f.ino, g.ino, gone], empty: vec![], read: vec![] };
     assert_eq!(s.apply(closed.clone()), Ok(MetaReply::Done));
     assert_eq!(s.getattr(f.ino), Ok(f.clone()));
-    // A client that dies leaves nothing unsettled that it had closed.
+    // A client that dies leaves no pending size recovery of files that it had closed.
     s.expire(client).expect("expire");
     assert_eq!(s.unsettled(), []);
     s.as_client(ClientId([7; 16])).open(f.ino, Access::WRITE).expect("open");
@@ -289,7 +288,8 @@ fn files_closed_without_news_are_not_noted_any_more() {
     s.assert_sound();
 }
 
-/// Who writes knows the rest himself; others must ask for it, and are told so before they can be wrong.
+/// The only writer knows the attributes itself; others must ask for them, and get a notice before
+/// their copy can be wrong.
 #[test]
 fn attributes_tell_whether_others_write() {
     const C: ClientId = ClientId([0xc; 16]);

@@ -1,4 +1,4 @@
-//! A check finds what is broken, and mends it.
+//! A check finds damage, and repairs it.
 
 use crate::harness::*;
 use tatami_meta::store::Store;
@@ -7,7 +7,7 @@ use tatami_wire::{Access, ClientId, Errno, Ino};
 const E: u8 = b'E';
 const I: u8 = b'I';
 
-/// A volume with something of everything, committed.
+/// Returns a volume with records of all kinds, committed.
 fn rich() -> Shard {
     let mut s = Shard::new();
     let d = s.dir(ROOT, "d").ino;
@@ -29,7 +29,7 @@ fn rich() -> Shard {
     s
 }
 
-/// The records whose keys start with `prefix`.
+/// Returns the records whose keys start with `prefix`.
 fn records(s: &mut Shard, prefix: &[u8]) -> Vec<(Vec<u8>, Vec<u8>)> {
     let pairs = s.meta.store_mut().visible().iter();
     pairs.filter(|(k, _)| k.starts_with(prefix)).map(|(k, v)| (k.to_vec(), v.to_vec())).collect()
@@ -51,8 +51,8 @@ fn patch(s: &mut Shard, key: &[u8], at: usize, bytes: &[u8]) {
     s.meta.store_mut().corrupt(&(key.to_vec(), Some(value)));
 }
 
-/// Breaks a rich volume, and asserts that a check sees it, mends it, and then
-/// sees nothing any more, whatever number of inodes it takes at a time.
+/// Breaks a rich volume, and asserts that a check finds it, repairs it, and then finds nothing
+/// more, with any number of inodes a step.
 fn breaks(what: &str, damage: impl Fn(&mut Shard)) {
     for step in [1, 3, 1000] {
         let mut s = rich();
@@ -61,7 +61,7 @@ fn breaks(what: &str, damage: impl Fn(&mut Shard)) {
         assert!(!s.check(step, false).is_empty(), "{what}: not seen by {step}");
         let seen = s.check(step, true);
         assert!(seen.iter().any(|f| f.repaired), "{what}: not mended: {seen:#?}");
-        // What is mended may show something else, such as an inode that nobody holds any more.
+        // A repair may reveal another problem, such as an inode that nothing holds any more.
         for _ in 0..5 {
             if s.check(step, true).is_empty() {
                 break;
@@ -256,8 +256,8 @@ mod random {
     proptest! {
         #![proptest_config(scaled(512))]
 
-        /// Whatever is broken, neither operations nor checks panic, and repair
-        /// ends in a sound volume, as long as the root and the shard record read.
+        /// With any damage, neither operations nor checks panic, and repair ends in a sound volume,
+        /// as long as the root and the shard record can be read.
         #[test]
         fn any_damage_is_mended(
             damage in proptest::collection::vec(
@@ -282,7 +282,7 @@ mod random {
                 }
             }
             let mut s = s.reopen();
-            // The one who checks comes fresh: his own slot cannot be what is broken.
+            // The checking client is new: its slot cannot be damaged.
             s.as_client(ClientId([0xc; 16]));
             s.check(step, false);
             for ino in 1..20 {

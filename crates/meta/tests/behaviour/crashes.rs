@@ -1,4 +1,4 @@
-//! Random operations, cut short at random: what was promised is there.
+//! Random operations, interrupted at random: all that was acknowledged is there.
 
 use crate::harness::*;
 use proptest::prelude::*;
@@ -47,12 +47,12 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A shard, the inodes it ever had, and what the store held after each commit.
+/// A shard, all inodes that it ever had, and the content of the store after each commit.
 struct Run {
     shard: Option<Shard>,
     inos: Vec<Ino>,
     dirs: Vec<Ino>,
-    /// What the store held after each commit since the last sync, and at that sync.
+    /// The content of the store after each commit since the last sync, and at that sync.
     states: Vec<MemoryStore>,
 }
 
@@ -75,8 +75,8 @@ impl Run {
         self.dirs[usize::from(n) % self.dirs.len()]
     }
 
-    /// Notes what the store holds, if anything was committed. What readers see after
-    /// a failure is not always what will be there.
+    /// Records the content of the store, if anything was committed. After a failure, readers may
+    /// see other content than a reopened store has.
     fn note(&mut self) {
         if !self.s().meta.is_poisoned() {
             self.note_anyway();
@@ -180,7 +180,7 @@ impl Run {
             Step::Kill => {
                 let mut shard = self.shard.take().expect("there between steps").reopen();
                 let after = shard.meta.store_mut().visible();
-                // Opening reserves nothing before a number is needed.
+                // Opening reserves no inode numbers before one is needed.
                 let last = self.states.last().expect("never empty");
                 assert!(last.iter().eq(after.iter()), "what was committed is there, no more");
                 self.shard = Some(shard);
@@ -196,14 +196,14 @@ impl Run {
                 self.states = vec![left];
                 let (now, seq) = (shard.now, shard.seq);
                 let mut shard = Shard::over(store);
-                // Client A knows nothing of the cut; its numbers go on.
+                // Client A does not know of the power cut; its numbers go on.
                 shard.now = now;
                 shard.seq = seq;
                 self.shard = Some(shard);
                 self.s().assert_sound();
             }
         }
-        // The store may have been synced on the way, to reserve inode numbers.
+        // The store may have been synced in between, to reserve inode numbers.
         if self.s().meta.is_poisoned() {
             return;
         }

@@ -1,4 +1,4 @@
-//! Finding, making, linking, removing and listing entries.
+//! Looking up, making, linking, removing and listing entries.
 
 use crate::harness::*;
 use tatami_meta::store::Store;

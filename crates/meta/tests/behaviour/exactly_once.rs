@@ -93,7 +93,7 @@ fn a_batch_that_is_lost_is_lost_with_its_answers() {
     assert!(matches!(full, StoreError::Full { .. }));
     assert_eq!(full.errno(), Errno::ENOSPC);
     assert_eq!(s.lookup(ROOT, "d"), Err(Errno::ENOENT));
-    // The client heard ENOSPC and may try again, with the next number or the same.
+    // The client got ENOSPC and may try again, with the next number or the same.
     assert!(s.meta.apply(&ctx, &Cred::ROOT, &create("d")).at_once().is_ok());
     s.meta.commit().expect("commit");
     assert_eq!(s.names(ROOT), ["d"]);

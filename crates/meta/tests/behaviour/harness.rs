@@ -1,4 +1,4 @@
-//! A shard over a store that can fail, and short ways to ask it.
+//! A shard over a store that can fail, and short functions for requests to it.
 
 use tatami_meta::store::faulty::FaultyStore;
 use tatami_meta::{Config, Context, Meta};
@@ -34,7 +34,7 @@ pub fn member(uid: u32, groups: &[u32]) -> Cred {
     Cred { uid, gid: uid, groups: groups.to_vec() }
 }
 
-/// A shard, a clock that goes on by a second with every operation, and who asks.
+/// A shard, a clock that advances by a second with every operation, and the requesting client.
 pub struct Shard {
     pub meta: Meta<FaultyStore>,
     pub now: i64,
@@ -44,7 +44,7 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Empty, asked by the superuser from client A.
+    /// Returns an empty shard; the superuser asks, from client A.
     pub fn new() -> Shard {
         Shard::over(FaultyStore::new())
     }
@@ -54,7 +54,7 @@ impl Shard {
         Shard { meta, now: 1000, seq: 0, client: A, cred: Cred::ROOT }
     }
 
-    /// Closes and opens again, as after `kill -9`: what is not committed is lost.
+    /// Closes and opens again, as after `kill -9`: uncommitted changes are lost.
     pub fn reopen(self) -> Shard {
         let mut store = self.meta.into_store();
         store.kill();
@@ -272,7 +272,7 @@ impl Shard {
         }
     }
 
-    /// All names of a directory, sorted.
+    /// Returns all names of a directory, sorted.
     pub fn names(&mut self, dir: Ino) -> Vec<String> {
         let mut names = Vec::new();
         let mut after = 0;
@@ -305,7 +305,7 @@ impl Shard {
         self.done(MetaOp::SetXattr { ino, name: name(n), value: name(value), mode })
     }
 
-    /// Names of the attributes.
+    /// Returns the names of the attributes.
     pub fn listxattr(&mut self, ino: Ino) -> Result<Vec<String>, Errno> {
         let list = self.bytes(MetaOp::ListXattr { ino })?;
         let names = list.split_inclusive(|b| *b == 0);
@@ -354,7 +354,7 @@ impl Shard {
         self.done(MetaOp::Settle { ino, state })
     }
 
-    /// A whole check, `step` inodes at a time.
+    /// Runs a whole check, `step` inodes at a time.
     pub fn check(&mut self, step: u32, repair: bool) -> Vec<Finding> {
         let mut found = Vec::new();
         let mut after = Ino(0);

@@ -1,4 +1,5 @@
-//! What the ranks of an open share: a pointer that loses no step, and a lock that they get in turn.
+//! The shared state of the ranks of an open: a pointer that loses no step, and a lock that they get
+//! in the order of their requests.
 
 use crate::harness::*;
 use tatami_meta::Context;
@@ -16,7 +17,7 @@ fn op(ino: Ino, (rank, joined): (u32, bool), op: JobOp) -> MetaOp {
     MetaOp::Job { ino, open: OPEN, rank, joined, op }
 }
 
-/// What a rank, which is a client of its own, is told.
+/// Returns the answer to a rank, which is a client of its own.
 fn ask(s: &mut Shard, ino: Ino, rank: u32, what: JobOp) -> Result<JobTold, Errno> {
     s.as_client(client(rank));
     match s.apply(op(ino, (rank, false), what))? {
@@ -63,7 +64,7 @@ fn ranks_get_the_lock_in_the_order_in_which_they_asked() {
     for rank in [1, 4, 2] {
         assert_eq!(locks(&mut s, f, rank), JobTold::Waits);
     }
-    // Who asks again keeps its place, and who has it has it.
+    // A repeated request keeps its place, and the holder keeps the lock.
     assert_eq!(locks(&mut s, f, 4), JobTold::Waits);
     assert_eq!(locks(&mut s, f, 3), JobTold::Locked);
     s.meta.commit().expect("commit");
@@ -95,19 +96,19 @@ fn the_lock_of_a_client_that_is_gone_is_the_next_ones() {
     for rank in 0..4 {
         locks(&mut s, f, rank);
     }
-    // One that waits, and then the one that has it.
+    // A waiting rank goes, and then the holder.
     for (gone, holds) in [(1, Some(0)), (0, Some(2))] {
         s.as_client(A).expire(client(gone)).expect("expire");
         assert_eq!(holder(&s, f), holds);
     }
     assert_eq!(ask(&mut s, f, 3, JobOp::Add { by: 1 }), Ok(JobTold::Pointer(7)), "it stays");
-    // Who believes to have been there learns that it was given up.
+    // A rank that believes to take part learns that it was removed.
     s.as_client(client(0));
     assert_eq!(s.apply(op(f, (0, true), JobOp::Add { by: 1 })), Err(Errno::ESTALE));
     for gone in [2, 3] {
         s.as_client(A).expire(client(gone)).expect("expire");
     }
-    // With the last of its ranks the open is forgotten.
+    // With the last of its ranks the open is removed.
     assert_eq!(ask(&mut s, f, 5, JobOp::Add { by: 1 }), Ok(JobTold::Pointer(0)));
     s.assert_sound();
 }
@@ -124,7 +125,7 @@ fn an_open_that_is_over_leaves_nothing() {
     locks(&mut s, f, 0);
     locks(&mut s, f, 1);
     s.meta.commit().expect("commit");
-    // The file may have gone by then.
+    // The file may be gone by then.
     s.unlink(ROOT, "f", false).expect("unlink");
     assert_eq!(ask(&mut s, f, 1, JobOp::Add { by: 1 }), Err(Errno::ESTALE));
     assert_eq!(ask(&mut s, f, 0, JobOp::End), Ok(JobTold::Done));
@@ -147,7 +148,7 @@ fn only_who_may_reach_the_bytes_takes_part() {
         s.as_user(user(7));
         assert_eq!(set(&mut s, f).map(drop), Ok(()));
     }
-    // Who has it open for writing may go on when that is forbidden.
+    // A client that has it open for writing may go on after the permission is taken away.
     s.as_root().as_client(client(0)).open(f, Access::BOTH).expect("open");
     s.chmod(f, 0o600).expect("chmod");
     s.as_user(user(7));

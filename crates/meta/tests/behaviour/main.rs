@@ -1,4 +1,4 @@
-//! What a shard does, seen from outside: one file a behaviour.
+//! The behaviour of a shard, seen from outside: one file a behaviour.
 
 mod acts;
 mod attributes;

@@ -1,8 +1,8 @@
-//! A namespace as simple as it can be, to compare the real one with.
+//! A namespace as simple as possible, to compare the real one with.
 //!
 //! Nodes lie in a list and are never reused; directories are maps. Link counts, parents and
-//! ancestors are not kept but counted anew each time. Written from the manual pages, not
-//! from the implementation. Access control lists are left out: they have tests of their own.
+//! ancestors are not stored but counted each time. Written from the manual pages, not from the
+//! implementation. Access control lists are left out: they have tests of their own.
 
 use std::collections::BTreeMap;
 use tatami_wire::meta::RenameMode;
@@ -28,7 +28,7 @@ pub struct Node {
     pub alive: bool,
 }
 
-/// What a test compares of a node.
+/// The properties of a node that a test compares.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
     pub kind: Kind,
@@ -374,7 +374,7 @@ impl Model {
         Ok(id)
     }
 
-    /// What chown(2) and a write by another than root take away.
+    /// Removes the mode bits that chown(2) and a write by another user than root remove.
     fn strip(&mut self, id: Id, gid: u32) {
         let foreign = !self.member(gid);
         let mode = &mut self.nodes[id].mode;
@@ -428,7 +428,7 @@ impl Model {
         Ok(id)
     }
 
-    /// `None` is "now" for both times.
+    /// Sets the times; `None` is "now" for both.
     pub fn utimens(&mut self, id: Id, time: Option<i64>) -> Res<Id> {
         self.alive(id)?;
         if !self.owns(id) {

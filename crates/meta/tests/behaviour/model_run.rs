@@ -1,5 +1,5 @@
-//! The same random operations on a shard and on the model: the same answers,
-//! the same tree, and a sound store in the end.
+//! The same random operations on a shard and on the model give the same answers, the same tree, and
+//! a sound store in the end.
 
 use crate::harness::*;
 use crate::model::{Id, Model, View};
@@ -106,8 +106,8 @@ impl Run {
         self.shard.as_mut().expect("there between steps")
     }
 
-    /// The n-th of all inodes there ever were, on both sides. Directories are taken more often than
-    /// chance would have it, since most operations begin with one.
+    /// Returns the n-th of all inodes there ever were, on both sides. Prefers directories, since
+    /// most operations begin with one.
     fn pick(&self, n: u8) -> (Ino, Id) {
         let dirs: Vec<Id> = (0..self.inos.len())
             .filter(|id| self.model.nodes[*id].kind == Kind::Dir && self.model.nodes[*id].alive)
@@ -151,7 +151,7 @@ impl Run {
         let cred = cred(who);
         self.s().as_user(cred.clone());
         self.model.cred = cred;
-        // The shard's clock ticks with the operation.
+        // The shard's clock advances with the operation.
         self.model.now = self.s().now + 1;
         match *op {
             Op::Lookup(d, n) => {
@@ -277,7 +277,7 @@ impl Run {
         }
     }
 
-    /// Everything there is, compared.
+    /// Compares the whole trees.
     fn finish(&mut self) {
         self.s().as_root();
         for id in 0..self.inos.len() {
@@ -299,7 +299,7 @@ proptest! {
     #[test]
     fn a_shard_answers_as_the_model(ops in proptest::collection::vec((any::<u8>(), op()), 1..100)) {
         let mut run = Run::new();
-        // Everybody may write to the root, so that users get somewhere.
+        // All users may write to the root, so that their operations succeed.
         run.step(0, &Op::Chmod(0, 0o777));
         for (who, op) in &ops {
             run.step(*who, op);

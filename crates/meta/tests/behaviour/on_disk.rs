@@ -1,5 +1,5 @@
-//! The store on a real disk: it is there again after a kill, it refuses what it does not know,
-//! and a full disk does it no harm.
+//! The store on a real disk: it survives a kill, it refuses unknown formats, and a full disk does
+//! not damage it.
 
 use crate::harness::*;
 use std::ops::ControlFlow;
@@ -49,7 +49,7 @@ fn what_was_committed_is_there_again() {
     assert_eq!(keys(&store, "b", "a"), Vec::<String>::new());
 }
 
-/// What a killed process leaves is what lies in the files when nobody has closed the store.
+/// A killed process leaves the content of the files, without a close of the store.
 #[test]
 fn a_copy_of_the_files_of_a_running_store_has_all_commits() {
     let dir = tempfile::tempdir().expect("directory");
@@ -89,8 +89,7 @@ fn a_torn_batch_at_the_end_of_the_log_is_dropped_whole() {
     }
 }
 
-/// A disk that had written a later page of the log and not an earlier one when the
-/// power went.
+/// The disk had written a later page of the log and not an earlier one at the power cut.
 #[test]
 fn a_hole_in_the_log_ends_it() {
     let dir = tempfile::tempdir().expect("directory");
@@ -127,15 +126,16 @@ fn a_hole_in_the_log_ends_it() {
     }
 }
 
-/// What a store of logs and tables must hold: numbers, each under its own key, which change and go.
+/// The expected content of a store of logs and tables: numbers, each under its own key, which
+/// change and go.
 struct Numbers {
     store: FjallStore,
     now: std::collections::BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Numbers {
-    /// Commits changes that fill a log or more. Every fifth key is removed again, half of
-    /// those at once; every seventh is written anew in each call.
+    /// Commits changes that fill a log or more. Every fifth key is removed again, half of those at
+    /// once; every seventh is rewritten in each call.
     fn fill(&mut self, round: u32, mut after_each: impl FnMut(&mut FjallStore)) {
         let mut change = |store: &mut FjallStore, key: String, value: Option<Vec<u8>>| {
             match &value {
@@ -184,14 +184,14 @@ fn what_leaves_the_log_for_a_table_stays_what_it_was() {
     let mut threads = Vec::new();
     for round in 0..5 {
         numbers.fill(round, |store| match (round, store.take_chore()) {
-            // Somebody took it and did not do it: it is made again.
+            // A thread took the task and did not run it: it is made again.
             (1, chore) => drop(chore),
             (2, Some(chore)) => threads.push(std::thread::spawn(chore)),
             (_, chore) => chore.into_iter().for_each(|chore| chore()),
         });
         numbers.check(&numbers.store);
         let Numbers { store, now } = numbers;
-        // Closing writes nothing: what is read again is what a kill leaves.
+        // Closing writes nothing: a reopen reads the content that a kill leaves.
         drop(store);
         numbers = Numbers { store: open(&live), now };
         numbers.check(&numbers.store);
@@ -218,7 +218,7 @@ fn a_store_that_waits_for_nobody_does_its_chores_itself() {
     numbers.check(&numbers.store);
 }
 
-/// A log that ends before the next one says that it ended has lost something that was synced.
+/// A log that ends before the offset in its successor's header has lost synced records.
 #[test]
 fn a_log_that_misses_its_end_is_told() {
     let dir = tempfile::tempdir().expect("directory");
@@ -235,7 +235,7 @@ fn a_log_that_misses_its_end_is_told() {
         Err(StoreError::Lost { .. }) => {}
         other => panic!("not refused: {other:?}"),
     }
-    // What is left of it and all that came after it is there when the loss is accepted.
+    // The rest of it and all later batches are there when the loss is accepted.
     let store = accepting(dir.path());
     let keys = (0..1200u32).filter(|n| store.get(&n.to_be_bytes()).expect("get").is_some());
     let keys: Vec<u32> = keys.collect();
@@ -253,7 +253,8 @@ fn flip(file: &Path, byte: usize, bit: u8) {
     std::fs::write(file, bytes).expect("write");
 }
 
-/// A store with a table and a log of 50 batches, the last ones of them not synced; it was closed, or its process died.
+/// Makes a store with a table and a log of 50 batches, the last ones not synced; it was closed, or
+/// its process died.
 fn damageable(path: &Path, closed: bool) -> std::collections::BTreeMap<Vec<u8>, Vec<u8>> {
     let mut store = open(path);
     let record = |n: u32| (n.to_be_bytes().to_vec(), vec![n as u8 | 1; 20 + n as usize % 100]);
@@ -307,7 +308,7 @@ fn a_flipped_bit_in_the_middle_of_a_closed_log_is_told_and_can_be_accepted() {
     assert_eq!(store.get(b"next").expect("get"), Some(b"1".to_vec()));
 }
 
-/// The slow part of a sync may be done by another thread, while batches follow that it does not cover.
+/// The slow part of a sync may run in another thread, while batches follow that it does not cover.
 #[test]
 fn what_another_thread_synced_is_missed_as_well_and_no_more() {
     let dir = tempfile::tempdir().expect("directory");
@@ -323,7 +324,8 @@ fn what_another_thread_synced_is_missed_as_well_and_no_more() {
     let synced = work();
     store.end_sync(synced).expect("ends");
     drop(store);
-    // The first batch went to a table; the others take 24 + 6 + 1 + 300 bytes each, behind the header of 36.
+    // The first batch went to a table; the others take 24 + 6 + 1 + 300 bytes each, behind the
+    // header of 36.
     for (bad, told) in [(2, true), (5, true), (6, false), (7, false)] {
         let copy = dir.path().join(format!("bad-{bad}"));
         copy_tree(&live, &copy);
@@ -347,7 +349,7 @@ fn a_log_that_is_shorter_than_what_was_synced_or_gone_is_told() {
             let file = std::fs::OpenOptions::new().write(true).open(copy.join(LOG)).expect("log");
             file.set_len(length as u64).expect("cut");
             let opened = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() });
-            // Of one that was not closed, the last two batches were not synced.
+            // In the case without a close, the last two batches were not synced.
             let may_be_lost = if closed { 0 } else { 2 };
             match opened {
                 Ok(store) => {
@@ -381,7 +383,7 @@ fn all_of(store: &FjallStore) -> Result<std::collections::BTreeMap<Vec<u8>, Vec<
     Ok(found)
 }
 
-/// All files below a directory.
+/// Returns all files below a directory.
 fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(dir).expect("list") {
@@ -395,14 +397,14 @@ fn files(dir: &Path) -> Vec<std::path::PathBuf> {
     found
 }
 
-/// A bit flips in each kind of file of a store, at its ends and in between: what is read is what was written, or there is
-/// an error.
+/// A bit flips in each kind of file of a store, at its ends and in between: a read returns the
+/// written value, or an error.
 #[test]
 fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
     let dir = tempfile::tempdir().expect("directory");
     let live = dir.path().join("live");
     let expected = damageable(&live, true);
-    // What is reserved need not be copied each time.
+    // Reserved blocks need not be copied each time.
     let log = std::fs::OpenOptions::new().write(true).open(live.join(LOG)).expect("log");
     log.set_len(36 + 50 * 334).expect("cut");
     let (mut told, mut kinds) = (std::collections::BTreeMap::new(), 0);
@@ -426,7 +428,7 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
             let read = std::panic::catch_unwind(|| {
                 let store = FjallStore::open(&copy, Opening { boot: 5, ..Opening::default() })?;
                 let all = all_of(&store)?;
-                // Filters and indexes are asked for single keys.
+                // Filters and indexes are used for single keys.
                 for key in expected.keys() {
                     assert_eq!(store.get(key)?.as_ref(), expected.get(key), "{what}");
                 }
@@ -449,7 +451,7 @@ fn a_flipped_bit_in_any_file_of_a_store_is_told_or_does_no_harm() {
     }
 }
 
-/// After a loss, no number of an inode that is not known any more is given out again: its object may be there.
+/// After a loss, no number of a lost inode is allocated again: its object may exist.
 #[test]
 fn numbers_of_inodes_that_were_lost_are_not_given_out_again() {
     let dir = tempfile::tempdir().expect("directory");
@@ -475,7 +477,7 @@ fn numbers_of_inodes_that_were_lost_are_not_given_out_again() {
     let mut meta = Meta::open(open(dir.path()), config(), now).expect("opens");
     let before: Vec<_> = (1..200).map(|n| make(&mut meta, n)).collect();
     drop(meta);
-    // All but the header is gone, and with it the batch that said how many numbers are taken.
+    // All but the header is gone, and with it the batch that recorded the allocated numbers.
     let file = std::fs::OpenOptions::new().write(true).open(dir.path().join(LOG)).expect("log");
     file.set_len(36).expect("cut");
     assert!(FjallStore::open(dir.path(), Opening::default()).is_err());
@@ -591,7 +593,7 @@ fn a_store_whose_making_was_cut_short_is_made_again() {
     assert!(matches!(refused, StoreError::Damaged { .. }), "never deletes a finished store");
 }
 
-/// A shard over a real store, driven a little, killed by copying its files, and looked at.
+/// A shard over a real store is used a little, killed by copying its files, and inspected.
 #[test]
 fn a_shard_on_disk_survives_a_kill() {
     let dir = tempfile::tempdir().expect("directory");
@@ -634,7 +636,7 @@ fn a_shard_on_disk_survives_a_kill() {
     }
 }
 
-/// Runs `test` on a disk of so many megabytes. Needs root and tmpfs; elsewhere it says so and passes.
+/// Runs `test` on a disk of `megabytes`. Needs root and tmpfs; elsewhere it prints that and passes.
 fn on_small_disk(megabytes: u32, test: impl Fn(&Path) + std::panic::RefUnwindSafe) {
     let dir = tempfile::tempdir().expect("directory");
     let mounted = std::process::Command::new("mount")
@@ -656,7 +658,7 @@ fn on_small_disk(megabytes: u32, test: impl Fn(&Path) + std::panic::RefUnwindSaf
 
 #[test]
 fn a_full_disk_does_no_harm_and_lets_remove() {
-    // Large enough for the journal to be reserved.
+    // Large enough to reserve the journal.
     on_small_disk(300, |disk| fill(disk, true));
 }
 

@@ -1,4 +1,4 @@
-//! What outlives its name or its writer.
+//! Inodes and objects that outlive their name or writer.
 
 use crate::harness::*;
 use tatami_meta::Context;
@@ -184,7 +184,7 @@ fn garbage_is_listed_per_node_until_done() {
     s.assert_sound();
 }
 
-/// Nobody looks for an object of which its only writer says that it was never made.
+/// No recovery follows for an object that its only writer has reported as never made.
 #[test]
 fn a_file_that_never_had_an_object_leaves_no_garbage() {
     let mut s = Shard::new();

@@ -1,4 +1,4 @@
-//! Who may do what to entries.
+//! Permissions on entries.
 
 use crate::harness::*;
 use tatami_wire::meta::{MetaOp, NewNode, RenameMode};

@@ -1,5 +1,5 @@
-//! Files that are laid out anew: whose objects are set aside, when they come in, and what
-//! becomes of the others.
+//! Re-layout of files: which objects are set aside, when they replace the old ones, and when
+//! objects become garbage.
 
 use crate::harness::*;
 use proptest::prelude::*;
@@ -33,7 +33,7 @@ impl Shard {
         }
     }
 
-    /// One object: what `tatami relayout --to whole` ends with.
+    /// One object: the result of `tatami relayout --to whole`.
     fn make_whole(&mut self, ino: Ino, node: u16, number: u32, size: u64) -> Result<Attr, Errno> {
         self.relayout(ino, Vec::new(), (node, number), size)
     }
@@ -49,14 +49,14 @@ fn stripe(piece: u32, node: u16, number: u64, stamp: u64, len: u64) -> NewPiece 
     NewPiece { piece, node: NodeId(node), tiles: tiles.encode().into(), blocks: 8 }
 }
 
-/// A file of 100 bytes, open for writing by client A and nobody else.
+/// Returns a file of 100 bytes that only client A has open for writing.
 fn file(s: &mut Shard) -> Ino {
     let ino = s.create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
     s.commit(ino, Some(100), false).expect("commit");
     ino
 }
 
-/// The same file, striped over the nodes 0 and 2; closed.
+/// Returns the same file, striped over the nodes 0 and 2; closed.
 fn striped(s: &mut Shard) -> Ino {
     let ino = file(s);
     let (first, stamp) = s.reserve(ino, &[0, 2, 1]).expect("set aside");
@@ -79,7 +79,7 @@ fn a_whole_file_is_striped_and_made_whole_again() {
         page.pieces.iter().map(|p| (p.piece, p.node.0)).collect::<Vec<_>>(),
         [(1, 0), (2, 2)]
     );
-    // It is as closed as it can be: nobody has a mark.
+    // It is completely closed: no client has a mark.
     s.as_client(B).open(ino, Access::BOTH).expect("open");
     let before = s.getattr(ino).expect("attributes");
     let (first, _) = s.reserve(ino, &[0]).expect("set aside");
@@ -97,7 +97,7 @@ fn a_whole_file_is_striped_and_made_whole_again() {
     s.meta.commit().expect("commit");
     let mut s = s.reopen();
     s.assert_sound();
-    // As any whole file: written, tiled, cut to nothing, removed.
+    // It behaves as any whole file: written, tiled, cut to nothing, removed.
     s.open(ino, Access::BOTH).expect("open");
     assert_eq!(s.commit(ino, Some(150), false).expect("commit").size, 150);
     let (piece, _) = s.add_pieces(ino, &[(2, 1)]).expect("pieces");
@@ -163,7 +163,7 @@ fn whoever_could_change_bytes_is_in_the_way() {
         assert_eq!(s.getattr(ino), before, "{what}");
         s.assert_sound();
     }
-    // What none of this could change does not matter.
+    // An operation that could change no bytes does not matter.
     let (first, _) = s.reserve(ino, &[0]).expect("set aside");
     s.as_client(B).open(ino, Access::READ).expect("open");
     s.chmod(ino, 0o600).expect("chmod");
@@ -183,12 +183,12 @@ fn what_is_set_aside_is_garbage_when_its_client_is_gone() {
     assert!(s.dropped(0).is_empty());
     let flux = MetaOp::InFlux { node: NodeId(0), inos: vec![ino] };
     assert_eq!(s.apply(flux), Ok(MetaReply::InFlux(vec![ino])), "a check must not mind");
-    // One that died.
+    // A client that died.
     s.expire(A).expect("expired");
     assert_eq!((s.dropped(0), s.dropped(2)), (vec![(ino, 1)], vec![(ino, 3)]));
     s.settle(ino, 100).expect("settled");
     assert_eq!(s.make_whole(ino, 0, first, 100), Err(Errno::EBADF), "taken for dead");
-    // One that gave up.
+    // A client that gave up.
     s.as_client(B).open(ino, Access::BOTH).expect("open");
     let (mine, _) = s.reserve(ino, &[0]).expect("set aside");
     assert_eq!(s.make_whole(ino, 0, first, 100), Err(Errno::EINVAL), "somebody else's");
@@ -276,9 +276,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(scaled(256))]
 
-    /// A file is laid out anew exactly if nobody else could have changed its bytes since its
-    /// objects were set aside; whatever happens, no object is both in use and garbage, and
-    /// none is neither.
+    /// A re-layout succeeds exactly if no other client could have changed the file's bytes since
+    /// its objects were set aside. In any case no object is both in use and garbage, and none is
+    /// neither.
     #[test]
     fn objects_come_in_exactly_if_nobody_could_write(list in steps()) {
         let mut s = Shard::new();
@@ -286,9 +286,9 @@ proptest! {
         s.commit(ino, None, true).expect("closed");
         let client = |first: bool| if first { A } else { B };
         let mut open = [false, false];
-        // The object, its node, and whether it may still come in; A alone lays out.
+        // The object, its node, and whether it may still be used; A alone re-lays out.
         let mut aside: Option<(u32, u16, bool)> = None;
-        // All objects that were ever given out.
+        // All objects that were ever allocated.
         let mut all = vec![(1u16, 0u32)];
         for step in list {
             match step {

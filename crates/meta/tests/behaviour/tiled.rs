@@ -1,4 +1,4 @@
-//! Tiled files: pieces, tiles, cuts, and what becomes of them.
+//! Tiled files: pieces, tiles, cuts, and their removal.
 
 use crate::harness::*;
 use proptest::prelude::*;
@@ -97,7 +97,7 @@ fn index(page: &Page) -> Index {
     Index::with_base(pieces, cuts.collect(), page.base_size, u64::MAX)
 }
 
-/// A file of 100 bytes that client A has open for writing, with four open pieces.
+/// Returns a file of 100 bytes that client A has open for writing, with four open pieces.
 fn tiled(s: &mut Shard) -> (Ino, u32, u64) {
     let ino = s.create_open(ROOT, "f", Access::BOTH).expect("create").0.ino;
     s.commit(ino, Some(100), false).expect("commit");
@@ -123,7 +123,7 @@ fn a_file_becomes_tiled_and_grows_with_its_tiles() {
     let page = s.tiles(ino, 1);
     assert_eq!(index(&page).size(), 320);
     s.assert_sound();
-    // Closed, their journals go, and nobody adds to them.
+    // Once closed, their journals go, and no client adds to them.
     let parts = (0..4).map(|r| part(first + r, strided(r, stamp + 1, 160), true)).collect();
     assert_eq!(s.publish(ino, parts).expect("published").size, 640);
     let again = s.publish(ino, vec![part(first, strided(0, stamp + 2, 8), false)]);
@@ -162,7 +162,7 @@ fn what_no_writer_could_have_is_refused() {
     assert_eq!(s.publish(ino, late), Err(Errno::EINVAL));
     let far = vec![Cut { stamp: 1 << 63, size: 1 }];
     assert_eq!(s.publish_cuts(ino, Vec::new(), far), Err(Errno::EINVAL));
-    // Whoever could not open it for writing cannot add to it either.
+    // A client that could not open it for writing cannot add to it either.
     s.as_client(B).as_user(user(7));
     assert_eq!(s.add_pieces(ino, &[(0, 1)]), Err(Errno::EACCES));
     assert_eq!(s.publish(ino, vec![part(first, good(), false)]), Err(Errno::EACCES));
@@ -191,7 +191,7 @@ fn a_cut_takes_tiles_and_what_comes_later_stays() {
     assert_eq!(s.cut(ino, 600).expect("cut").size, 600);
     assert_eq!(index(&s.tiles(ino, 9)).size(), 600);
     assert_eq!(s.cut(ino, 800).expect("longer").size, 800);
-    // Its owner knew nothing of the cut, and tells the same once more.
+    // Its owner does not know of the cut, and reports the same once more.
     let attr = s.publish(ino, vec![part(first, run(0, stamp + 1, 50, 950), false)]);
     assert_eq!(attr.expect("published").size, 800);
     let (second, stamp) = s.add_pieces(ino, &[(3, 1)]).expect("pieces");
@@ -257,7 +257,7 @@ fn a_dead_writers_pieces_are_to_be_settled() {
     let growth: Vec<_> = s.as_client(B).tiles(ino, 9).pieces.iter().map(|p| p.growth).collect();
     let lost = Growth::Abandoned;
     assert_eq!(growth, [Growth::Closed, lost, lost, lost]);
-    // Housekeeping tells what their journals said, then the size of the base.
+    // Housekeeping reports the content of their journals, then the size of the base.
     let parts = vec![
         part(2, run(1, stamp + 1, 500, 500), true),
         part(3, run(2, stamp + 1, 1000, 500), true),
@@ -286,7 +286,7 @@ fn who_made_no_piece_leaves_none_behind() {
     s.as_client(B).open(ino, Access::BOTH).expect("open");
     s.as_client(B).commit(ino, None, true).expect("closed");
     assert!(s.as_client(A).unsettled().is_empty(), "the pieces are another's, who has it open");
-    // The one piece of its own is closed before.
+    // The client's own piece is closed before.
     s.as_client(B).open(ino, Access::BOTH).expect("open");
     let (own, _) = s.as_client(B).add_pieces(ino, &[(0, 1)]).expect("a piece");
     let parts = vec![part(own, run(9, stamp + 1, 0, 5), true)];
@@ -327,13 +327,13 @@ fn an_answer_that_was_lost_is_given_again() {
     assert_eq!(s.tiles(ino, 100).pieces.len(), 7);
 }
 
-/// A store key: its kind, the inode, and what follows.
+/// Returns a store key: its kind, the inode, and the rest.
 fn key(kind: u8, ino: Ino, rest: &[u8]) -> Vec<u8> {
     [&[kind][..], &ino.0.to_be_bytes(), rest].concat()
 }
 
-/// Breaks a volume with a tiled file, and asserts that a check sees it, mends it, and then sees
-/// nothing any more.
+/// Breaks a volume with a tiled file, and asserts that a check finds it, repairs it, and then finds
+/// nothing more.
 fn breaks(what: &str, damage: impl Fn(&mut Shard, Ino)) {
     let mut s = Shard::new();
     let (ino, first, stamp) = tiled(&mut s);
@@ -415,7 +415,7 @@ fn steps() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(scaled(64))]
 
-    /// Whatever comes, the size told is the one that base and tiles have, byte by byte, and the
+    /// After any operations, the reported size is that of base and tiles, byte by byte, and the
     /// records agree with each other.
     #[test]
     fn the_size_is_that_of_base_and_tiles(list in proptest::collection::vec(steps(), 1..40)) {
@@ -475,7 +475,7 @@ proptest! {
             if attr.layout.is_tiled() {
                 prop_assert_eq!(index(&page).size(), attr.size);
             }
-            // What a cut left is the least, until the base is told to be shorter.
+            // The size of a cut is the minimum, until a report states a shorter base.
             let least = page.cuts.last().map_or(0, |cut| cut.size);
             prop_assert_eq!(attr.size, base.max(ends).max(least));
             s.assert_sound();

@@ -8,7 +8,7 @@ const ACCESS: &str = "system.posix_acl_access";
 const DEFAULT: &str = "system.posix_acl_default";
 const NO_ID: u32 = u32::MAX;
 
-/// A list in the kernel's form.
+/// Returns a list in the kernel's form.
 fn acl(entries: &[(u16, u16, u32)]) -> Vec<u8> {
     let mut out = 2u32.to_le_bytes().to_vec();
     for (tag, perm, id) in entries {

@@ -1,5 +1,5 @@
-//! Many operations in one request, where other nodes have names and inodes, too: what a node cannot do by itself is not
-//! done, and costs the others nothing.
+//! Batch operations, where other nodes have names and inodes, too. A node does not run the
+//! operations that it cannot do alone, and they cost the others nothing.
 
 use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, LAYOUT, ROOT, executor, name};
@@ -26,11 +26,11 @@ fn an_act_that_needs_others_is_left_alone() {
     let mut cluster = Cluster::new(3, 16, 7);
     let d = dir(&mut cluster, ROOT, Some(1));
     let other = dir(&mut cluster, ROOT, Some(2));
-    // With the first entry they go to their homes.
+    // With the first entry they move to their owner shards.
     for dir in [d, other] {
         create(&mut cluster, dir, "first");
     }
-    // Nothing is in it yet: it lies with its entry, and not at its home.
+    // It has no entries yet: it is embedded, and not at its owner shard.
     let young = loop {
         let n = format!("young{}", cluster.now);
         let (node, parent) = (NewNode::Dir, ROOT);
@@ -94,7 +94,7 @@ fn a_split_directory_is_told_of() {
     let many =
         |from: u32| (from..from + 200).map(|n| file(d, &format!("file{n}"))).collect::<Vec<_>>();
     let told = act(&mut cluster, 1, many(0));
-    // No more than what can be split is made at once.
+    // No more files are made at once than a split can handle.
     let made = told.iter().filter(|acted| matches!(acted, Acted::Created { .. })).count();
     assert!((7..=24).contains(&made), "{made}");
     assert!(told[made..].iter().all(|acted| *acted == Acted::Later));
@@ -103,7 +103,7 @@ fn a_split_directory_is_told_of() {
     let parted = told.iter().filter(|acted| matches!(acted, Acted::Parted { .. })).count();
     assert!(parted > 100, "{told:?}");
     cluster.quiet();
-    // A client of old that asks for what is there.
+    // An older client that looks up existing names.
     let finds = (0..made).map(|n| Act::Find { parent: d, name: name(&format!("file{n}")) });
     let told = act(&mut cluster, 3, finds.collect());
     assert!(told.iter().all(|acted| matches!(acted, Acted::Parted { .. } | Acted::Attr(_))));
@@ -127,7 +127,7 @@ fn a_directory_elsewhere_can_be_cleared() {
                 assert_eq!(names.len(), more as usize);
                 removed += more;
                 seen.extend(names);
-                // Those that were made before the split lie where they were made.
+                // The files made before the split lie where they were made.
                 for Left { name, why, .. } in left {
                     assert_eq!(why, None);
                     let unlink = MetaOp::Unlink { parent: d, name: name.clone(), keep: false };

@@ -1,4 +1,5 @@
-//! Each node checks the records of its own shards, and all of them tell which names lead to which inodes.
+//! Each node checks the records of its own shards, and all of them report which names lead to which
+//! inodes.
 
 use crate::cluster::{Cluster, LAYOUT, ROOT, name};
 use crate::same::dir;
@@ -7,7 +8,7 @@ use tatami_meta::store::Store;
 use tatami_wire::meta::{Finding, MetaOp, MetaReply, Naming, NewNode, TIES_MAX, Tied};
 use tatami_wire::{Cred, Ino, Kind};
 
-/// What all nodes find wrong with their own records.
+/// Returns the problems that all nodes find in their own records.
 pub fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding> {
     let mut all = Vec::new();
     for (shard, _) in cluster.map.leads() {
@@ -26,7 +27,7 @@ pub fn findings(cluster: &mut Cluster, limit: u32, repair: bool) -> Vec<Finding>
     all
 }
 
-/// What all nodes tell, so many inodes at a time.
+/// Returns the back-pointers of all nodes, `limit` inodes at a time.
 pub fn ties(
     cluster: &mut Cluster,
     limit: u32,
@@ -52,7 +53,7 @@ pub fn ties(
     (inodes, names)
 }
 
-/// Inodes that have more than one record.
+/// Returns inodes that have more than one record.
 pub fn twins(cluster: &mut Cluster) -> Vec<Ino> {
     let (mut known, mut twins) = (BTreeSet::new(), Vec::new());
     for (shard, _) in cluster.map.leads() {
@@ -67,7 +68,7 @@ pub fn twins(cluster: &mut Cluster) -> Vec<Ino> {
     twins
 }
 
-/// Asserts that a check finds nothing, and that names and inodes fit.
+/// Asserts that a check finds nothing, and that names and inodes agree.
 pub fn assert_sound(cluster: &mut Cluster) {
     for limit in [8, 1000] {
         let findings = findings(cluster, limit, false);

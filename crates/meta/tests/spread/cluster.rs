@@ -1,5 +1,5 @@
-//! Several nodes with a network between them that delays, loses, repeats and reorders, and
-//! that die at any moment: from one number, in one thread.
+//! Several nodes that die at any moment, with a network between them that delays, loses, repeats
+//! and reorders: from one seed, in one thread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_meta::{Applied, Config, Context, FaultyStore, Meta, MoveEvent, MoveWants, Ticket};
@@ -18,23 +18,23 @@ pub use crate::words::{name, scaled};
 pub const ROOT: Ino = Ino::ROOT;
 pub const LAYOUT: Layout = Layout::Whole { node: NodeId(1) };
 
-/// Of a node that has all shards.
+/// Returns the configuration of a node that has all shards.
 pub fn config() -> Config {
     let (executor, volume) = (executor(0), VolumeId([7; 16]));
     Config { executor, map: ShardMap::single(executor), volume, key: VolumeKey::new([9; 32]) }
 }
 
-/// What the cluster's place `at` is called: each node has two executors.
+/// Returns the executor at index `at` of the cluster: each node has two executors.
 pub fn executor(at: usize) -> ExecutorId {
     ExecutorId { node: NodeId(at as u16 / 2), index: at as u8 % 2 }
 }
 
-/// The place of an executor.
+/// Returns the index of an executor.
 pub fn number_of(executor: ExecutorId) -> usize {
     usize::from(executor.node.0) * 2 + usize::from(executor.index)
 }
 
-/// What the hashes of names are seeded with.
+/// Returns the seed of the name hashes.
 pub fn seed() -> u64 {
     name_seed(config().volume)
 }
@@ -59,13 +59,13 @@ impl Rng {
     }
 }
 
-/// How bad it is, in percent of messages, and of rounds of a node.
+/// The rates of faults, in percent of messages, and of rounds of a node.
 #[derive(Clone, Copy, Default)]
 pub struct Faults {
     pub lost: u64,
     pub twice: u64,
     pub deaths: u64,
-    /// Shards that are told to move, in a thousand ms.
+    /// Moves of shards that are started, in a thousand ms.
     pub moves: u64,
 }
 
@@ -81,12 +81,12 @@ enum Life {
     Down(FaultyStore, u64),
 }
 
-/// A client with one operation under way.
+/// A client with one operation in progress.
 struct Asked {
     op: MetaOp,
-    /// As it was sent to a partition, until that has answered.
+    /// The operation as it was sent to a partition, until that has answered.
     sent: Option<MetaOp>,
-    /// What was known of partitions was forgotten for it.
+    /// The client has dropped its partition map for it.
     forgotten: bool,
     /// Entries of a listing that comes in several parts, and the directory above.
     listed: Vec<DirEntry>,
@@ -99,13 +99,13 @@ struct Asked {
     since: u64,
 }
 
-/// See the module.
+/// A simulated cluster; see the module.
 pub struct Cluster {
     /// As of the last quiet moment.
     pub map: ShardMap,
-    /// As of the start: nodes that come back know nothing better, but what their stores say.
+    /// As of the start: restarted nodes know nothing newer, except from their stores.
     first: ShardMap,
-    /// What clients know.
+    /// The shard maps of the clients.
     maps: BTreeMap<u8, ClusterMap>,
     /// Moves that have happened.
     pub moved: u32,
@@ -118,27 +118,27 @@ pub struct Cluster {
     asked: BTreeMap<u8, Asked>,
     answers: BTreeMap<u8, MetaResult>,
     seq: u64,
-    /// The longest that an operation took, in ms.
+    /// The longest time that an operation took, in ms.
     pub longest: u64,
-    /// What each client knows of partitions.
+    /// The partition maps of the clients.
     known: BTreeMap<u8, Directories>,
     /// A partition with more entries is split.
     split_above: Option<u64>,
-    /// Times that somebody asked at a wrong place.
+    /// Number of requests to a wrong node or partition.
     pub corrected: u32,
     /// Messages between nodes.
     pub messages: u32,
     /// Bytes of the longest of them.
     pub largest: usize,
-    /// Times that a node had messages for another: those of one moment go together.
+    /// Number of message groups: messages of one moment to one node go together.
     pub parcels: u32,
-    /// Files that each client has open for reading, which it tells nodes that come back.
+    /// Files that each client has open for reading, which it reports to restarted nodes.
     pub opens: BTreeMap<u8, BTreeSet<Ino>>,
-    /// A node has died, and forgotten them.
+    /// A node has died, and lost them.
     died: bool,
-    /// Nodes sync once a second, and tell each other what lasts.
+    /// Nodes sync once a second, and acknowledge durable parts only.
     sync: bool,
-    /// Who has answered each client last.
+    /// The executor that has answered each client last.
     pub answered_by: BTreeMap<u8, ExecutorId>,
 }
 
@@ -201,7 +201,8 @@ impl Cluster {
         self.tell_opens(node);
     }
 
-    /// What clients tell a node that is new, or has got shards, before it serves anybody.
+    /// Reports the open files of the clients to a node that is new, or has got shards, before it
+    /// serves requests.
     fn tell_opens(&mut self, node: usize) {
         let opens = self.opens.clone();
         let Some(meta) = self.meta(node) else { return };
@@ -210,7 +211,7 @@ impl Cluster {
         }
     }
 
-    /// Partitions with more entries are split from now on.
+    /// Sets the number of entries above which partitions are split.
     pub fn split_above(&mut self, entries: u64) {
         self.split_above = Some(entries);
         for node in 0..self.lives.len() {
@@ -220,7 +221,7 @@ impl Cluster {
         }
     }
 
-    /// From now on nodes sync once a second, and acknowledge what lasts.
+    /// From now on nodes sync once a second, and acknowledge durable parts only.
     pub fn sync_by_themselves(&mut self) {
         self.sync = true;
         for node in 0..self.lives.len() {
@@ -230,7 +231,8 @@ impl Cluster {
         }
     }
 
-    /// A client has a node sync on behalf of these inodes. Returns who else has a part in their names.
+    /// Lets a node sync on behalf of a client, for these inodes. Returns the other executors that
+    /// have a part in their names.
     pub fn sync_names(&mut self, node: usize, inos: &[Ino]) -> Vec<ExecutorId> {
         self.seq += 1;
         let (now, seq) = (self.time(), self.seq);
@@ -245,7 +247,7 @@ impl Cluster {
         }
     }
 
-    /// The process is killed; it comes back after a while.
+    /// Kills the process; it restarts after a while.
     pub fn kill(&mut self, node: usize, back_after: u64) {
         if self.meta(node).is_some()
             && let Some(Life::Up(meta)) = self.lives[node].take()
@@ -262,7 +264,7 @@ impl Cluster {
         }
     }
 
-    /// Power is cut at a node: of what was not synced, some is there.
+    /// Cuts the power of a node: some of the unsynced changes survive.
     pub fn cut_power(&mut self, node: usize) {
         let kept = self.rng.below(20) as usize;
         self.kill(node, 30);
@@ -271,7 +273,7 @@ impl Cluster {
         }
     }
 
-    /// A node that is down loses all that was not synced.
+    /// Drops all unsynced changes of a node that is down.
     pub fn lose_unsynced(&mut self, node: usize) {
         if let Some(Life::Down(store, _)) = self.lives[node].as_mut() {
             store.power_cut(0);
@@ -285,7 +287,7 @@ impl Cluster {
         }
     }
 
-    /// What a client (a number) wants next. It has nothing under way.
+    /// Starts the next operation of a client (a number). It has none in progress.
     pub fn ask(&mut self, client: u8, cred: &Cred, op: MetaOp) {
         self.seq += 1;
         let now = self.time();
@@ -323,7 +325,8 @@ impl Cluster {
     fn send(&mut self, client: u8) {
         let asked = self.asked.get_mut(&client).expect("it asks");
         let known = self.known.entry(client).or_default();
-        // What was sent and not answered is sent again to the same place: there it may have been done.
+        // A request without an answer is sent again to the same node: it may have been executed
+        // there.
         let op = asked.sent.get_or_insert_with(|| {
             let mut op = asked.op.clone();
             known.locate(&self.map, seed(), &mut op);
@@ -370,7 +373,7 @@ impl Cluster {
         self.answers.insert(client, result);
     }
 
-    /// A client has asked the wrong node, and asks that for the map.
+    /// Handles a request to the wrong node: the client asks that node for the map.
     fn corrected_by(&mut self, client: u8, node: ExecutorId) {
         self.seq += 1;
         let (seq, again) = (self.seq, self.now + 2);
@@ -383,7 +386,7 @@ impl Cluster {
         (asked.seq, asked.waits, asked.ask_at) = (seq, None, again);
     }
 
-    /// Shards are told to move.
+    /// Starts a move of shards.
     fn order_move(&mut self) {
         let from = self.rng.below(self.lives.len() as u64) as usize;
         let to = executor(self.rng.below(self.lives.len() as u64) as usize);
@@ -399,7 +402,7 @@ impl Cluster {
         let _ = meta.give(now, first, run.min(1 + count as u16), to);
     }
 
-    /// Gives shards away, and waits until they are.
+    /// Moves shards to a node, and waits for the end of the move.
     pub fn move_to(&mut self, shards: std::ops::Range<u16>, to: u16) {
         for shard in shards {
             for _ in 0..60_000 {
@@ -424,7 +427,7 @@ impl Cluster {
         }
     }
 
-    /// Does for a move what the daemon does.
+    /// Advances a move, as the daemon does.
     fn further_move(&mut self, node: usize) {
         let late = self.rng.percent(80);
         let Some(meta) = self.meta(node) else { return };
@@ -438,13 +441,13 @@ impl Cluster {
             _ => {}
         }
         self.moved += gone as u32;
-        // Nodes that live tell each other.
+        // Living nodes pass the open files along with a move.
         if come && self.died {
             self.tell_opens(node);
         }
     }
 
-    /// The answer that ends the operation, if that is one.
+    /// Handles an answer. Returns the one that ends the operation.
     fn heard(&mut self, client: u8, result: MetaResult) -> Option<MetaResult> {
         self.seq += 1;
         let seq = self.seq;
@@ -481,7 +484,7 @@ impl Cluster {
         self.rng.below(1000) < self.faults.deaths
     }
 
-    /// The end of a node's round. With `dies` it is killed before or after its commit, and nothing leaves.
+    /// Ends a node's round. With `dies` it is killed before or after its commit, and sends nothing.
     fn commit(&mut self, node: usize, dies: bool) -> bool {
         let before = self.rng.percent(50);
         let Some(meta) = self.meta(node) else { return false };
@@ -498,7 +501,7 @@ impl Cluster {
         !dies
     }
 
-    /// Takes what a node has to send.
+    /// Takes the messages that a node has to send.
     fn collect(&mut self, node: usize) {
         let Some(meta) = self.meta(node) else { return };
         let (outs, finished) = (meta.outbox(), meta.finished());
@@ -533,7 +536,7 @@ impl Cluster {
         }
     }
 
-    /// One millisecond.
+    /// Simulates one millisecond.
     pub fn step(&mut self) {
         self.now += 1;
         let time = self.time();
@@ -576,7 +579,7 @@ impl Cluster {
         }
     }
 
-    /// A node writes its log out.
+    /// A node syncs its log.
     fn sync(&mut self, node: usize) {
         if let Some(meta) = self.meta(node) {
             let work = meta.begin_sync().expect("memory does not fail");
@@ -584,7 +587,7 @@ impl Cluster {
         }
     }
 
-    /// One operation, to its end.
+    /// Runs one operation to its end.
     pub fn call(&mut self, client: u8, cred: &Cred, op: MetaOp) -> MetaResult {
         self.ask(client, cred, op);
         for _ in 0..60_000 {
@@ -596,7 +599,7 @@ impl Cluster {
         panic!("an operation does not come to its end");
     }
 
-    /// No more faults, until nothing is under way.
+    /// Runs without faults, until nothing is in progress.
     pub fn quiet(&mut self) {
         self.faults = Faults::default();
         for _ in 0..60_000 {
@@ -615,7 +618,7 @@ impl Cluster {
         panic!("something is left: {left:?}, {} clients wait", self.asked.len());
     }
 
-    /// All nodes agree who serves which shard; that is the map.
+    /// Checks that all nodes agree on the shard map, and takes it.
     fn learn_map(&mut self) {
         let mut map = cluster_map(&self.first);
         for node in 0..self.lives.len() {
@@ -632,7 +635,7 @@ impl Cluster {
         self.map = map.shard_map().expect("as many shards");
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> usize {
         self.lives.len()
     }

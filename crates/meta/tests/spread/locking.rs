@@ -1,4 +1,5 @@
-//! Operations over several nodes get through whatever others do all the time, and what they take of messages.
+//! Operations over several nodes make progress despite constant changes by others; and their number
+//! of messages.
 
 use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, LAYOUT, ROOT, Rng, name};
@@ -28,7 +29,8 @@ fn chmod(ino: Ino, mode: u16) -> MetaOp {
     MetaOp::SetAttr { ino, set: SetAttr { mode: Some(mode), ..SetAttr::default() } }
 }
 
-/// One node asks the other once, and tells it how it ends; that this is done goes along with something else.
+/// One node asks the other once, and sends it the outcome; the acknowledgement goes along with a
+/// later message.
 #[test]
 fn a_rename_between_two_nodes_takes_three_messages() {
     const TIMES: u32 = 100;
@@ -46,7 +48,7 @@ fn a_rename_between_two_nodes_takes_three_messages() {
     cluster.quiet();
     let messages = cluster.parcels - before;
     assert!((3 * TIMES..3 * TIMES + 3).contains(&messages), "{messages} messages");
-    // So does one onto what is there, whose inode is on the other node, too.
+    // So does one that replaces an entry, whose inode is on the other node, too.
     create(&mut cluster, here, "three");
     cluster.quiet();
     let before = cluster.parcels;
@@ -56,7 +58,8 @@ fn a_rename_between_two_nodes_takes_three_messages() {
     assert_sound(&mut cluster);
 }
 
-/// Asks what is asked all the time, until the operation of `client` is answered; how long that took, in ms.
+/// Sends the constant requests until the operation of `client` is answered. Returns the time that
+/// took, in ms.
 fn meanwhile(
     cluster: &mut Cluster,
     others: std::ops::Range<u8>,
@@ -87,7 +90,7 @@ fn meanwhile(
     }
 }
 
-/// Whoever makes files changes the records of all partitions again and again.
+/// Clients that make files change the records of all partitions again and again.
 #[test]
 fn changes_of_a_directory_get_through_however_busy_it_is() {
     let (mut cluster, d) = spread(64, 60);
@@ -113,7 +116,7 @@ fn changes_of_a_directory_get_through_however_busy_it_is() {
     assert_sound(&mut cluster);
 }
 
-/// What moves from one partition to another is counted once.
+/// An entry that moves from one partition to another is counted once.
 #[test]
 fn what_stat_says_of_a_split_directory_was_true_at_one_moment() {
     let (mut cluster, d) = spread(64, 60);

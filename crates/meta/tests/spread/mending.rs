@@ -1,4 +1,5 @@
-//! What does not fit between nodes is mended, and only that: by operations that look once more before they write.
+//! Damage between nodes is repaired, and only damage: repairs read all records once more before
+//! they write.
 
 use crate::checking::{assert_sound, create, findings, ties};
 use crate::cluster::{Cluster, Faults, ROOT, Rng, name, number_of, scaled, seed};
@@ -25,12 +26,12 @@ fn entry_key(dir: Ino, file: &str) -> Vec<u8> {
     [&key(b'E', dir)[..], &hash.to_be_bytes(), file.as_bytes()].concat()
 }
 
-/// An entry as docs/FORMAT.md draws it.
+/// Returns an entry as docs/FORMAT.md draws it.
 fn entry(ino: Ino, kind: u8) -> Vec<u8> {
     [&[1, kind][..], &ino.0.to_le_bytes()].concat()
 }
 
-/// Puts a record where it belongs, or takes it away.
+/// Puts a record on the node that serves its shard, or removes it.
 fn put(cluster: &mut Cluster, shard: ShardId, key: &[u8], value: Option<Vec<u8>>) {
     let node = number_of(cluster.map.owner(shard).expect("served"));
     let store = cluster.meta(node).expect("it is up").store_mut();
@@ -44,7 +45,7 @@ fn record(cluster: &mut Cluster, shard: ShardId, key: &[u8]) -> Option<Vec<u8>> 
     cluster.meta(node).expect("it is up").store_mut().get(key).expect("reads")
 }
 
-/// Changes an inode's record, wherever it lies.
+/// Changes an inode's record, on any node.
 fn patch(cluster: &mut Cluster, ino: Ino, at: usize, bytes: &[u8]) {
     for (key, shard) in [(key(b'I', ino), ino.shard()), (key(b'Y', ino), ino.birth())] {
         if let Some(mut value) = record(cluster, shard, &key) {
@@ -68,7 +69,7 @@ fn attr(cluster: &mut Cluster, ino: Ino) -> Result<Attr, Errno> {
 const MENDED: MetaResult = Ok(MetaReply::Mended(true));
 const REFUSED: MetaResult = Ok(MetaReply::Mended(false));
 
-/// All entries that lead to an inode.
+/// Returns all entries that lead to an inode.
 fn names_of(cluster: &mut Cluster, ino: Ino) -> Vec<Named> {
     let mut all = Vec::new();
     for (shard, _) in cluster.map.leads() {
@@ -101,7 +102,7 @@ fn lost_and_found(cluster: &mut Cluster) -> Ino {
     }
 }
 
-/// A directory on node 1 with a file, in the root, whose entries may be on another.
+/// Returns a directory on node 1 with a file, in the root, whose entries may be on another.
 fn tree(seed: u64) -> (Cluster, Ino, Ino) {
     let mut cluster = Cluster::new(3, 16, seed);
     let root = number_of(cluster.map.owner(ROOT.shard()).expect("served")) as u16;
@@ -172,7 +173,7 @@ fn only_who_is_trusted_mends() {
     }
 }
 
-/// An inode without a name is named while somebody else gives it one: not both.
+/// A repair names an inode without a name while another client gives it one: it does not get both.
 #[test]
 fn an_inode_that_changes_is_not_rescued() {
     let (mut cluster, d, file) = tree(3);
@@ -191,7 +192,7 @@ fn an_inode_that_changes_is_not_rescued() {
     assert_eq!(attr(&mut cluster, file).map(|attr| attr.nlink), Ok(1));
 }
 
-/// Partitions that are left of a directory keep its entry: what they have is not lost.
+/// The remaining partitions of a directory keep its entry: their entries are not lost.
 #[test]
 fn a_directory_of_which_partitions_are_left_keeps_its_name() {
     let (mut cluster, d) = crate::splitting::spread(16, 40);
@@ -250,7 +251,8 @@ fn lost_partitions_are_made_anew() {
     walk(&mut cluster);
 }
 
-/// A partition that its directory does not know has names of its own, and some that the directory has, too.
+/// A partition that its directory does not know has names of its own, and some that the directory
+/// has, too.
 #[test]
 fn what_an_unknown_partition_has_comes_home() {
     let (mut cluster, d, file) = tree(6);
@@ -288,7 +290,7 @@ fn what_an_unknown_partition_has_comes_home() {
     assert_eq!(attr(&mut cluster, other).map(|attr| attr.nlink), Ok(2));
     let (found, count) = (walk(&mut cluster), inodes(&mut cluster));
     assert_eq!(found, count);
-    // Those that a directory knows stay.
+    // Partitions that a directory knows stay.
     let (mut cluster, d) = crate::splitting::spread(16, 40);
     for part in parts(&mut cluster).into_keys() {
         assert_eq!(mend(&mut cluster, part, Mend::Empty), REFUSED, "{part} of {d}");
@@ -296,7 +298,7 @@ fn what_an_unknown_partition_has_comes_home() {
     assert_sound(&mut cluster);
 }
 
-/// One round of what a client does: whether something was wrong.
+/// Runs one round of a client's fsck. Returns whether there was a problem.
 fn round(cluster: &mut Cluster) -> bool {
     let mut wrong = findings(cluster, 1000, true).len();
     let (inodes, mut names) = ties(cluster, TIES_MAX);
@@ -355,7 +357,7 @@ fn round(cluster: &mut Cluster) -> bool {
     wrong > 0
 }
 
-/// What opens a ring of directories, if there is one.
+/// Returns the repair that opens a ring of directories, if there is one.
 fn opened(
     cluster: &mut Cluster,
     above: &BTreeMap<Ino, Ino>,
@@ -376,7 +378,7 @@ fn opened(
     None
 }
 
-/// Checks and mends, until nothing is wrong.
+/// Checks and repairs, until there is no problem.
 fn mend_all(cluster: &mut Cluster, faults: Faults) {
     for _ in 0..60 {
         cluster.quiet();
@@ -388,7 +390,7 @@ fn mend_all(cluster: &mut Cluster, faults: Faults) {
     panic!("there is no end");
 }
 
-/// Breaks something of a tree, and notes what has gone for good with that.
+/// Breaks a part of a tree, and records the inodes that are lost with it.
 fn break_something(cluster: &mut Cluster, rng: &mut Rng, dirs: &[Ino], gone: &mut BTreeSet<Ino>) {
     let (known, _) = ties(cluster, TIES_MAX);
     let all: Vec<Ino> = known.keys().copied().filter(|ino| *ino != ROOT).collect();
@@ -407,7 +409,7 @@ fn break_something(cluster: &mut Cluster, rng: &mut Rng, dirs: &[Ino], gone: &mu
         (1, Some((dir, file))) => put(cluster, dir.shard(), &entry_key(dir, &file), None),
         (2, _) if !is_dir => patch(cluster, ino, NLINK, &[1 + rng.below(9) as u8]),
         (3, _) if is_dir => patch(cluster, ino, PARENT, &other.0.to_le_bytes()),
-        // Of a kind that it is not: 1 is a file, 2 a directory.
+        // A wrong kind: 1 is a file, 2 a directory.
         (4, Some((dir, file))) => {
             let wrong = entry(ino, if is_dir { 1 } else { 2 });
             put(cluster, dir.shard(), &entry_key(dir, &file), Some(wrong));
@@ -445,7 +447,7 @@ fn breaks_and_mends(seed: u64, faults: Faults, split: Option<u64>) {
     assert_sound(&mut cluster);
     let before: BTreeSet<Ino> = ties(&mut cluster, TIES_MAX).0.into_keys().collect();
     let mut gone = BTreeSet::new();
-    // In directories that are in one piece the entries lie under their own number.
+    // In directories with one partition the entries lie under their own number.
     if split.is_none() {
         for _ in 0..1 + rng.below(4) {
             break_something(&mut cluster, &mut rng, &dirs, &mut gone);
@@ -461,7 +463,7 @@ fn breaks_and_mends(seed: u64, faults: Faults, split: Option<u64>) {
     assert!(lost.is_empty(), "seed {seed} has lost {lost:?}");
 }
 
-/// Two directories that lie in each other, which nobody reaches.
+/// Two directories that lie in each other, unreachable from the root.
 #[test]
 fn a_ring_is_opened() {
     let (mut cluster, d, file) = tree(5);

@@ -1,4 +1,4 @@
-//! Shards move from node to node, and nobody sees anything of it.
+//! Shards move from node to node, invisible to clients.
 
 use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, Faults, LAYOUT, ROOT, executor, name, scaled};
@@ -29,7 +29,7 @@ fn dir(cluster: &mut Cluster, parent: Ino, dir: &str) -> Ino {
     }
 }
 
-/// Directories in each other with files in them.
+/// Makes nested directories with files.
 fn plant(cluster: &mut Cluster) {
     for n in 0..6 {
         let d = dir(cluster, ROOT, &format!("d{n}"));
@@ -37,7 +37,7 @@ fn plant(cluster: &mut Cluster) {
         for n in 0..10 {
             create(cluster, below, &format!("f{n}"));
         }
-        // Nothing is ever made in it.
+        // It never gets an entry.
         dir(cluster, d, "young");
     }
 }
@@ -71,7 +71,7 @@ fn a_volume_grows_from_one_node_and_shrinks_again() {
             std::ops::ControlFlow::Continue(())
         };
         meta.store_mut().scan(&[], &[], all).expect("memory does not fail");
-        // The store, its life, the map and answers are its own.
+        // The store, its incarnation, the map and replies belong to the node.
         assert!(left.iter().all(|tag| "SNMR".contains(*tag)), "node {node}: {left:?}");
     }
     assert_eq!(walk(&mut cluster), count);
@@ -108,7 +108,7 @@ fn a_request_sent_again_after_a_move_gets_its_first_answer() {
     assert_eq!(meta.apply(&next, &Cred::ROOT, &op).at_once(), Err(Errno::EEXIST));
 }
 
-/// What is open, kept, or garbage goes along.
+/// Open files, kept inodes and garbage move along.
 #[test]
 fn what_clients_hold_goes_along() {
     let mut cluster = Cluster::new(2, 16, 3);
@@ -156,7 +156,7 @@ fn what_clients_hold_goes_along() {
     assert_eq!(cluster.call(2, &Cred::ROOT, get), Err(Errno::ESTALE));
 }
 
-/// Whichever of both dies, and whatever is lost with power, one of them has the shards.
+/// If either node dies, with any loss by a power cut, one of them has the shards.
 #[test]
 fn power_cuts_lose_no_shard() {
     for seed in 0..200 {

@@ -1,5 +1,5 @@
-//! A namespace over several nodes answers as one that is on a single node, whatever happens to
-//! messages and nodes; and nothing is left when it is over.
+//! A namespace over several nodes answers as one on a single node, with any faults of messages and
+//! nodes, and leaves nothing behind.
 
 use crate::checking::assert_sound;
 use crate::cluster::{
@@ -13,7 +13,7 @@ use tatami_wire::{Access, Attr, ClientId, Cred, Errno, Ino, Kind, SetAttr, Times
 
 const NAMES: u64 = 5;
 
-/// Inodes by the order in which they were made.
+/// Inodes in the order of their creation.
 struct Inos {
     all: Vec<Ino>,
 }
@@ -28,14 +28,14 @@ impl Inos {
         if attr.kind != Kind::Dir {
             return Attr { ino, ..attr.clone() };
         }
-        // Each partition of a directory has a version of its own, and of two changes at one moment
-        // the second has a later time only if it is in the same partition.
+        // Each partition of a directory has a version of its own. Of two changes at one moment, the
+        // second has a later time only if it is in the same partition.
         let time = |t: Timestamp| Timestamp { nsec: t.nsec / 1_000_000 * 1_000_000, ..t };
         let (mtime, ctime) = (time(attr.mtime), time(attr.ctime));
         Attr { ino, version: 0, mtime, ctime, ..attr.clone() }
     }
 
-    /// An answer without what differs between nodes.
+    /// Returns an answer without the parts that differ between nodes.
     fn plain(&self, result: &MetaResult) -> MetaResult {
         Ok(match result.clone()? {
             MetaReply::Attr(attr) | MetaReply::Opened { attr, .. } => {
@@ -62,7 +62,7 @@ impl Inos {
     }
 }
 
-/// Something to do, with inodes by their order.
+/// Returns a random operation, with inodes by their order.
 fn random_op(rng: &mut Rng, count: u64) -> impl Fn(&Inos) -> MetaOp + use<> {
     let any = |rng: &mut Rng| match rng.below(3) {
         0 => 0,
@@ -128,7 +128,7 @@ impl Single {
     }
 }
 
-/// With `split`, partitions with more entries are split.
+/// Compares the answers. With `split`, partitions with more entries are split.
 pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
@@ -140,7 +140,7 @@ pub fn same_answers(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     for step in 0..ops {
         let op = random_op(&mut rng, here.all.len() as u64);
         let now = cluster.time();
-        // What is open is open elsewhere than where names are removed.
+        // Files are opened by another client than the one that removes names.
         let client = match op(&here) {
             MetaOp::Open { .. } | MetaOp::Closed { .. } => 2,
             _ => 1,
@@ -171,7 +171,7 @@ pub fn inodes(cluster: &mut Cluster) -> u64 {
     (0..cluster.nodes()).map(|node| cluster.meta(node).map_or(0, |meta| meta.inodes())).sum()
 }
 
-/// Everything below the root, and whether all of it fits.
+/// Walks the whole tree, checks it, and returns the number of inodes.
 pub fn walk(cluster: &mut Cluster) -> u64 {
     let (mut queue, mut names) = (vec![(ROOT, ROOT)], BTreeMap::<Ino, u32>::new());
     let mut dirs = BTreeSet::new();
@@ -207,7 +207,7 @@ pub fn walk(cluster: &mut Cluster) -> u64 {
     (dirs.len() + names.len()) as u64
 }
 
-/// Clients that work at the same time on the same few names.
+/// Runs clients that work at the same time on the same few names.
 pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     let mut cluster = Cluster::new(3, 16, seed);
     cluster.faults = faults;
@@ -224,7 +224,7 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
             if !cluster.is_busy(client) && left > 0 {
                 left -= 1;
                 let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
-                // What is kept has no name, and is not found by walking.
+                // A kept inode has no name, and the walk does not find it.
                 let op = match op {
                     MetaOp::Unlink { parent, name, .. } => {
                         MetaOp::Unlink { parent, name, keep: false }
@@ -244,7 +244,7 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
         assert!(cluster.now < 100_000_000, "it goes on");
     }
     cluster.quiet();
-    // What is kept for them goes with its last user.
+    // Kept inodes go with their last user.
     for client in 1..6 {
         cluster.answer(client);
         let opens = cluster.opens.remove(&client).unwrap_or_default();
@@ -261,7 +261,7 @@ pub fn storm(seed: u64, faults: Faults, ops: u32, split: Option<u64>) {
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
 }
 
-/// A node stays away in the midst of a storm: whoever does not need it goes on.
+/// A node stays away in the midst of a storm: operations that do not need it go on.
 fn without_one(seed: u64) {
     let mut cluster = Cluster::new(3, 16, seed);
     let mut inos = Inos { all: vec![ROOT] };
@@ -281,7 +281,7 @@ fn without_one(seed: u64) {
     let near: Vec<_> = [homes(&cluster, 0), homes(&cluster, 1)].concat();
     for client in 1..6 {
         let op = random_op(&mut rng, inos.all.len() as u64)(&inos);
-        // What the dead node itself coordinates waits for it, with all that it has locked.
+        // Operations that the dead node itself coordinates wait for it, with all their locks.
         if cluster.map.owner(op.target().shard()) != Some(executor(2)) {
             cluster.ask(client, &Cred::ROOT, op);
         }
@@ -299,7 +299,7 @@ fn without_one(seed: u64) {
             exclusive: true,
             open: None,
         };
-        // A directory that is young on the dead node needs that node.
+        // A directory that is embedded on the dead node needs that node.
         if cluster.map.owner(dir.birth()) == Some(executor(2)) {
             continue;
         }
@@ -311,7 +311,7 @@ fn without_one(seed: u64) {
     walk(&mut cluster);
 }
 
-/// Makes a directory whose home is on `node`, or on any.
+/// Makes a directory whose owner shard is on `node`, or on any.
 pub fn dir(cluster: &mut Cluster, parent: Ino, node: Option<u16>) -> Ino {
     for n in 0..100 {
         let name = name(&format!("dir{n}"));
@@ -343,7 +343,7 @@ pub fn entry_of(cluster: &mut Cluster, dir: Ino, ino: Ino) -> tatami_wire::meta:
     entries.into_iter().find(|entry| entry.ino == ino).expect("it is there").name
 }
 
-/// Two directories are each moved far below the other, by two nodes at once: one of them stays.
+/// Two nodes at once move two directories each far below the other: one of the moves fails.
 fn no_cycle(seed: u64) {
     let mut cluster = Cluster::new(5, 16, seed);
     let places = [1, 2].map(|node| {
@@ -375,7 +375,7 @@ fn no_cycle(seed: u64) {
     assert_eq!(inodes(&mut cluster), found, "seed {seed}");
 }
 
-/// A slot's requests while an operation waits on it.
+/// Requests on a slot while an operation waits on it.
 #[test]
 fn a_late_request_gets_no_newer_answer() {
     let mut cluster = Cluster::new(3, 16, 1);
@@ -383,7 +383,7 @@ fn a_late_request_gets_no_newer_answer() {
     let other = (0..3).find(|node| usize::from(*node) != root);
     let above = dir(&mut cluster, ROOT, other);
     let moved = dir(&mut cluster, ROOT, None);
-    // The first entry brings the directory home.
+    // The first entry moves the directory to its owner shard.
     dir(&mut cluster, above, None);
     let op = MetaOp::Rename {
         parent: ROOT,

@@ -1,4 +1,4 @@
-//! Directories that split as they grow.
+//! Directories that split as they grow (GIGA+).
 
 use crate::checking::{assert_sound, create};
 use crate::cluster::{Cluster, Faults, ROOT, Rng, name};
@@ -39,7 +39,7 @@ pub fn done(cluster: &mut Cluster, op: MetaOp) {
     }
 }
 
-/// A directory with so many files and directories, which has split.
+/// Returns a directory with `files` files, and directories, which has split.
 pub fn spread(shards: usize, files: u32) -> (Cluster, Ino) {
     let mut cluster = Cluster::new(3, shards, 7);
     cluster.split_above(8);
@@ -76,7 +76,7 @@ fn a_small_directory_does_not_split() {
     assert_eq!(partitions(&mut cluster, d).len(), 1);
 }
 
-/// Once the client knows the partitions, making a file asks one node, which asks nobody.
+/// Once the client knows the partitions, making a file asks one node, which asks no other.
 #[test]
 fn making_files_in_a_split_directory_needs_one_node() {
     let (mut cluster, d) = spread(16, 200);
@@ -217,7 +217,8 @@ fn a_split_directory_is_removed_when_it_is_empty() {
     }
     assert!(partitions(&mut cluster, d).len() > 1);
     done(&mut cluster, rmdir(true));
-    // Who has it open sees nothing in it, and makes nothing in it, wherever he believes that to be.
+    // A client that has it open sees no entries, and makes none, in any partition that it may
+    // believe in.
     assert_eq!(names(&mut cluster, 1, d, 10), [] as [Bytes; 0]);
     for n in 0..20 {
         let make = MetaOp::Create {
@@ -236,8 +237,8 @@ fn a_split_directory_is_removed_when_it_is_empty() {
     assert_sound(&mut cluster);
 }
 
-/// Files are made, removed and listed while the directory splits and nodes die: what is there throughout
-/// is listed once.
+/// Files are made, removed and listed while the directory splits and nodes die: names that exist
+/// throughout are listed once.
 fn listings(seed: u64, faults: Faults) {
     let mut cluster = Cluster::new(3, 64, seed);
     let mut rng = Rng::new(seed);
@@ -293,7 +294,8 @@ fn listings(seed: u64, faults: Faults) {
     assert!(parts.len() > 4, "it has split");
 }
 
-/// Bulk creation, or a directory of an older volume, makes partitions of which the entries do not fit a message.
+/// Batch creation, or a directory of an older volume, makes partitions whose entries do not fit a
+/// message.
 #[test]
 fn a_very_large_partition_splits_with_several_messages() {
     const FILES: u32 = 30_000;

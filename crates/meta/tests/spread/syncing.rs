@@ -1,4 +1,5 @@
-//! What fsync covers survives a power cut of any nodes, though it has asked a few of them only.
+//! The names that an fsync covers survive a power cut of any nodes, though it has asked a few of
+//! them only.
 
 use crate::cluster::{Cluster, LAYOUT, ROOT, Rng, executor, name, number_of};
 use std::collections::BTreeSet;
@@ -10,7 +11,7 @@ const NODES: usize = 6;
 const STEPS: u32 = 60;
 const WORLDS: u64 = 400;
 
-/// A file or directory, where it is, and who has told a client of its name.
+/// A file or directory, its parent, and the executors that have reported its name to a client.
 struct Named {
     ino: Ino,
     above: usize,
@@ -40,7 +41,7 @@ impl World {
         (!some.is_empty()).then(|| some[self.rng.below(some.len() as u64) as usize])
     }
 
-    /// It and the directories above.
+    /// Returns it and the directories above.
     fn way(&self, at: usize) -> Vec<usize> {
         let mut way = vec![at];
         while *way.last().expect("it begins somewhere") != 0 {
@@ -97,7 +98,7 @@ impl World {
         known.told_by.insert(by);
     }
 
-    /// As a client does it. Returns how many were asked.
+    /// Runs an fsync as a client does. Returns the number of asked executors.
     fn fsync(&mut self, at: usize) -> usize {
         let way = self.way(at);
         let inos: Vec<Ino> = way.iter().map(|at| self.all[*at].ino).collect();
@@ -142,7 +143,7 @@ fn what_was_synced_is_there_after_a_power_cut() {
         world.make(false);
         let file = world.pick(|known| !known.is_dir).expect("one was made");
         spared += NODES - world.fsync(file);
-        // The participants get to know, and tell that they do, at different times.
+        // The participants get the outcome, and acknowledge it, at different times.
         (0..world.rng.below(1500)).for_each(|_| world.cluster.step());
         for node in 0..NODES {
             if world.rng.percent(60) {
@@ -155,7 +156,8 @@ fn what_was_synced_is_there_after_a_power_cut() {
     assert!(spared > WORLDS as usize, "nearly all executors were asked each time");
 }
 
-/// A participant has done its part, and power is cut before that is on its disk: it hears of the outcome again.
+/// A participant has applied its part, and power is cut before that is on its disk: it gets the
+/// outcome again.
 #[test]
 fn a_coordinator_remembers_until_the_parts_of_others_last() {
     let mut cluster = Cluster::new(2, 16, 3);
@@ -177,7 +179,8 @@ fn a_coordinator_remembers_until_the_parts_of_others_last() {
     // A client has it synced.
     assert_eq!(cluster.sync_names(coordinator, &[file, there]), [executor(other)]);
     assert_eq!(cluster.sync_names(other, &[file, there]), []);
-    // The outcome gets to the other and is told to be done there; the coordinator syncs whatever it has forgotten.
+    // The outcome gets to the other, which acknowledges it; the coordinator syncs any decision that
+    // it has forgotten.
     (0..100).for_each(|_| cluster.step());
     cluster.meta(coordinator).expect("it is up").sync().expect("memory does not fail");
     let store = cluster.meta(other).expect("it is up").store_mut();
