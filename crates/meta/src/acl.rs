@@ -231,6 +231,7 @@ impl Acl {
         let mask = self.0.iter().find(|e| e.who == Who::Mask).map_or(7, |e| e.perm);
         let user = |e: &&AclEntry| e.who == Who::User(cred.uid);
         if let Some(e) = self.0.iter().find(user) {
+            // An entry of the user decides alone: group entries are not consulted (acl(5)).
             return e.perm & mask & want == want;
         }
         let mut in_a_group = false;

@@ -47,6 +47,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
     inode.ctime = inode.ctime.moved_to(now).max(set.changed.unwrap_or_default());
     change_owner_and_mode(inode, &old, cred, set);
     if let Some(size) = set.size {
+        // A cut changes bytes: the copies of a re-layout are not current any more.
         inode.moving = false;
         let changed = set.changed.unwrap_or(inode.changed);
         if let Some((size, blocks)) = cut {
@@ -55,6 +56,7 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
             inode.changed = inode.changed.max(changed);
         } else if changed >= inode.changed {
             inode.size = size;
+            // The object's time orders the reports: an older one must not undo a later one.
             inode.blocks = set.blocks.unwrap_or(inode.blocks);
             inode.changed = changed;
         }
@@ -82,6 +84,8 @@ pub(crate) fn set<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, set: &SetAttr) -> Ou
         return Ok(MetaReply::Attr(inode.attr(ino)));
     }
     let sets_mtime = set.mtime.is_some();
+    // Partitions have copies of the permissions, so that an operation on a name needs its
+    // partition only.
     txn.tell_parts(ino, |dir, part| {
         permission::copy(dir, part);
         if sets_mtime {
@@ -225,6 +229,7 @@ pub(crate) fn grant<S: Store>(
         let (writers, touched) = txn.peek(ino, |inode| (inode.writers, inode.touched))?;
         if writers == 0 || txn.get(&mark)?.is_none() {
             if writers > 0 {
+                // With a second writer, neither alone knows whether an object exists.
                 not_sole(txn, ino)?;
             }
             // Clients that cache the attributes must learn that the bytes may change, so this
@@ -232,6 +237,7 @@ pub(crate) fn grant<S: Store>(
             let inode = txn.edit(ino)?;
             inode.writers += 1;
             inode.touched = true;
+            // A new writer may change bytes during a re-layout.
             inode.moving = false;
             txn.put(mark, if touched { MARK } else { SOLE_MARK }.to_vec());
         }
@@ -256,6 +262,7 @@ pub(crate) fn for_client<S: Store>(txn: &mut Txn<'_, S>, reply: &mut MetaReply) 
 
 fn correct<S: Store>(txn: &mut Txn<'_, S>, attr: &mut Attr) -> Outcome<()> {
     if attr.written_elsewhere && txn.is_here(attr.ino) {
+        // The only writer knows its own writes, so it may cache the attributes.
         let alone = txn.peek(attr.ino, |inode| inode.writers == 1 && !inode.unsettled)?;
         let mark = keys::writer(attr.ino, txn.ctx.client);
         attr.written_elsewhere = !(alone && txn.get(&mark)?.is_some());
@@ -310,6 +317,7 @@ pub(crate) fn commit<S: Store>(
             permission::check(&old, txn.cred, want::WRITE)?;
         }
         check_state(state)?;
+        // The report means that bytes have changed: a re-layout must start over.
         tiled::disturb(txn, ino)?;
         let state = match old.layout.is_tiled() {
             true => tiled::base_told(txn, ino, &old, state)?,
@@ -340,6 +348,8 @@ pub(crate) fn unmark<S: Store>(
 ) -> Outcome<()> {
     txn.edit_hidden(ino)?.writers -= 1;
     txn.delete(mark);
+    // Without write access the client cannot put objects in place: those set aside for it are
+    // garbage.
     tiled::release(txn, ino, Some(client))?;
     if value == MAKER_MARK {
         tiled::abandon(txn, ino, client)?;
@@ -367,6 +377,7 @@ pub(crate) fn closed<S: Store>(
             continue;
         }
         let Some(value) = txn.get(&mark)? else { continue };
+        // Without an object there is nothing to recover or to remove later.
         if is_empty && value == SOLE_MARK {
             let inode = txn.edit_hidden(ino)?;
             let told_of = inode.size > 0 || inode.blocks > 0 || inode.pieces || inode.unsettled;

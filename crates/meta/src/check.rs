@@ -119,6 +119,7 @@ fn apply<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, mend: Mend) -> Outcome<bool> 
             if peek(txn, ino)?.is_some() {
                 txn.kill(ino)?;
             } else {
+                // A record that cannot be decoded names no objects to remove.
                 txn.drop_damaged(ino);
             }
         }
@@ -167,6 +168,7 @@ fn rescue<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     }
     let inode = txn.edit(ino)?;
     if !inode.is_dir() {
+        // Its old names are gone; `attach` counts the new one.
         inode.nlink = 0;
     }
     txn.attach(lost, &name, ino)?;

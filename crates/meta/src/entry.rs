@@ -42,6 +42,7 @@ fn leads_to<S: Store>(txn: &mut Txn<'_, S>, parent: Ino, name: &[u8]) -> Outcome
         Name::DotDot if dir.is_part() => txn.inode(txn.whole(parent, &dir))?.parent,
         Name::DotDot => dir.parent,
         Name::Plain(name) => {
+            // Before the lookup: a missing entry in the wrong partition must not mean ENOENT.
             txn.in_place(parent, &dir, name)?;
             txn.look_up(parent, name)?.ok_or(Errno::ENOENT)?.ino
         }
@@ -88,9 +89,11 @@ pub(crate) fn create<S: Store>(
         }
         return open_existing(txn, key, entry.ino, open);
     }
+    // After the lookup, as in Linux: an existing name is reported also without write permission.
     permission::check_insert(&dir, txn.cred)?;
     txn.need_room()?;
     let inode = make(txn, &dir, new)?;
+    // A file's inode lies on the shard of its entry, so that a create touches one executor.
     let ino = txn.allocate(parent.shard(), inode.is_dir())?;
     txn.add_inode(ino, inode);
     txn.adopt(parent, dir);
@@ -233,6 +236,7 @@ pub(crate) fn link<S: Store>(
     }
     txn.need_room()?;
     txn.attach(parent, name, ino)?;
+    // Only the first link may start without a name: a file that is unlinked later stays unlinked.
     txn.edit(ino)?.linkable = false;
     Ok(MetaReply::Attr(txn.inode(ino)?.attr(ino)))
 }
@@ -281,6 +285,7 @@ pub(crate) fn rmdir<S: Store>(
     let victim = target(txn, ino)?;
     permission::check_remove(&dir, &victim, txn.cred)?;
     permission::check_dir(&victim)?;
+    // All partitions must be empty. The transaction locks them, so they stay so until the commit.
     if !txn.is_empty(ino, &victim)? {
         return Err(Errno::ENOTEMPTY.into());
     }

@@ -97,6 +97,7 @@ pub(crate) fn run<S: Store>(
     joined: bool,
     op: JobOp,
 ) -> Outcome<MetaReply> {
+    // Before the access check: the file may be gone.
     if op == JobOp::End {
         return end(txn, who);
     }
@@ -128,6 +129,7 @@ pub(crate) fn run<S: Store>(
         }
         JobOp::Lock => {
             let place = if place == NO_PLACE { enter(txn, who, &mut job) } else { place };
+            // Only committed places count: a place taken by this request is the last one.
             let ahead = first_place(txn.state, who.ino, who.open)?.filter(|(at, _)| *at < place);
             (if ahead.is_none() { JobTold::Locked } else { JobTold::Waits }, place)
         }
@@ -202,6 +204,7 @@ fn enter<S: Store>(
     job: &mut JobRecord,
 ) -> u64 {
     let place = job.next;
+    // Places are never reused: their order is the order of the requests.
     job.next += 1;
     txn.put(keys::job_place(ino, open, place), encode_place(txn.ctx.client, rank));
     place

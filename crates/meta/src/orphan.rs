@@ -62,6 +62,7 @@ pub(crate) fn others_with<S: Store>(
 ) -> Outcome<BTreeSet<ClientId>> {
     let mut clients: BTreeSet<_> = txn.state.opens.of(ino).collect();
     if writes {
+        // Writers are recorded in the store, readers in memory: both count.
         for key in txn.keys(&keys::of_ino(tag::WRITER, ino), usize::MAX)? {
             if let Some(Parsed::Writer { client, .. }) = keys::parse(&key)
                 && txn.get(&key)?.is_some()
@@ -94,6 +95,7 @@ fn drop_keeper<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, client: ClientId) -> Ou
     inode.keepers = inode.keepers.saturating_sub(1);
     let dead = inode.is_dead();
     txn.delete(mark);
+    // No name and no keeper is left.
     if dead {
         txn.kill(ino)?;
     }
@@ -258,6 +260,8 @@ pub(crate) fn in_flux<S: Store>(
     }
     let mut found = Vec::new();
     for &ino in inos {
+        // A writer may still make an object, and a pending recovery may find one: fsck must not
+        // remove it.
         let open = txn.find(ino)?.is_some_and(|inode| inode.writers > 0 || inode.unsettled);
         if open
             || txn.get(&keys::garbage(node, ino))?.is_some()
@@ -326,6 +330,7 @@ pub(crate) fn settle<S: Store>(
             };
             let inode = txn.edit(ino)?;
             inode.unsettled = false;
+            // The recovered bytes may be newer than the copies of a re-layout.
             inode.moving = false;
             if let Some(state) = state {
                 attr::learn(inode, &state);

@@ -82,6 +82,7 @@ pub(crate) fn rename<S: Store>(
         (RenameMode::Exchange, None) => return Err(Errno::ENOENT.into()),
         _ => {}
     }
+    // Before the test for one inode, as in Linux.
     check_ancestors(txn, &from, &to, source, &moved, mode)?;
     if to.child.as_ref().is_some_and(|(target, _)| *target == source) {
         // Two names of one inode: POSIX requires that nothing happens.
@@ -130,6 +131,7 @@ fn check_ancestors<S: Store>(
     moved: &Inode,
     mode: RenameMode,
 ) -> Outcome<()> {
+    // Within one directory no ancestor changes.
     if from.dir == to.dir {
         return Ok(());
     }

@@ -62,9 +62,11 @@ impl Sessions {
                 None => return Ok(Admission::Run),
             },
         };
+        // A client sends a new number only when it waits for the last one no more.
         if ctx.seq > last {
             return Ok(Admission::Run);
         }
+        // A late duplicate, whose answer the client does not wait for.
         if ctx.seq < last {
             return Err(Errno::EPROTO.into());
         }
@@ -101,6 +103,7 @@ impl Sessions {
 
     fn remember(&mut self, ctx: &Context, last: Last) {
         if self.slots.len() >= REMEMBERED {
+            // A full cache is dropped as a whole: successful answers are in the store.
             self.slots.clear();
         }
         self.slots.insert((ctx.client, ctx.slot), (ctx.seq, last));

@@ -94,6 +94,7 @@ impl<S: Store> Meta<S> {
                 _ => OpenError::Damaged("root directory"),
             })?;
         }
+        // The notifications of the last run may be lost, so all garbage is announced again.
         let garbage = orphan::garbage_nodes(&state).map_err(|e| match e {
             Failure::Store(e) => OpenError::Store(*e),
             _ => OpenError::Damaged("garbage record"),
@@ -132,6 +133,7 @@ impl<S: Store> Meta<S> {
         }
         if self.state.is_spread() {
             self.tx.now = self.tx.now.max(ctx.now);
+            // A repeated request must not start its operation a second time.
             if let Some(applied) = self.waits(ctx) {
                 return applied;
             }
@@ -232,6 +234,7 @@ impl<S: Store> Meta<S> {
         if let Admission::Replay(answer) = self.sessions.admit(&self.state, ctx)? {
             return Ok(answer);
         }
+        // After the replay: answers that were committed before the failure are still given.
         if self.state.is_poisoned() {
             return Err(Errno::EIO.into());
         }
@@ -286,6 +289,7 @@ impl<S: Store> Meta<S> {
             self.tick_moves();
             self.ask_about_locks();
             self.tx.tell_done();
+            // The steps above may have released locks: their waiters continue in this batch.
             self.free();
             self.plan_splits();
             self.meet_nothing();
@@ -388,6 +392,7 @@ impl<S: Store> Meta<S> {
     /// [`StoreError::Full`] the shard goes on; after any other error it refuses all changes with
     /// `EIO`.
     pub fn commit(&mut self) -> Result<(), StoreError> {
+        // Read before the commit, which resets it.
         let room = self.state.knows_room();
         let result = self.state.commit();
         match &result {

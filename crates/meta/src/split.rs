@@ -33,6 +33,7 @@ pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Ou
     let Some(bits) = txn.state.map().finer(range.bits).filter(|_| is_open) else {
         return Ok(MetaReply::Done);
     };
+    // The partition has moved, or all its shards are on one node: then a split gains nothing.
     if !txn.is_here(part) || !txn.state.map().spans_nodes(part, range) {
         return Ok(MetaReply::Done);
     }
@@ -42,6 +43,7 @@ pub(crate) fn split<S: Store>(txn: &mut Txn<'_, S>, part: Ino, above: u64) -> Ou
     let dir = txn.whole(part, &inode);
     let ranges: Vec<_> = txn.state.map().parts(range, bits).collect();
     let mut left = (inode.size, inode.nlink);
+    // The first range stays in the old partition.
     for range in ranges.into_iter().skip(1) {
         let share = shares.get(&range.from);
         let to = txn.state.map().partition(dir, range.from);

@@ -97,6 +97,7 @@ impl<S: Store> State<S> {
                 Shard { volume, executor: wanted, seed, reserved: Ino::ROOT.0 + 1, inodes: 0 }
             }
         };
+        // A wrong directory would mix two namespaces: refuse it before anything is written.
         if shard.volume != volume {
             return Err(OpenError::Volume { found: shard.volume, wanted: volume });
         }
@@ -298,6 +299,8 @@ impl<S: Store> State<S> {
             if reserved > Ino::COUNTER_MAX {
                 return Err(Errno::ENOSPC.into());
             }
+            // With the committed number of inodes: the changes of the overlay are not in this
+            // batch.
             let record = Shard { reserved, inodes: self.committed_inodes, ..self.shard }.encode();
             // Not through the overlay: the reservation must be on disk before the number is used,
             // or a power cut would lead to a second use.
@@ -375,6 +378,7 @@ impl<S: Store> State<S> {
 
     pub fn put_inode(&mut self, ino: Ino, inode: Inode) {
         self.put(keys::inode(ino), Some(inode.encode()));
+        // Updated only where it is cached: a write alone is no sign that the inode is read again.
         self.inode_cache.update(&ino, |known| match Arc::get_mut(known) {
             Some(known) => *known = inode,
             None => *known = Arc::new(inode),
@@ -395,6 +399,8 @@ impl<S: Store> State<S> {
     /// Shows `visit` the pairs with key ≥ `from` that start with `prefix`, in order.
     pub fn scan(&self, from: &[u8], prefix: &[u8], visit: &mut Visit<'_>) -> Outcome<()> {
         let start = from.max(prefix);
+        // Merges two sorted sequences. Where both have a key, the overlay's change is the newer
+        // one.
         let mut over = self.overlay.ordered(start, prefix).into_iter().peekable();
         let mut result = Ok(ControlFlow::Continue(()));
         self.store.scan(start, prefix, &mut |key, value| {
@@ -441,6 +447,7 @@ impl<S: Store> State<S> {
 
     /// Writes the overlay as one batch.
     pub fn commit(&mut self) -> Result<(), StoreError> {
+        // The batch takes space, so the next operation checks again.
         self.room = false;
         if !self.is_dirty() {
             return Ok(());

@@ -72,6 +72,7 @@ pub(crate) fn add_pieces<S: Store>(
     tiled.version += 1;
     let stamp = tick(txn, &mut tiled);
     put(txn, ino, &tiled);
+    // New pieces can change bytes: a re-layout must start over.
     disturb(txn, ino)?;
     let layout = old.layout.with_tiles(true);
     if old.layout != layout {
@@ -112,6 +113,8 @@ pub(crate) fn publish<S: Store>(
         shorter |= end < before;
         told.insert(part.piece, end);
     }
+    // No piece has become shorter, so the end can only grow, and the other pieces need not be
+    // read.
     if cuts.is_empty() && !shorter {
         tiled.end = told.into_values().fold(tiled.end, u64::max);
     } else {
@@ -120,6 +123,7 @@ pub(crate) fn publish<S: Store>(
     tiled.version += 1;
     disturb(txn, ino)?;
     let now = txn.now();
+    // An older report of the base must not undo a later one.
     let base = base.filter(|base| is_later(base, old.changed, tiled.base_size));
     if let Some(base) = base {
         (tiled.base_size, tiled.base_blocks) = (base.size, base.blocks);
@@ -190,6 +194,7 @@ fn publish_part<S: Store>(
     let writer = old.writer.filter(|_| !part.close);
     if writer.is_none() {
         tiled.open = tiled.open.saturating_sub(1);
+        // All tiles are in the record now, so the journal is not needed any more.
         drop_object(txn, old.node, ino, Piece::journal_of(part.piece));
         // No client wrote to it.
         if tiles.tiles().is_empty() {
@@ -326,6 +331,7 @@ pub(crate) fn cut<S: Store>(
         tiled.cuts.clear();
         txn.edit(ino)?.layout = old.layout.with_tiles(false);
     } else if tiled.size() > size || tiled.open > 0 {
+        // Open pieces may publish older tiles beyond the cut later, so the cut is recorded.
         tiled.cut(Cut { stamp, size })?;
     }
     tiled.end = tiled.end.min(size);
@@ -478,6 +484,7 @@ fn put<S: Store>(txn: &mut Txn<'_, S>, ino: Ino, tiled: &Tiled) {
 fn tick<S: Store>(txn: &Txn<'_, S>, tiled: &mut Tiled) -> u64 {
     let now = txn.now();
     let micros = now.sec.saturating_mul(1_000_000).saturating_add(i64::from(now.nsec) / 1000);
+    // As a Lamport clock: later than all known stamps, and not before the wall clock.
     tiled.stamp = (tiled.stamp + 1).max(u64::try_from(micros).unwrap_or(0));
     tiled.stamp
 }

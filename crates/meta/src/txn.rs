@@ -281,6 +281,7 @@ impl<'a, S: Store> Txn<'a, S> {
     /// As [`Txn::inode`]
     pub fn edit_hidden(&mut self, ino: Ino) -> Outcome<&mut Inode> {
         let at = self.enter(ino)?;
+        // The version does not rise, so cached attributes and read validations stay valid.
         self.inodes[at].1.as_mut().ok_or_else(|| Errno::ESTALE.into())
     }
 
@@ -493,6 +494,7 @@ impl<'a, S: Store> Txn<'a, S> {
         if named {
             return Ok(false);
         }
+        // The requesting client has it open, and releases it later.
         if keep {
             self.keep(ino, client)?;
         } else if dead {
@@ -539,6 +541,8 @@ impl<'a, S: Store> Txn<'a, S> {
         }
         let (attributes, writers) = self.peek(ino, |i| (i.xattr_list > 0, i.writers > 0))?;
         if writers || !self.state.opens.is_empty() {
+            // POSIX: a file lives until its last close. The close or the expiry of these clients
+            // removes it.
             let others = orphan::others_with(self, ino, writers)?;
             for client in &others {
                 self.keep_as(ino, *client, orphan::KEPT_WHILE_OPEN)?;
@@ -563,6 +567,7 @@ impl<'a, S: Store> Txn<'a, S> {
                 self.add_garbage(node, keys::garbage(node, ino));
             }
         }
+        // An inode without any writer never had an object.
         if touched {
             let layout = self.peek(ino, |inode| inode.layout)?;
             for (node, piece) in layout.pieces() {

@@ -60,6 +60,7 @@ fn check_read(inode: &Inode, cred: &Cred, space: Space) -> Result<(), Errno> {
     match space {
         Space::User if !matches!(inode.kind, Kind::File | Kind::Dir) => Err(Errno::ENODATA),
         Space::User => permission::check(inode, cred, want::READ),
+        // As in Linux: without privilege these attributes are invisible, not forbidden.
         Space::Trusted if !cred.is_root() => Err(Errno::ENODATA),
         _ => Ok(()),
     }
@@ -229,6 +230,7 @@ fn put_list<S: Store>(
             inode.acl = acl.filter(|acl| !acl.is_mode()).map(Arc::new);
         }
     }
+    // Partitions have copies of the permissions.
     txn.tell_parts(ino, permission::copy)?;
     Ok(MetaReply::Done)
 }

@@ -102,6 +102,7 @@ impl Judge {
             let what = "its size is not the length of its target".to_owned();
             self.set(ino, what, |inode| inode.size = inode.target.len() as u64);
         }
+        // Its names may lie on other nodes: the client that runs fsck compares them.
         if txn.state.is_spread() {
             return;
         }
@@ -149,6 +150,7 @@ impl Judge {
             let what = format!("its link count should be {nlink}, it is {}", inode.nlink);
             self.set(ino, what, move |inode| inode.nlink = nlink);
         }
+        // Its parent may lie on another node: the client that runs fsck compares it.
         if txn.state.is_spread() {
             return Ok(());
         }

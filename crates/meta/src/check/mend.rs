@@ -171,6 +171,8 @@ fn twin<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<bool> {
     if txn.get(&home)?.is_none() || txn.get(&young)?.is_none() {
         return Ok(false);
     }
+    // A relocation deletes the embedded record in the transaction that writes the other one, so
+    // the record at the owner shard is the newer one.
     txn.drop_young(ino);
     Ok(true)
 }

@@ -73,6 +73,7 @@ pub(super) fn make_anew<S: Store>(
     txn.need_room()?;
     let (mut size, mut subdirs) = (0, 0);
     let prefix = keys::of_ino(tag::ENTRY, part);
+    // Entries that a transaction is about to write would be counted wrongly.
     txn.may_list(&keys::entries_from(part, 0), &keys::entries_from(part, u64::MAX))?;
     txn.scan(&prefix, &prefix, &mut |_, value| {
         size += 1;
@@ -137,6 +138,7 @@ pub(super) fn empty<S: Store>(txn: &mut Txn<'_, S>, part: Ino) -> Outcome<bool> 
         if to == part {
             return Ok(false);
         }
+        // The directory's own entry wins over a stray one of the same name.
         if txn.entry(to, &name)?.is_none() {
             let new = txn.entry_key(to, &name);
             txn.put(new, entry.encode());

@@ -125,9 +125,11 @@ impl Survey {
             })?;
             let Some(last) = chunk.last() else { return Ok(()) };
             from.clone_from(&last.key);
+            // The smallest key after the last one.
             from.push(0);
             let done = chunk.len() < CHUNK;
             for found in chunk {
+                // Entries of one directory follow each other, so its inode is loaded once.
                 let range = match parent {
                     Some((dir, range)) if dir == found.dir => range,
                     _ => peek(txn, found.dir)?.filter(|d| d.is_dir()).map(|d| d.range),
@@ -171,6 +173,7 @@ impl Survey {
             return Ok(());
         }
         let target = peek(txn, entry.ino)?.map(|target| target.kind);
+        // An inode on another node cannot be checked here: the entry's kind is taken as right.
         let elsewhere = || (!is_near(txn, entry.ino)).then_some(entry.kind);
         let Some(kind) = target.or_else(elsewhere) else {
             let what = format!("entry {shown} leads to inode {}, which is not there", entry.ino);

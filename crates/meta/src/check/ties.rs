@@ -25,6 +25,7 @@ pub(crate) fn ties<S: Store>(
     let mut range = Range { after, last };
     let mut inodes = inodes(txn, &mut range, limit)?;
     let mut names = names(txn, &mut range, limit)?;
+    // Both lists must end at the same inode, so the shorter range counts.
     inodes.retain(|tied| range.has(tied.ino));
     names.retain(|naming| range.has(naming.ino));
     let upto = (range.last != last).then_some(range.last);
@@ -84,6 +85,7 @@ fn tied(ino: Ino, inode: Option<Inode>, changing: bool) -> Tied {
 
 fn names<S: Store>(txn: &Txn<'_, S>, range: &mut Range, limit: usize) -> Outcome<Vec<Naming>> {
     let mut found: BTreeMap<(Ino, u8), Naming> = BTreeMap::new();
+    // Pending changes are marked, so that a transaction in progress is not taken for damage.
     let Changes { keys: changed, coming } = changes(txn)?;
     let mut add = |entry: Entry, dir, count, changing, range: &mut Range| {
         if !range.has(entry.ino) {

@@ -101,6 +101,7 @@ impl<S: Store> Meta<S> {
         }
         let served = self.state.served().max(1) as u64;
         let each = (self.state.inodes() / served).max(1);
+        // The shards stay closed while their records are sent, so the number of inodes is bounded.
         let block = Block { first, count: count.min((INODES / each).clamp(1, 4096) as u16) };
         if !block.shards().all(|shard| self.state.owns(shard)) {
             return Err(Errno::ESTALE);
@@ -226,6 +227,7 @@ impl<S: Store> Meta<S> {
                 self.send_part(Phase::Sending, Cargo::Opens(opens));
                 return Ok(());
             }
+            // The daemon keeps file locks, not this crate: it lists their possible holders.
             giving.phase = Phase::Lockers;
             giving.gives_up = later(self.tx.now, PATIENCE_CLOSED);
             return Ok(());

@@ -162,6 +162,7 @@ impl FjallStore {
             Err(StoreError::Lost { .. }) if opening.accept_loss => store.salvage()?,
             result => result?,
         }
+        // Logs that were sealed in the last run still wait for their table.
         store.prepare_chore();
         Ok(store)
     }
@@ -612,6 +613,7 @@ impl Store for FjallStore {
         if self.poisoned.is_some() {
             return Err(self.poison_error());
         }
+        // The checks cost system calls, so they run once for many batches.
         if self.since_look >= LOOK_EVERY {
             self.look()?;
         }
@@ -725,6 +727,7 @@ impl Store for FjallStore {
 
 /// Writes changes to a table, atomically and durably.
 fn write_table(db: &Database, keyspace: &Keyspace, changes: &Recent) -> Result<(), fjall::Error> {
+    // An ingestion bypasses fjall's own journal: our log has the records already.
     let mut table = keyspace.start_ingestion()?;
     for (key, value) in changes.ordered().from(&[]) {
         match value {

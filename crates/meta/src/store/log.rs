@@ -334,6 +334,7 @@ pub(super) fn put_aside(dir: &Path, number: u64) -> io::Result<PathBuf> {
     let path = path(dir, number);
     let kept = kept(&path);
     std::fs::rename(path, &kept)?;
+    // Durable before a new log begins: the damaged one must not be read again.
     sync_dir(dir)?;
     Ok(kept)
 }
@@ -371,6 +372,7 @@ impl<'a> Batches<'a> {
         let (fields, sums) = head.split_at(FIELDS);
         let len = fields.first_chunk().map_or(0, |b| u32::from_le_bytes(*b)) as usize;
         let synced = fields.last_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+        // The offset is in the seed, so stale bytes of a reused block are no batch.
         let seed = seed(self.number, at);
         // Cheap checks first: they run at each byte of a damaged part.
         if len == 0 || synced > at || sums[..4] != fields_sum(fields, seed).to_le_bytes() {

@@ -52,6 +52,7 @@ impl Marked {
     /// machine's current boot, or 0.
     pub fn damage(&self, number: u64, found: &Found, boot: u64) -> Option<&'static str> {
         let is_newest = self.log == number;
+        // After a clean close nothing may be missing, and nothing may follow.
         if is_newest && self.closed && found.end != self.end {
             return Some("the store was closed, and the log ends elsewhere");
         }
@@ -143,6 +144,7 @@ impl Mark {
     fn write(&mut self, marked: Marked) -> io::Result<()> {
         self.sequence += 1;
         let slot = encode(self.sequence, marked);
+        // The slots alternate: a torn write damages the older content only.
         self.file.write_all_at(&slot, self.sequence % 2 * SECTOR)?;
         self.last = marked;
         Ok(())

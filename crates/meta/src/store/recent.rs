@@ -108,6 +108,7 @@ impl Index {
 
     /// Enters a slot that is not there yet.
     fn enter(&mut self, hash: u64, slot: u32) {
+        // At most half of the places are taken, so that probes stay short.
         if 2 * (self.used + 1) > self.places.len() {
             let more = Index::with_room_for(self.places.len());
             let old = std::mem::replace(&mut self.places, more.places);

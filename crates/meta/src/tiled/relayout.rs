@@ -68,6 +68,7 @@ pub(crate) fn release<S: Store>(
             Ok(ControlFlow::Continue(()))
         })?;
     }
+    // Nothing was set aside for this client, so another client's objects may be.
     let another = client.is_some() && found.is_empty();
     found.into_iter().for_each(|(node, key)| txn.add_garbage(node, key));
     if !another {
@@ -96,6 +97,7 @@ fn alone<S: Store>(txn: &mut Txn<'_, S>, ino: Ino) -> Outcome<(Arc<Inode>, Optio
     }
     let tiled = load(txn, ino, &inode)?;
     let open = tiled.as_ref().is_some_and(|tiled| tiled.open > 0);
+    // Each of these could change bytes during the copy.
     if inode.writers > 1 || inode.unsettled || open {
         return Err(Errno::EBUSY.into());
     }

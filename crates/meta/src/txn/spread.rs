@@ -20,6 +20,8 @@ impl<S: Store> Txn<'_, S> {
         }
         let again = self.spread.as_mut().and_then(|spread| spread.again.as_mut());
         let Some(again) = again else { return self.state.allocate(birth, is_dir) };
+        // All runs must make the same records, or the locked keys would never match the written
+        // ones.
         match again.number.filter(|ino| ino.birth() == birth) {
             Some(ino) => Ok(ino),
             None => Ok(*again.number.insert(self.state.allocate(birth, is_dir)?)),
@@ -63,6 +65,7 @@ impl<S: Store> Txn<'_, S> {
         if let Some(spread) = &self.spread
             && spread.again.is_some()
         {
+            // The digest chains all reads in their order: equal digests mean equal reads.
             let seen = [spread.trace.get(), xxh3_128(key), value].map(u128::to_be_bytes);
             spread.trace.set(xxh3_128(&seen.concat()));
         }
@@ -315,6 +318,7 @@ impl<S: Store> Txn<'_, S> {
                     let value = inode.map(|inode| inode.encode());
                     parts.entry(executor).or_default().writes.insert(key, value);
                 }
+                // `put_inode` would write it under the key of its owner shard.
                 None if self.is_young(ino) => {
                     writes.push((key, inode.map(|inode| inode.encode())));
                 }
