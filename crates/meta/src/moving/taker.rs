@@ -11,7 +11,7 @@ use tatami_wire::meta::Bytes;
 use tatami_wire::transaction::{Cargo, PeerMessage, Txid};
 use tatami_wire::{ClientId, Errno, Ino, Timestamp};
 
-/// The source is asked every so many ms for the outcome of a move.
+/// The source is asked for the outcome of a move after this many ms.
 pub(super) const ASK: u64 = 500;
 
 /// A move to here in progress.
