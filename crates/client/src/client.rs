@@ -1,4 +1,5 @@
-//! Who we are, which nodes and executors there are, and which of them answers what.
+//! The session of a client: its identity, the nodes and executors of the volume, and the routing of
+//! requests to them.
 
 use crate::cause::note_cause;
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
@@ -26,7 +27,8 @@ use tatami_wire::{
     Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, VolumeId, VolumeKey,
 };
 
-/// How long an operation waits for a daemon that is away, unless told otherwise.
+/// How long an operation waits for a daemon that does not answer, unless the caller sets another
+/// time.
 pub const DEFAULT_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most nodes of a volume.
@@ -35,22 +37,22 @@ const NODES_MAX: usize = 4096;
 /// How to reach a volume.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Any daemon of the volume. Over a UNIX socket it becomes our home.
+    /// Any daemon of the volume. Over a UNIX socket its node becomes the home node of the client.
     pub endpoint: Endpoint,
-    /// The volume's key. Without it other nodes are reached through the daemon of this
-    /// machine, as the user that we are.
+    /// The volume's key. Without the key, the client reaches other nodes through the daemon of this
+    /// machine, as the user of this process.
     pub key: Option<VolumeKey>,
-    /// The volume meant; `None` takes the one the daemon serves.
+    /// The expected volume; `None` accepts the one that the daemon serves.
     pub volume: Option<VolumeId>,
-    /// How long an operation waits for a daemon that is away before it fails
+    /// How long an operation waits for a daemon that does not answer, before the operation fails
     /// with `EHOSTDOWN`.
     pub patience: Duration,
-    /// What becomes of new files when our home's disk is full.
+    /// Where new files go when the disk of the home node is full.
     pub when_full: WhenFull,
 }
 
 impl Options {
-    /// Only where; everything else by default.
+    /// Returns the options for an endpoint, with defaults for everything else.
     pub fn new(endpoint: Endpoint) -> Options {
         let when_full = WhenFull::default();
         Options { endpoint, key: None, volume: None, patience: DEFAULT_PATIENCE, when_full }
@@ -63,20 +65,20 @@ pub enum Error {
     /// No connection to the first daemon.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The daemon would not tell who else there is.
+    /// The daemon did not send the cluster map.
     #[error("{endpoint} did not tell the cluster map: {source}")]
     Map {
         /// The daemon.
         endpoint: Endpoint,
-        /// What went wrong.
+        /// The cause.
         source: FrameError,
     },
-    /// It did, but the map is of no use.
+    /// The daemon sent a map, but the map is invalid.
     #[error("{endpoint} told a cluster map that makes no sense: {why}")]
     BadMap {
         /// The daemon.
         endpoint: Endpoint,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
     /// No random numbers for the client's id.
@@ -89,14 +91,14 @@ pub struct Client {
     id: ClientId,
     volume: VolumeId,
     map: RwLock<Arc<ClusterMap>>,
-    /// Changes with the map's epoch, for those who wait for that.
+    /// Notified when the epoch of the map changes.
     renewed: (Mutex<()>, Condvar),
     patience: Duration,
     home: Option<NodeId>,
-    /// The daemon that we began with.
+    /// The first daemon that the client connected to.
     first: Endpoint,
     caller: Caller,
-    /// By node number, as they are met.
+    /// By node number, filled when a node is first used.
     peers: Box<[OnceLock<Arc<Peer>>]>,
     pub(crate) partitions: Box<Partitions>,
     pub(crate) streams: Streams,
@@ -110,7 +112,7 @@ pub struct Client {
 }
 
 impl Error {
-    /// Whether a daemon was there and said nothing for as long as we waited.
+    /// Returns whether a daemon was there and stayed silent until the timeout.
     pub fn is_timeout(&self) -> bool {
         match self {
             Error::Connect(e) => e.is_timeout(),
@@ -123,11 +125,12 @@ impl Error {
 }
 
 impl Client {
-    /// Connects to a daemon and learns from it who else there is.
+    /// Connects to a daemon and gets the cluster map from it.
     ///
     /// # Errors
-    /// [`Error`]. A daemon that is not there is an error at once: patience is
-    /// for volumes that were there before. One that is there and has no time is asked again.
+    /// [`Error`]. A daemon that is not there is an error at once: the operation timeout is for
+    /// volumes that were there before. A daemon that is there and drops the connection because it
+    /// is busy is asked again.
     pub fn connect(options: Options) -> Result<Client, Error> {
         let patience = options.patience;
         Client::connect_within(patience, options)
@@ -153,9 +156,12 @@ impl Client {
             Ok(_) => return Err(bad("it answered something else".into())),
             Err(e) => return Err(bad(e.to_string())),
         };
+        // The map comes from the network: routing indexes arrays by its node numbers.
         check_map(&map).map_err(&bad)?;
         let ring = map.shard_map().ok_or_else(|| bad("so many shards there cannot be".into()))?;
         let partitions = Box::new(Partitions::new(map.volume, ring));
+        // Only a UNIX socket proves that the daemon runs on this machine, so that its files can be
+        // opened here.
         let home = matches!(endpoint, Endpoint::Unix(_)).then_some(first.welcome.node);
         let peers = (0..NODES_MAX).map(|_| OnceLock::new()).collect();
         Ok(Client {
@@ -180,22 +186,23 @@ impl Client {
         })
     }
 
-    /// Our id: the same for as long as we live, whatever connections break.
+    /// Returns the id of this client. It stays the same across broken connections, because daemons
+    /// use it to recognize repeated requests.
     pub fn id(&self) -> ClientId {
         self.id
     }
 
-    /// The volume.
+    /// Returns the volume's id.
     pub fn volume(&self) -> VolumeId {
         self.volume
     }
 
-    /// All nodes, and which executor serves which shard, as far as we know.
+    /// Returns all nodes, and which executor serves which shard, as far as this client knows.
     pub fn map(&self) -> Arc<ClusterMap> {
         self.map.read().clone()
     }
 
-    /// How long an operation waits for a daemon that is away.
+    /// Returns how long an operation waits for a daemon that does not answer.
     pub(crate) fn patience(&self) -> Duration {
         self.patience
     }
@@ -204,20 +211,24 @@ impl Client {
         self.map.read().owner(shard)
     }
 
-    /// The node on this machine, whose files need no network.
+    /// Returns the node on this machine; its files need no network.
     pub fn home(&self) -> Option<NodeId> {
         self.home
     }
 
-    /// One request to the executor that serves its shard, whichever that is by now.
+    /// Sends one request to the executor that serves its shard, and follows the shard when it has
+    /// moved.
     pub(crate) fn ask_owner(&self, call: &MetaCall) -> MetaResult {
         let shard = call.shard;
         let mut retry = None;
         loop {
+            // Read anew in each round: the reply of the last round may have renewed the map.
             let executor = self.owner(shard).ok_or(Errno::ESTALE)?;
             match self.ask(executor, call) {
                 Ok(MetaReply::Elsewhere { .. }) => {
-                    // An executor may know less than we do for a moment.
+                    // The source of a shard migration commits before the destination hears of it.
+                    // So for a moment an executor may know less than this client: it is asked again
+                    // after a pause.
                     if !self.renew_map(shard, executor)
                         && !retry.get_or_insert_with(|| Retry::new(self.patience)).pause()
                     {
@@ -229,7 +240,7 @@ impl Client {
         }
     }
 
-    /// One request to an executor, about all shards that it serves.
+    /// Sends one request to an executor, about all shards that it serves.
     ///
     /// # Errors
     /// As [`Client::meta`]; `ENXIO` for an executor that serves none.
@@ -242,10 +253,11 @@ impl Client {
         self.ask(executor, &self.call_of_all(executor, cred, op))
     }
 
-    /// One request to each of these executors, all at the same time, in the order of the executors.
+    /// Sends one request to each of these executors, all at the same time, in the order of the
+    /// executors.
     ///
     /// # Errors
-    /// As [`Client::meta`], of any of them.
+    /// As [`Client::meta`], from any of them.
     pub(crate) fn meta_of(
         &self,
         executors: BTreeSet<ExecutorId>,
@@ -258,7 +270,7 @@ impl Client {
             let executor = self.executor(id)?;
             begun.push((executor, executor.begin(&call), call));
         }
-        // All must be ended, whatever comes of the first.
+        // All calls must be finished, even after one has failed: each holds a slot of its executor.
         let end =
             |(executor, begun, call): (&Executor, _, _)| (executor.id, executor.end(begun, &call));
         let ended: Vec<_> = begun.into_iter().map(end).collect();
@@ -268,31 +280,37 @@ impl Client {
     fn call_of_all(&self, executor: ExecutorId, cred: &Cred, op: MetaOp) -> MetaCall {
         let leads = self.map().leads();
         let lead = leads.iter().find(|(_, lead)| *lead == executor);
-        // Who has given its shards away meanwhile answers for what it has left.
+        // An executor that has given away all its shards meanwhile answers for those that it still
+        // has.
         let shard = lead.map_or(ShardId(0), |(shard, _)| *shard);
         MetaCall { shard, cred: cred.clone(), op }
     }
 
     pub(crate) fn ask(&self, executor: ExecutorId, call: &MetaCall) -> MetaResult {
         let executor = self.executor(executor)?;
+        // The ticket is taken before the request is sent: a recall that arrives in between makes
+        // the reply outdated.
         let asked = executor.delegations.ask(&call.op);
         let (result, granted) = match executor.meta(call) {
             Ok((result, granted)) => (result, granted),
             Err(e) => (Err(e), None),
         };
         let told = result.as_ref().map_err(|e| *e);
+        // Also after an error: a change without a reply may have taken effect, so the cache must
+        // learn of it.
         executor.delegations.learn(&call.op, asked, told, granted.as_ref());
         result
     }
 
-    /// Requests to executors, all at the same time, in the order of the executors; the answers in the same order.
+    /// Sends requests to executors, all at the same time, in the order of the executors. Returns
+    /// the replies in the same order.
     pub(crate) fn ask_several(&self, calls: &[(ExecutorId, MetaCall)]) -> Vec<MetaResult> {
         let begin = |(executor, call): &(ExecutorId, MetaCall)| {
             let executor = self.executor(*executor)?;
             let asked = executor.delegations.ask(&call.op);
             Ok((executor, asked, executor.begin(call)))
         };
-        // All must be ended, whatever comes of the first.
+        // All calls must be finished, even after one has failed: each holds a slot of its executor.
         let begun: Vec<Result<_, Errno>> = calls.iter().map(begin).collect();
         let (mut away, mut results) = (Vec::new(), Vec::with_capacity(calls.len()));
         for (begun, (id, call)) in begun.into_iter().zip(calls) {
@@ -303,7 +321,8 @@ impl Client {
                     continue;
                 }
             };
-            // A node that has not answered another for so long is not waited for once more.
+            // If one executor of a node has used up the timeout, the others of that node are not
+            // waited for again.
             let patience = if away.contains(&id.node) { Duration::ZERO } else { self.patience };
             let (result, granted) = match executor.end_within(patience, begun, call) {
                 Ok((result, granted)) => (result, granted),
@@ -322,13 +341,14 @@ impl Client {
         results
     }
 
-    /// Whether anything may be delegated to us.
+    /// Returns whether any executor can delegate something to this client.
     pub(crate) fn is_delegated_anything(&self) -> bool {
         let mut met = self.peers.iter().filter_map(OnceLock::get).flat_map(|peer| peer.executors());
         met.any(|executor| executor.delegations.are_on())
     }
 
-    /// What the executors that may have an inode have delegated to us.
+    /// Returns the delegation caches of the executors that can have an inode: that of its owner
+    /// shard, and that of its allocating shard where these differ.
     pub(crate) fn delegations(&self, ino: Ino) -> [Option<&Delegations>; 2] {
         let (home, birth) = {
             let map = self.map.read();
@@ -339,35 +359,40 @@ impl Client {
         [home.and_then(of), birth.filter(|id| Some(*id) != home).and_then(of)]
     }
 
-    /// The attributes of an inode, if they are delegated to us.
+    /// Returns the attributes of an inode from the cache, if they are delegated to this client.
     pub fn known_attr(&self, ino: Ino) -> Option<Attr> {
         let known = self.delegations(ino).into_iter().flatten().find_map(|known| known.attr(ino));
         known.or_else(|| self.split_attr(ino))
     }
 
-    /// For how long the kernel may keep these attributes: zero unless they are what is delegated to us. It is told before
-    /// they change: see [`Client::hold_delegations`].
+    /// Returns for how long the kernel may cache these attributes. The time is zero unless they are
+    /// delegated to this client. The kernel is told to drop them before they change: see
+    /// [`Client::hold_delegations`].
     pub fn attr_time(&self, attr: &Attr) -> Duration {
         let times = self.delegations(attr.ino).into_iter().flatten();
         let time = times.filter_map(|known| known.lend_attr(attr)).next();
         time.or_else(|| self.lend_split(attr)).unwrap_or_default()
     }
 
-    /// For how long the kernel may keep that `name` leads to that inode, or to none: zero unless the directory is
-    /// delegated to us, and nobody else has changed it for some time.
+    /// Returns for how long the kernel may cache that `name` leads to that inode, or to none. The
+    /// time is zero unless the directory is delegated to this client and no other client has
+    /// changed it for some time.
     pub fn name_time(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Duration {
         let dir = self.partitions.of_name(dir, name);
         let times = self.delegations(dir).into_iter().flatten();
         times.filter_map(|known| known.lend_name(dir, name, to)).next().unwrap_or_default()
     }
 
-    /// The kernel shall not keep the attributes of `ino`, because what the executors know of them is not all.
+    /// Makes the kernel drop the attributes of `ino`, because the executors do not know all of
+    /// them.
     pub fn end_attr_time(&self, ino: Ino) {
         self.delegations(ino).into_iter().flatten().for_each(|known| known.end_loan(ino));
     }
 
-    /// Asks the node of `executor`, which says that it does not serve `shard`, who does. Whether it is another now.
+    /// Asks the node of `executor`, which does not serve `shard`, for a newer map. Returns whether
+    /// another executor serves the shard now.
     pub(crate) fn renew_map(&self, shard: ShardId, executor: ExecutorId) -> bool {
+        // Only if no other thread has renewed the map meanwhile.
         if self.owner(shard) == Some(executor) {
             self.learn_map_of(executor.node);
         }
@@ -380,13 +405,15 @@ impl Client {
         self.map().epoch
     }
 
-    /// Learns what a node knows better of the map.
+    /// Fetches the map of a node and merges the newer parts of it.
     pub(crate) fn learn_map_of(&self, node: NodeId) {
         let Ok(AdminReply::Map(map)) = self.admin(node, AdminCall::Map) else { return };
         if let Err(why) = check_map(&map) {
             tracing::error!(%node, %why, "it told a map that makes no sense");
             return;
         }
+        // The write lock is held from the copy to the store, so that two threads cannot overwrite
+        // each other's merge.
         let mut held = self.map.write();
         let mut ours = ClusterMap::clone(&held);
         if !ours.merge(&map) {
@@ -395,25 +422,29 @@ impl Client {
         tracing::info!(epoch = ours.epoch, "the map has changed");
         for (before, now) in held.shards.iter().zip(&ours.shards).filter(|(a, b)| a != b) {
             tracing::trace!(%before, %now, "a shard has moved");
-            // With it, locks of ours may have come there.
+            // Locks of this client may have moved with the shard. The new executor must hear of
+            // them before it grants them to others.
             if let Ok(executor) = self.executor_of(&ours, *now) {
                 executor.locks.shards_have_come();
                 self.locks.note(|news| _ = news.reclaim.insert(*now));
             }
         }
         *held = Arc::new(ours);
+        // Waiters take the lock of the map while they hold that of `renewed`: so it must be free
+        // here.
         drop(held);
         self.wake_for_map();
     }
 
-    /// Learns what `node` knows better, if its map has a higher epoch than ours.
+    /// Fetches the map of `node`, if its epoch is higher than that of this client's map.
     pub(crate) fn hear_of_map(&self, node: NodeId, epoch: u64) {
         if epoch > self.map.read().epoch {
             self.learn_map_of(node);
         }
     }
 
-    /// Waits until the map has another epoch than `epoch`, or `stop` is set and told of.
+    /// Waits until the map has another epoch than `epoch`, or until `stop` is set and
+    /// [`Client::wake_for_map`] called.
     pub fn wait_for_map(&self, epoch: u64, stop: &AtomicBool) {
         let mut guard = self.renewed.0.lock();
         while self.map.read().epoch == epoch && !stop.load(SeqCst) {
@@ -421,16 +452,18 @@ impl Client {
         }
     }
 
-    /// Wakes those who wait for another map.
+    /// Wakes all threads that wait for another map.
     pub fn wake_for_map(&self) {
+        // With the lock held, no waiter is between its check of the epoch and its wait: it would
+        // miss the wake-up.
         let _guard = self.renewed.0.lock();
         self.renewed.1.notify_all();
     }
 
-    /// One question or order to one node.
+    /// Sends one administrative request to one node.
     ///
     /// # Errors
-    /// The node's, or `EHOSTDOWN` at once when it is down.
+    /// The node's, or `EHOSTDOWN` at once when the node is down.
     pub fn admin(&self, node: NodeId, call: AdminCall) -> Result<AdminReply, Errno> {
         let result: AdminResult = self.peer(node)?.admin(&call)?;
         result
@@ -441,7 +474,7 @@ impl Client {
             return Ok(peer);
         }
         if !self.map().nodes.iter().any(|info| info.id == node) {
-            // It may have come since we asked.
+            // The node may have joined since the map was fetched.
             self.refresh_map();
         }
         self.peer_of(&self.map(), node)

@@ -16,11 +16,11 @@ use tatami_wire::handshake::{self, HandshakeError, Hello, Role, Welcome};
 use tatami_wire::object::{OPEN_MAX, ObjectResult};
 use tatami_wire::{ClientId, Errno, NodeId, VolumeId, VolumeKey};
 
-/// Where a daemon listens.
+/// The address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
-    /// A UNIX socket on this machine. Whoever connects over it is at home:
-    /// files of that node are read and written without the daemon.
+    /// A UNIX socket on this machine. The node behind it is the client's home: its files are read
+    /// and written without the daemon.
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
@@ -38,12 +38,12 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Who connects, and to what.
+/// The identity of the client that connects, and the volume that it expects.
 #[derive(Clone, Debug)]
 pub struct Caller {
     /// The client's id, the same for all its connections.
     pub client: ClientId,
-    /// The volume it means; `None` takes any.
+    /// The expected volume; `None` accepts any.
     pub volume: Option<VolumeId>,
     /// The volume's key; needed for TCP only.
     pub key: Option<VolumeKey>,
@@ -52,32 +52,32 @@ pub struct Caller {
 /// Why there is no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Nobody answers there.
+    /// No daemon answers there.
     #[error("no daemon answers at {endpoint}: {source}")]
     Unreachable {
-        /// Where.
+        /// The address.
         endpoint: Endpoint,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
-    /// Somebody answers, but not as wanted.
+    /// A daemon answers, but the handshake fails.
     #[error("{endpoint}: {source}")]
     Handshake {
-        /// Where.
+        /// The address.
         endpoint: Endpoint,
-        /// What was wrong.
+        /// The reason.
         source: HandshakeError,
     },
 }
 
 impl ConnectError {
-    /// Whether this process has no descriptor left for a connection.
+    /// Returns whether this process has no descriptor left for a connection.
     pub fn lacks_descriptors(&self) -> bool {
         let ConnectError::Unreachable { source, .. } = self else { return false };
         matches!(source.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
     }
 
-    /// What a request fails with that does not get through because of this, for good.
+    /// Returns the error of a request that can never get through because of this.
     pub fn errno(&self) -> Errno {
         match self {
             ConnectError::Handshake { source: HandshakeError::Damaged(_), .. } => Errno::EIO,
@@ -85,8 +85,8 @@ impl ConnectError {
         }
     }
 
-    /// Whether waiting may help: the daemon may be starting again. A wrong
-    /// key or version stays wrong.
+    /// Returns whether waiting may help: the daemon may be starting again. A wrong key or version
+    /// stays wrong.
     pub fn may_pass(&self) -> bool {
         match self {
             ConnectError::Unreachable { .. } => true,
@@ -98,7 +98,7 @@ impl ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the daemon said nothing for as long as we wait.
+    /// Returns whether the daemon stayed silent until the timeout.
     pub fn is_timeout(&self) -> bool {
         let io = match self {
             ConnectError::Unreachable { source, .. } => source,
@@ -108,7 +108,8 @@ impl ConnectError {
         matches!(io.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
     }
 
-    /// Whether a daemon was there and broke off before it had said anything about us: too many came at once.
+    /// Returns whether a daemon was there and closed the connection before the handshake: too many
+    /// clients came at once.
     fn was_dropped(&self) -> bool {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let ConnectError::Handshake { source: HandshakeError::Io(e), .. } = self else {
@@ -120,19 +121,20 @@ impl ConnectError {
 
 /// Socket buffers, in bytes: enough for a few of the largest frames.
 const SOCKET_BUFFER: usize = 4 << 20;
-/// Bytes read ahead of a reply's end at most. A payload beyond it goes straight
-/// to where it belongs.
+/// Most bytes that are read ahead of a reply's end. A payload beyond them goes straight to its
+/// destination.
 const RECEIVE_BUFFER: usize = 16 << 10;
-/// No [`tatami_wire::object::ObjectResult`] is shorter than this, and that to a read is no longer.
+/// The length of the shortest [`tatami_wire::object::ObjectResult`], in bytes; the result of a read
+/// has this length.
 const SHORTEST_BODY: usize = 2;
 
-/// Takes bytes out of a connection by itself, so that they need not come into
-/// the memory of this process.
+/// Takes bytes out of a connection by itself, so that they need not enter the memory of this
+/// process.
 pub trait Sink {
-    /// `len` bytes will come. What came before is void.
+    /// Begins a payload of `len` bytes. Bytes that came before are void.
     fn start(&mut self, len: usize);
 
-    /// Takes up to `len` of the next bytes, waiting for the first; 0 at the end.
+    /// Takes up to `len` of the next bytes and waits for the first; returns 0 at the end.
     ///
     /// # Errors
     /// Those of reading from the socket.
@@ -145,8 +147,8 @@ impl AsFd for Connection {
     }
 }
 
-/// A connection that has passed its handshake. Requests are answered in the
-/// order in which they are sent.
+/// A connection that has passed its handshake. The daemon answers requests in the order in which
+/// they are sent.
 pub struct Connection {
     socket: Socket,
     out: Vec<u8>,
@@ -154,12 +156,12 @@ pub struct Connection {
     input: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Who the daemon is.
+    /// The daemon's answer to the handshake.
     pub welcome: Welcome,
 }
 
 impl Connection {
-    /// Connects and shakes hands; where the role is one that executors have, with the node's first. No single
+    /// Connects and shakes hands; for roles of executors, with the node's first executor. No single
     /// wait for the daemon, now or later, is longer than `timeout`.
     ///
     /// # Errors
@@ -174,8 +176,8 @@ impl Connection {
         Connection::open_to(endpoint, 0, caller, role, slot, timeout)
     }
 
-    /// A connection for questions and orders. A daemon that is there and has no time for us, because too many
-    /// come at once, is called again for `timeout`; no single wait is longer either.
+    /// Opens a connection for administrative requests. If the daemon drops it because too many
+    /// clients come at once, the client tries again for `timeout`. No single wait is longer either.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -193,7 +195,7 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::open`], with the executor of that number of the node.
+    /// As [`Connection::open`], with the executor of that number on the node.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -208,7 +210,7 @@ impl Connection {
         let unreachable = |source| ConnectError::Unreachable { endpoint: endpoint.clone(), source };
         let mut socket = Socket::connect(endpoint, timeout).map_err(unreachable)?;
         if role == Role::Data {
-            // Bounded by net.core.[rw]mem_max; smaller ones only cost speed.
+            // Bounded by net.core.[rw]mem_max; smaller buffers only cost speed.
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SOCKET_BUFFER);
             let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BUFFER);
         }
@@ -234,12 +236,12 @@ impl Connection {
         })
     }
 
-    /// From now on no single wait for the daemon is longer.
+    /// Limits each later wait for the daemon to `patience`.
     pub(crate) fn set_patience(&mut self, patience: Duration) {
         self.socket.patience = patience;
     }
 
-    /// Sends a request, with one system call where the socket takes it at once.
+    /// Sends a request, with one system call where the socket accepts all of it at once.
     ///
     /// # Errors
     /// Those of the socket. The connection is then of no further use.
@@ -260,12 +262,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Receives the reply to request `seq`. Its payload goes to the start of
-    /// `payload`; the second value is its length.
+    /// Receives the reply to request `seq`. Copies its payload to the start of `payload`; the
+    /// second value is the payload's length.
     ///
     /// # Errors
-    /// Any of [`FrameError`], also when the payload does not fit. The
-    /// connection is then of no further use.
+    /// Any of [`FrameError`], also when the payload does not fit. The connection is then of no
+    /// further use.
     pub fn receive<R: DeserializeOwned>(
         &mut self,
         class: Class,
@@ -283,8 +285,8 @@ impl Connection {
         Ok((reply, len))
     }
 
-    /// As [`Connection::receive`], with a payload of at most `most` bytes, which must
-    /// not exceed a few KiB: it is lent.
+    /// As [`Connection::receive`], with a payload of at most `most` bytes that is borrowed from the
+    /// input buffer, so that `most` must not exceed a few KiB.
     ///
     /// # Errors
     /// As [`Connection::receive`].
@@ -306,19 +308,20 @@ impl Connection {
         Ok((reply, &self.input[start..self.start]))
     }
 
-    /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most
-    /// `most` bytes that goes to `sink`. Requests whose answers are received so must be
-    /// sent one by one.
+    /// As [`Connection::receive`] for replies of class `Object`, with a payload of at most `most`
+    /// bytes that goes to `sink`. Requests whose replies are received in this way must be sent one
+    /// by one.
     ///
     /// # Errors
-    /// As [`Connection::receive`]; the sink has not got all then.
+    /// As [`Connection::receive`]; the sink has then got only a part.
     pub fn receive_into(
         &mut self,
         seq: u64,
         most: usize,
         sink: &mut dyn Sink,
     ) -> Result<(ObjectResult, usize), FrameError> {
-        // No byte of the payload may be read along.
+        // No byte of the payload may be read into the buffer, because the sink reads from the
+        // socket itself. So the reads end exactly where the header and the body end.
         self.fill_upto(HEADER_LEN, HEADER_LEN + SHORTEST_BODY)?;
         let header = self.receive_header()?;
         let body_len = (header.body_len as usize).min(RECEIVE_BUFFER);
@@ -339,7 +342,7 @@ impl Connection {
         Ok((reply, len))
     }
 
-    /// One request and its reply, without payloads.
+    /// Sends one request and receives its reply, without payloads.
     ///
     /// # Errors
     /// Any of [`FrameError`]; the connection is then of no further use.
@@ -353,13 +356,12 @@ impl Connection {
         Ok(self.receive(class, seq, &mut [])?.0)
     }
 
-    /// Whether bytes have been received that nobody has asked for yet: waiting
-    /// for the socket would be in vain.
+    /// Returns whether received bytes wait in the buffer: waiting for the socket would be in vain.
     pub fn has_input(&self) -> bool {
         self.start < self.end
     }
 
-    /// Receives a reply that may bring an open file along.
+    /// Receives a reply that may carry an open file.
     ///
     /// # Errors
     /// Any of [`FrameError`]; the connection is then of no further use.
@@ -372,7 +374,7 @@ impl Connection {
         Ok((reply, fds.into_iter().next()))
     }
 
-    /// Receives a reply that may bring open files along, at most [`OPEN_MAX`].
+    /// Receives a reply that may carry open files, at most [`OPEN_MAX`].
     ///
     /// # Errors
     /// Any of [`FrameError`]; the connection is then of no further use.
@@ -382,6 +384,8 @@ impl Connection {
         seq: u64,
     ) -> Result<(R, Vec<OwnedFd>), FrameError> {
         let mut found = Vec::new();
+        // The kernel attaches the descriptors to the first byte of the reply, so only the reads of
+        // the header ask for them.
         while self.end - self.start < HEADER_LEN {
             self.make_room();
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_MAX))];
@@ -405,7 +409,7 @@ impl Connection {
         Ok((self.receive_body(&header, class, seq)?, found))
     }
 
-    /// Whether the daemon has closed an idle connection.
+    /// Returns whether the daemon has closed an idle connection.
     pub fn is_stale(&self) -> bool {
         let mut byte = [0u8; 1];
         let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
@@ -445,18 +449,19 @@ impl Connection {
             header.verify(&body)?;
             frame::decode_body(&body)?
         };
+        // The stream is out of step with the requests: no later reply could be trusted either.
         if header.class != class || header.seq != seq {
             return Err(FrameError::Unexpected);
         }
         Ok(reply)
     }
 
-    /// Reads until `want` bytes, at most [`RECEIVE_BUFFER`], are there.
+    /// Reads until `want` bytes, at most [`RECEIVE_BUFFER`], are in the buffer.
     fn fill(&mut self, want: usize) -> Result<(), FrameError> {
         self.fill_upto(want, RECEIVE_BUFFER)
     }
 
-    /// As `fill`, and no more than `most` bytes.
+    /// As `fill`, and reads no more than `most` bytes.
     fn fill_upto(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
         while self.end - self.start < want {
             self.make_room();

@@ -1,4 +1,5 @@
-//! One executor of a node, as a client reaches it: its connections for names, and what it has given us.
+//! One executor of a node, as a client reaches it: its metadata connections, and the delegations
+//! and locks that it has granted.
 
 use crate::connection::{ConnectError, Connection};
 use crate::delegations::Delegations;
@@ -14,17 +15,17 @@ use tatami_wire::handshake::{Role, SLOTS_MAX};
 use tatami_wire::meta::{MetaCall, MetaReply, MetaResult};
 use tatami_wire::{Errno, ExecutorId};
 
-/// A metadata connection with its place in the executor's table of answers.
+/// A metadata connection with its slot in the executor's table of replies (NFSv4.1 sessions).
 struct Slot {
     number: u32,
     /// Sequence number of the next request.
     next: u64,
-    /// Boxed: the slot moves with every request.
+    /// Boxed, because the slot moves with every request.
     connection: Option<Box<Connection>>,
 }
 
 impl Slot {
-    /// Its connection, which `connect` makes if there is none.
+    /// Returns the slot's connection; `connect` makes one if there is none.
     fn connection(
         &mut self,
         connect: impl FnOnce(u32) -> Result<Connection, ConnectError>,
@@ -36,7 +37,7 @@ impl Slot {
     }
 }
 
-/// A metadata request that is under way, if it could be sent.
+/// A metadata request in flight, if it could be sent.
 pub(crate) struct Begun {
     slot: Slot,
     seq: u64,
@@ -52,18 +53,18 @@ struct Slots {
 /// An executor and the connections to it.
 pub(crate) struct Executor {
     pub(crate) id: ExecutorId,
-    /// To its node.
+    /// The route to the executor's node.
     way: Arc<Way>,
     slots: Mutex<Slots>,
     slot_freed: Condvar,
-    /// What its shards have delegated to us.
+    /// The metadata that its shards have delegated to this client.
     pub(crate) delegations: Delegations,
-    /// What locks we hold there.
+    /// The lock session with the executor.
     pub(crate) locks: LockSession,
 }
 
 impl Executor {
-    /// The executor of that number of the node to which the way leads.
+    /// Returns the executor with that number on the node of the route.
     pub(crate) fn new(way: Arc<Way>, index: u8) -> Executor {
         Executor {
             id: ExecutorId { node: way.node, index },
@@ -75,11 +76,11 @@ impl Executor {
         }
     }
 
-    /// One metadata request, repeated under the same sequence number until it
-    /// is answered, and what was granted with the answer.
+    /// Sends one metadata request, repeated under the same sequence number until a reply comes.
+    /// Returns the reply, and the delegations that came with it.
     ///
     /// # Errors
-    /// `EHOSTDOWN` when the daemon stays away for longer than our patience.
+    /// `EHOSTDOWN` when the daemon stays away for longer than the operation timeout.
     pub(crate) fn meta(&self, call: &MetaCall) -> Result<(MetaResult, Option<Granted>), Errno> {
         let (slot, seq) = self.next_slot();
         self.end(Begun { slot, seq, sent: false }, call)
@@ -92,11 +93,13 @@ impl Executor {
         (slot, seq)
     }
 
-    /// Begins a metadata request, so that others may be begun before it is answered. It must be
-    /// ended. Threads that begin several must do so in the same order.
+    /// Begins a metadata request, so that others can begin before its reply. The caller must end
+    /// it. Threads that begin several requests must do so in the same order: each holds a slot
+    /// while it takes the next one, so another order could deadlock.
     pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
         let (mut slot, seq) = self.next_slot();
-        // A node that says nothing must not keep us from sending the requests to others.
+        // A silent node must not delay the requests to the other nodes: it gets little time here,
+        // and the rest in `end`.
         let sent = match slot.connection(|number| self.connect_within(GRACE, Role::Meta, number)) {
             Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
                 Ok(()) => true,
@@ -106,13 +109,13 @@ impl Executor {
                     false
                 }
             },
-            // It is tried again, with patience.
+            // `end` tries again, with the full timeout.
             Err(_) => false,
         };
         Begun { slot, seq, sent }
     }
 
-    /// The answer to a request that was begun, as [`Executor::meta`].
+    /// Waits for the reply to a request that was begun, as [`Executor::meta`].
     ///
     /// # Errors
     /// As [`Executor::meta`].
@@ -124,7 +127,7 @@ impl Executor {
         self.end_within(self.way.patience(), begun, call)
     }
 
-    /// As [`Executor::end`], with another patience.
+    /// As [`Executor::end`], with another timeout.
     ///
     /// # Errors
     /// As [`Executor::meta`].
@@ -139,9 +142,12 @@ impl Executor {
         let result = loop {
             let left = retry.time_left();
             match slot.connection(|number| self.connect_within(left, Role::Meta, number)) {
+                // `sent` holds for the first attempt only: on any later connection the request is
+                // sent again, under the same number.
                 Ok(connection) => match ask(connection, left, seq, call, std::mem::take(&mut sent))
                 {
-                    // Other executors are away; nothing was done.
+                    // Other executors are away, and nothing was done. The executor stores no reply
+                    // for this number, so the request is repeated.
                     Ok((Ok(MetaReply::Later), _)) => self.way.answered(),
                     Ok(answer) => {
                         self.way.answered();
@@ -149,6 +155,8 @@ impl Executor {
                         break Ok(answer);
                     }
                     Err(e) => {
+                        // The request may have taken effect. The slot and its number stay, so that
+                        // the executor recognizes the repetition and returns the stored reply.
                         slot.connection = None;
                         self.log_broken(&e);
                     }
@@ -161,12 +169,14 @@ impl Executor {
                 break Err(self.way.gave_up(&self.id, &retry));
             }
         };
+        // The slot goes back only now: until its request has ended, its number must not be used for
+        // another.
         self.slots.lock().idle.push(slot);
         self.slot_freed.notify_one();
         result
     }
 
-    /// The connection over which the executor asks for what it has delegated.
+    /// Opens the connection over which the executor recalls delegations.
     pub(crate) fn connect_recalls(&self) -> Result<Connection, ConnectError> {
         self.connect(Role::Recall, 0)
     }
@@ -195,6 +205,7 @@ impl Executor {
                 return slot;
             }
             if slots.made < SLOTS_MAX {
+                // A new slot, up to the number that an executor keeps replies for.
                 let number = slots.made;
                 slots.made += 1;
                 return Slot { number, next: 1, connection: None };
@@ -215,6 +226,8 @@ fn ask(
     if !sent {
         connection.send(Class::Meta, seq, call, &[])?;
     }
+    // Whatever is read stays in the buffer of the connection: the payload is small, and decoded at
+    // once.
     let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
     let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;
     Ok((reply, granted))

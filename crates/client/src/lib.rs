@@ -1,14 +1,13 @@
-//! How programs reach a volume: blocking calls that find the daemon
-//! responsible, survive its restart, and read and write bytes where they lie.
+//! Access to a volume for programs: blocking calls that find the responsible daemon, survive its
+//! restart, and read and write bytes where they are stored.
 //!
-//! The crate starts no thread, installs no signal handler and needs no
-//! runtime, so that it can live inside somebody else's program. One
-//! [`Client`] serves all threads of a process.
+//! The crate starts no thread, installs no signal handler and needs no runtime, so that it can live
+//! inside another program. One [`Client`] serves all threads of a process.
 //!
-//! - [`Client`] routes requests to nodes and their executors, and repeats
-//!   those whose answer was lost, so that each takes effect once.
-//! - [`DataFile`] is the bytes of one open file: on this node straight from
-//!   the disk, elsewhere over TCP with write-behind.
+//! - [`Client`] routes requests to nodes and their executors. It repeats those whose reply was
+//!   lost, so that each takes effect once.
+//! - [`DataFile`] is the bytes of one open file: on this node straight from the disk, on other
+//!   nodes over TCP with write-behind.
 //! - [`tree`] offers paths and file handles to tools that work without a mount.
 
 mod act;

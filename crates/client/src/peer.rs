@@ -1,5 +1,5 @@
-//! One node, as a client reaches it: pools of connections, its executors, and
-//! patience while its daemon is away.
+//! One node, as a client reaches it: pools of connections, its executors, and the timeout while its
+//! daemon is away.
 
 use crate::connection::{Caller, ConnectError, Connection, Endpoint};
 use crate::executor::Executor;
@@ -19,20 +19,20 @@ use tatami_wire::{ClientId, EXECUTORS_MAX, Errno, NodeId};
 /// First and longest pause between attempts to reach a daemon that is away.
 const PAUSE_FIRST: Duration = Duration::from_millis(2);
 const PAUSE_LONGEST: Duration = Duration::from_millis(250);
-/// Idle connections for bytes that are kept for the next use.
+/// Most idle data connections that are kept for later use.
 const IDLE_DATA_MAX: usize = 64;
 
-/// What whoever gives up is told.
+/// The advice in the log when an operation has given up.
 pub(crate) const AWAY: &str =
     "the daemon did not come back; start it with `tatami up` or `tatami node start`";
 
-/// How a node is reached.
+/// The route to a node.
 pub(crate) struct Way {
     pub(crate) node: NodeId,
     pub(crate) endpoint: Endpoint,
     caller: Caller,
     patience: Duration,
-    /// Somebody has waited for it for as long as we are patient, and nobody has heard of it since.
+    /// A thread has waited for the node for the whole timeout, and no reply has come since.
     is_away: AtomicBool,
 }
 
@@ -41,7 +41,7 @@ impl Way {
         Way { node, endpoint, caller, patience, is_away: AtomicBool::new(false) }
     }
 
-    /// A new connection; `executor` is 0 where none is meant.
+    /// Opens a connection; `executor` is 0 for requests to no executor in particular.
     pub(crate) fn connect(
         &self,
         executor: u8,
@@ -62,27 +62,31 @@ impl Way {
         Connection::open_to(&self.endpoint, executor, &self.caller, role, slot, patience)
     }
 
-    /// How long the node is waited for. One that somebody has waited for in vain is given
-    /// little more until it answers: a program that goes on after an error (it closes its
-    /// files, it looks at the next one) would wait as long for each.
+    /// Returns how long the node is waited for. After one wait in vain, the time is short until the
+    /// node answers again. Otherwise a program that goes on after an error (it closes its files, it
+    /// opens the next one) would wait the whole time for each.
     pub(crate) fn patience(&self) -> Duration {
         if self.is_away.load(Relaxed) { self.patience.min(GRACE) } else { self.patience }
     }
 
-    /// The node has answered.
+    /// Records that the node has answered.
     pub(crate) fn answered(&self) {
-        // Written by the first alone: all threads read it with each request.
+        // Only the first thread writes the flag: all threads read it with each request, and a write
+        // would take the cache line from them. Relaxed: the flag guards no other data.
         if self.is_away.load(Relaxed) {
             self.is_away.store(false, Relaxed);
         }
     }
 
-    /// The node was waited for in vain since `retry` began.
+    /// Reports that the node did not answer since `retry` began. Returns the error of the
+    /// operation.
     pub(crate) fn gave_up(&self, who: &dyn fmt::Display, retry: &Retry) -> Errno {
         if waiting::asker_ends() {
             tracing::debug!(node = %who, "the program that waited for it is being ended");
             return Errno::EHOSTDOWN;
         }
+        // Only a silence of the whole timeout counts: the time of this wait may have been cut by
+        // the operation's deadline.
         if retry.silence.lasted() >= self.patience {
             self.is_away.store(true, Relaxed);
         }
@@ -91,7 +95,7 @@ impl Way {
         Errno::EHOSTDOWN
     }
 
-    /// A connection that a node refuses for good.
+    /// Reports that a node refuses the connection, and that waiting cannot help.
     pub(crate) fn refused(&self, who: &dyn fmt::Display, e: &ConnectError) -> Errno {
         tracing::error!(node = %who, error = %e, "connection refused for good");
         e.errno()
@@ -104,15 +108,15 @@ pub(crate) struct Peer {
     way: Arc<Way>,
     data: Mutex<Vec<Connection>>,
     admin: Mutex<Vec<Connection>>,
-    /// Most nodes that serve shards do so with this one alone; many serve none.
+    /// Most nodes that serve shards do so with this executor alone; many serve none.
     first: OnceLock<Executor>,
-    /// The others, by number less one, as they are met.
+    /// The others, by number less one, filled when they are first used.
     more: OnceLock<Others>,
 }
 
 type Others = Box<[OnceLock<Box<Executor>>]>;
 
-/// Keeps trying until a deadline, with growing pauses.
+/// Repeats attempts until a deadline, with growing pauses.
 pub(crate) struct Retry {
     silence: Silence,
     patience: Duration,
@@ -124,12 +128,13 @@ impl Retry {
         Retry { silence: Silence::new(Duration::ZERO), patience, pause: PAUSE_FIRST }
     }
 
-    /// How long an attempt may still wait.
+    /// Returns how long an attempt may still wait.
     pub(crate) fn time_left(&self) -> Duration {
         self.silence.time_left(self.patience)
     }
 
-    /// Waits a little; false when the time is over, or when the program that waits is being ended.
+    /// Waits a little. Returns false when the time is over, or when the program that asked is being
+    /// ended.
     pub(crate) fn pause(&mut self) -> bool {
         if self.silence.goes_on(self.patience).is_err() {
             return false;
@@ -140,7 +145,7 @@ impl Retry {
         true
     }
 
-    /// There was an answer.
+    /// Records that a reply came.
     pub(crate) fn end(&self) {
         self.silence.end();
     }
@@ -163,7 +168,7 @@ impl Peer {
         }
     }
 
-    /// The executor of that number; `None` where no node has so many.
+    /// Returns the executor with that number; `None` where no node has so many.
     pub(crate) fn executor(&self, index: u8) -> Option<&Executor> {
         let new = || Executor::new(self.way.clone(), index);
         let Some(place) = index.checked_sub(1) else { return Some(self.first.get_or_init(new)) };
@@ -172,14 +177,14 @@ impl Peer {
         Some(place.get_or_init(|| Box::new(new())))
     }
 
-    /// The executors that we have met.
+    /// Returns the executors that this client has used.
     pub(crate) fn executors(&self) -> impl Iterator<Item = &Executor> {
         let more = self.more.get().into_iter().flatten();
         self.first.get().into_iter().chain(more.filter_map(OnceLock::get).map(Box::as_ref))
     }
 
-    /// One question to the node itself. Unlike all others it is asked once:
-    /// whoever asks for a node's health wants to hear that it is down.
+    /// Sends one request to the node itself. Unlike all others it is sent once: a caller that asks
+    /// for a node's health wants to know that it is down.
     pub(crate) fn admin<Q: Serialize, R: DeserializeOwned>(&self, request: &Q) -> Result<R, Errno> {
         self.admin_within(self.way.patience(), request)
     }
@@ -194,7 +199,7 @@ impl Peer {
         let idle = self.admin.lock().pop();
         if let Some(mut connection) = idle {
             connection.set_patience(patience);
-            // The daemon may have been restarted since: then try a fresh one.
+            // The daemon may have been restarted since: then a fresh connection is tried.
             match connection.call(Class::Admin, 0, request) {
                 Ok(reply) => return Ok(self.keep_admin(connection, reply)),
                 Err(e) if is_timeout(&e) => return Err(self.gave_up(&retry)),
@@ -223,11 +228,11 @@ impl Peer {
         reply
     }
 
-    /// Runs `attempt` on a data connection until one attempt gets through.
-    /// Only for requests that may take effect twice.
+    /// Runs `attempt` on a data connection until one attempt gets a reply. Only for requests that
+    /// may take effect twice.
     ///
     /// # Errors
-    /// What `attempt` returned, or `EHOSTDOWN`.
+    /// The error that `attempt` returned, or `EHOSTDOWN`.
     pub(crate) fn data<R>(
         &self,
         mut attempt: impl FnMut(&mut Connection) -> Result<R, FrameError>,
@@ -253,7 +258,8 @@ impl Peer {
         }
     }
 
-    /// A data connection for the caller alone, on which no single wait is longer than `patience`.
+    /// Takes a data connection for the caller alone. No single wait on it is longer than
+    /// `patience`.
     pub(crate) fn take_data(&self, patience: Duration) -> Result<Connection, ConnectError> {
         let idle = self.data.lock().pop();
         match idle {
@@ -265,7 +271,7 @@ impl Peer {
         }
     }
 
-    /// Gives back a connection on which nothing is under way.
+    /// Gives back a connection without requests in flight.
     pub(crate) fn return_data(&self, connection: Connection) {
         self.way.answered();
         let mut idle = self.data.lock();
@@ -286,7 +292,7 @@ impl Peer {
         self.way.refused(&self.node, e)
     }
 
-    /// A connection for bytes in the name of another client of the same user.
+    /// Opens a data connection in the name of another client of the same user.
     pub(crate) fn connect_as(&self, client: ClientId) -> Result<Connection, ConnectError> {
         let Way { endpoint, caller, .. } = &*self.way;
         let caller = Caller { client, ..caller.clone() };

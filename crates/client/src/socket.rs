@@ -1,4 +1,5 @@
-//! The socket of a connection: each wait on it has an end, and looks after the program that waits (see `waiting`).
+//! The socket of a connection. Each wait on it has an end, and checks whether the waiting program
+//! is being ended (see `waiting`).
 
 use crate::connection::Endpoint;
 use crate::waiting::{Silence, TICK};
@@ -14,14 +15,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 use tatami_wire::handshake::Transport;
 
-/// Longest wait for a TCP connection to be made.
+/// Longest wait until a TCP connection is established.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connected socket.
 pub(crate) struct Socket {
     fd: OwnedFd,
     pub(crate) transport: Transport,
-    /// No single wait is longer.
+    /// Longest single wait.
     pub(crate) patience: Duration,
 }
 
@@ -62,7 +63,7 @@ impl Socket {
         let protocol = (transport == Transport::Remote).then_some(ipproto::TCP);
         let fd =
             rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol)?;
-        // The kernel takes zero for ever.
+        // The kernel takes zero as no timeout.
         let tick = patience.clamp(Duration::from_millis(1), TICK);
         for which in [Timeout::Recv, Timeout::Send] {
             set_socket_timeout(&fd, which, Some(tick))?;
@@ -70,11 +71,12 @@ impl Socket {
         Ok(Socket { fd, transport, patience })
     }
 
-    /// A listener that takes nobody makes who connects by a UNIX socket wait, too.
+    /// Connects. A UNIX listener with a full backlog makes the caller wait as well.
     fn connect_to(&self, address: &SocketAddrAny, patience: Duration) -> io::Result<()> {
         wait_at_most(patience, || match rustix::net::connect(&self.fd, address) {
             Ok(()) | Err(Errno::ISCONN) => Ok(()),
-            // TCP: so far not; asked again, the kernel waits on.
+            // TCP: the connection is not yet made. The kernel goes on waiting when the call is
+            // repeated.
             Err(Errno::INPROGRESS | Errno::ALREADY | Errno::AGAIN) => {
                 Err(io::ErrorKind::WouldBlock.into())
             }
@@ -82,7 +84,8 @@ impl Socket {
         })
     }
 
-    /// Runs a system call on the socket until it does not just tell that nothing came for a tick.
+    /// Runs a system call on the socket again, as long as it only reports that a tick has passed
+    /// without data.
     ///
     /// # Errors
     /// Those of the system; `TimedOut`.
@@ -129,7 +132,7 @@ impl Read for Socket {
 }
 
 impl Write for Socket {
-    /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the program we live in.
+    /// With `MSG_NOSIGNAL`: a daemon's death must not send SIGPIPE to the host program.
     fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
         self.wait(|fd| Ok(rustix::net::send(fd, buf, SendFlags::NOSIGNAL)?))
     }
@@ -180,7 +183,7 @@ mod tests {
         let path = dir.path().join("s");
         let _listener = UnixListener::bind(&path).expect("bind");
         let endpoint = Endpoint::Unix(path);
-        // As many as the listener keeps for later; the standard library asks for 4096 at most.
+        // As many as fit into the listener's backlog; the standard library asks for 4096 at most.
         let mut kept = Vec::new();
         let refused = (0..10_000).find_map(|_| match Socket::connect(&endpoint, SHORT) {
             Ok(socket) => {

@@ -1,13 +1,13 @@
-//! How long an operation waits for a node that says nothing, and for whom it waits.
+//! How long an operation waits for a silent node, and for which program it waits.
 //!
-//! An operation of a program may need several requests, to several nodes. They share one deadline: the operation
-//! fails when nothing was heard for as long as the client is patient. An answer ends the silence; what is asked
-//! after the deadline gets [`GRACE`] only.
+//! One operation of a program may need several requests, to several nodes. They share one deadline:
+//! the operation fails when no reply came for the operation timeout. A reply ends the silence;
+//! requests after the deadline get [`GRACE`] only.
 //!
-//! A front end may know who asked for the operation ([`Operation::begin`]). A thread that waits for a node wakes up
-//! each [`TICK`] and looks whether that program is being killed. We do not wait for FUSE_INTERRUPT instead: the
-//! kernel sends none for a process that is ending already (it closes its files then), and there may be no thread
-//! left that could read it.
+//! A front end may know the program that asked for the operation ([`Operation::begin`]). A thread
+//! that waits for a node wakes up each [`TICK`] and checks whether that program is being killed.
+//! The client does not wait for FUSE_INTERRUPT instead: the kernel sends none for a process that is
+//! already ending (the kernel closes its files then), and no thread may be left to read it.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::cell::Cell;
@@ -15,28 +15,29 @@ use std::marker::PhantomData;
 use std::time::Duration;
 use tatami_wire::Errno;
 
-/// How long a thread waits for a node before it looks after the program that asked.
+/// How long a thread waits for a node before it checks the program that asked.
 pub const TICK: Duration = Duration::from_millis(100);
 
-/// How long an operation whose deadline is over waits for any further answer. A node that is known to be away is
-/// given no more either.
+/// How long an operation whose deadline has passed waits for any further reply. A node that is
+/// known to be away gets no more time either.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
 
-/// Tells whether the program with this number is being ended, and has waited for so long that it is let go.
+/// Returns whether the program with this number is being ended, and has waited long enough to be
+/// released.
 pub type IsEnding = fn(asker: u32, waited: Duration) -> bool;
 
 #[derive(Clone, Copy)]
 struct State {
     asker: u32,
     is_ending: IsEnding,
-    /// No silence in it may last longer.
+    /// No silence of the operation may last longer.
     limit: Duration,
-    /// Since when nothing has been heard, by [`moment`].
+    /// The start of the silence, by [`moment`].
     silent: Option<Duration>,
     over: Option<Over>,
 }
 
-/// Why an operation waits no more.
+/// Why an operation stops waiting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
     Deadline,
@@ -47,10 +48,10 @@ thread_local! {
     static CURRENT: Cell<Option<State>> = const { Cell::new(None) };
 }
 
-/// What this thread does on behalf of a program, for as long as this lives.
+/// The work of this thread on behalf of a program, as long as this value lives.
 pub struct Operation {
     before: Option<State>,
-    /// It belongs to its thread.
+    /// Makes the value stay in its thread.
     thread: PhantomData<*const ()>,
 }
 
@@ -61,8 +62,8 @@ impl Operation {
         Operation { before: CURRENT.replace(Some(state)), thread: PhantomData }
     }
 
-    /// Begins a part of this thread's operation that is given up when a node says nothing for `limit`, because the
-    /// caller can do without its answer.
+    /// Begins a part of this thread's operation. The part is given up when a node stays silent for
+    /// `limit`, because the caller can do without its reply.
     pub fn begin_part(limit: Duration) -> Operation {
         let (asker, is_ending) = match CURRENT.get() {
             Some(state) => (state.asker, state.is_ending),
@@ -72,7 +73,8 @@ impl Operation {
         Operation { before: CURRENT.replace(Some(state)), thread: PhantomData }
     }
 
-    /// Whether the operation was given up because its asker is being ended: it may have been done in part.
+    /// Returns whether the operation was given up because its program is being ended: it may have
+    /// been done in part.
     pub fn asker_ended(&self) -> bool {
         CURRENT.get().is_some_and(|state| state.over == Some(Over::AskerEnds))
     }
@@ -84,8 +86,8 @@ impl Drop for Operation {
     }
 }
 
-/// The time on a clock that is some milliseconds behind and costs next to nothing: every request asks, and
-/// hardly any ever needs it.
+/// Returns the time of a clock that lags by some milliseconds and costs almost nothing. Every
+/// request reads it, and hardly any ever needs it.
 pub(crate) fn moment() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
@@ -95,23 +97,24 @@ pub(crate) fn moment() -> Duration {
 #[derive(Debug)]
 pub(crate) struct WaitOver;
 
-/// A time in which nothing is heard of a node.
+/// A time without any reply from a node.
 pub(crate) struct Silence {
     began: Duration,
 }
 
 impl Silence {
-    /// It has lasted for `lasted` by now.
+    /// Returns a silence that has already lasted for `lasted`.
     pub(crate) fn new(lasted: Duration) -> Silence {
         Silence { began: moment().saturating_sub(lasted) }
     }
 
-    /// How long it has lasted.
+    /// Returns how long the silence has lasted.
     pub(crate) fn lasted(&self) -> Duration {
         moment().saturating_sub(self.began)
     }
 
-    /// What is left of `patience`. Not even the operation, if there is one, has more.
+    /// Returns the rest of `patience`, bounded by the rest of the operation's time, if there is an
+    /// operation.
     pub(crate) fn time_left(&self, patience: Duration) -> Duration {
         let now = moment();
         let lasted = now.saturating_sub(self.began);
@@ -123,11 +126,12 @@ impl Silence {
         if over.is_some() {
             return own.min(GRACE.saturating_sub(lasted));
         }
+        // The operation's silence may be older than this one: all its requests share one deadline.
         let began = silent.unwrap_or(self.began);
         own.min(patience.saturating_sub(now.saturating_sub(began)))
     }
 
-    /// Nothing was heard again: fails when it is time to give up.
+    /// Records one more wait in vain. Fails when it is time to give up.
     pub(crate) fn goes_on(&self, patience: Duration) -> Result<(), WaitOver> {
         let left = self.time_left(patience);
         let Some(mut state) = CURRENT.get() else {
@@ -139,6 +143,7 @@ impl Silence {
         }
         let waited = moment().saturating_sub(began);
         if waited >= TICK && (state.is_ending)(state.asker, waited) {
+            // The check reads /proc, so that short waits do without it.
             state.over = Some(Over::AskerEnds);
         }
         CURRENT.set(Some(state));
@@ -146,7 +151,8 @@ impl Silence {
         if ends { Err(WaitOver) } else { Ok(()) }
     }
 
-    /// There was an answer. An operation for which another silence began before this one is still waiting.
+    /// Records a reply. If another silence of the operation began earlier, the operation is still
+    /// waiting for that one.
     pub(crate) fn end(&self) {
         if let Some(state) = CURRENT.get()
             && state.over.is_none()
@@ -157,12 +163,12 @@ impl Silence {
     }
 }
 
-/// Whether the program that asked for the operation of this thread is being ended.
+/// Returns whether the program that asked for this thread's operation is being ended.
 pub(crate) fn asker_ends() -> bool {
     CURRENT.get().is_some_and(|state| state.over == Some(Over::AskerEnds))
 }
 
-/// Locks what another thread may hold while it waits for a node.
+/// Locks a mutex whose holder may be waiting for a node.
 ///
 /// # Errors
 /// `EHOSTDOWN` when the program that asked for this operation is being ended.
@@ -176,7 +182,8 @@ pub fn lock_patiently<T>(mutex: &Mutex<T>) -> Result<MutexGuard<'_, T>, Errno> {
             silence.end();
             return Ok(guard);
         }
-        // Whoever holds it has a deadline.
+        // The holder has a deadline of its own, so this thread needs none. It only checks its
+        // program.
         _ = silence.goes_on(Duration::MAX);
         if asker_ends() {
             return Err(Errno::EHOSTDOWN);
