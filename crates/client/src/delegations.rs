@@ -1,12 +1,10 @@
-//! What the shards have delegated to us: questions about names that need no
-//! request.
+//! The cache of metadata that shards have delegated to this client: lookups in it need no request.
 //!
-//! Two threads may be told of one inode in one order and note it in the other.
-//! So everything that is noted carries the moment at which its question was asked
-//! ([`Delegations::ask`]), and is dropped if something has happened since to what
-//! it tells of: a recall, or a change of our own. Moments are numbers of one clock
-//! that goes up with each such event; the last event of an inode or entry is kept
-//! by hash, so that two that share a place are at worst asked again.
+//! Two threads may receive replies about one inode in one order and store them in the other. So
+//! each stored fact carries the moment at which its request was sent ([`Delegations::ask`]). A fact
+//! is dropped if an event has touched its subject since then: a recall, or a change by this client.
+//! Moments are numbers of one logical clock that each such event advances. The last event of an
+//! inode or entry is kept by hash: two that share a place cost at worst one more request.
 
 use crate::lent::{KernelCache, Lent, Owed, name_time};
 use parking_lot::Mutex;
@@ -21,48 +19,49 @@ use tatami_wire::meta::{Bytes, DirEntry, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, Errno, Ino, Kind, Timestamp, hash};
 
 const SHARDS: usize = 16;
-/// Places for the last events, in each shard.
+/// Places for the last events, in each shard of the cache.
 const EVENTS: usize = 512;
-/// Most inodes and entries remembered; past it, a shard of them is forgotten, each in its turn.
+/// Most inodes and entries in the cache; beyond, the shards of the cache are emptied one after the
+/// other.
 const KNOWN_MAX: usize = 256 * 1024;
-/// Of a term, this part is left unused, for clocks that do not run alike: one in so many.
+/// One part in `MARGIN` of each term stays unused, because clocks run at different speeds.
 const MARGIN: u32 = 10;
 
-/// Directories with at most so many names known are looked at whether these are all.
+/// Directories with at most this many cached names are checked for completeness.
 const COUNTED_MAX: usize = 64;
 
-/// Whether a name leads to an inode.
+/// The inode that a name leads to, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     Is(Ino),
     Absent,
-    /// It is being changed by us, in a directory of which we know all the rest.
+    /// This client is changing the entry, in a directory whose other entries are all cached.
     Unknown,
 }
 
-/// What is known of an inode that is delegated to us.
+/// The cached facts of an inode that is delegated to this client.
 #[derive(Default)]
 struct Known {
     attr: Option<Attr>,
     dir: Option<Box<Dir>>,
-    /// It is a partition of a directory that is in several.
+    /// Set if the inode is a partition of a split directory.
     part: Option<Arc<PartTold>>,
 }
 
 struct Dir {
     names: HashMap<Box<[u8]>, Name, hash::Build>,
-    /// Whatever is not in `names` is not in the directory.
+    /// Names that are not in `names` are not in the directory.
     complete: bool,
-    /// Since when nobody else has changed it, as far as we know, by [`uptime`].
+    /// The time of the last change by another client, as far as known, by [`uptime`].
     since: Duration,
 }
 
 struct Shard {
     lent: Lent,
     known: HashMap<Ino, Known, hash::Build>,
-    /// How many changes of ours are under way in a directory.
+    /// Changes by this client that are in flight in a directory, counted.
     busy: HashMap<Ino, u32, hash::Build>,
-    /// Moments of the last events.
+    /// Moments of the last events, by hash.
     attrs: Box<[u64; EVENTS]>,
     names: Box<[u64; EVENTS]>,
     recalls: Box<[u64; EVENTS]>,
@@ -83,15 +82,15 @@ impl Default for Shard {
     }
 }
 
-/// Time since the machine was started. Unlike [`std::time::Instant`] it goes on
-/// while the machine sleeps, as the term that the daemon counts does.
+/// Returns the time since the machine was started. Unlike [`std::time::Instant`] it goes on while
+/// the machine sleeps, as does the daemon's count of the term.
 pub(crate) fn uptime() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
 }
 
-/// A time that a node has told, by [`uptime`], or some time later. As true as the node's clock: it helps to guess how
-/// often a directory changes.
+/// Converts a time that a node has reported to [`uptime`], or to some time later. As accurate as
+/// the node's clock: it serves to guess how often a directory changes.
 pub(crate) fn at(time: Timestamp) -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     // In whole seconds, less the one that may not be over.
@@ -99,20 +98,21 @@ pub(crate) fn at(time: Timestamp) -> Duration {
     uptime().saturating_sub(Duration::from_secs(u64::try_from(ago).unwrap_or_default()))
 }
 
-/// The moment at which a question was asked.
+/// The moment at which a request was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
-/// A question that is under way.
+/// A request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     at: Moment,
-    /// It counts as a change that is under way.
+    /// It counts as a change in flight.
     counts: bool,
 }
 
-/// The answer to `op`, if it is known. `of` tells what the executors have delegated to us that may have an
-/// inode: the one of its home, and, where that is another, the one on which it was made; `attr` tells its attributes.
+/// Returns the reply to `op`, if the caches have it. `of` returns the delegation caches of the
+/// executors that can have an inode: that of its owner shard, and that of its allocating shard
+/// where these differ. `attr` returns its attributes.
 pub(crate) fn answer<'a>(
     op: &MetaOp,
     of: impl Fn(Ino) -> [Option<&'a Delegations>; 2],
@@ -140,17 +140,17 @@ pub(crate) fn answer<'a>(
 pub(crate) struct Delegations {
     shards: Vec<Mutex<Shard>>,
     clock: AtomicU64,
-    /// Nothing that was asked before counts.
+    /// Replies to requests that were sent before this moment do not count.
     since: AtomicU64,
-    /// Until when what is known may be used, by [`uptime`] in microseconds. 0 for
-    /// not at all.
+    /// The end of the term, by [`uptime`] in microseconds: until then the cache may be used. 0
+    /// while nothing is delegated.
     until: AtomicU64,
-    /// Inodes and entries remembered.
+    /// Inodes and entries in the cache.
     size: AtomicUsize,
-    /// Which shard is forgotten next.
+    /// The shard of the cache that is emptied next.
     victim: AtomicUsize,
     hasher: hash::Build,
-    /// To which some of it is lent.
+    /// The kernel that caches some of it in turn.
     kernel: OnceLock<Arc<dyn KernelCache>>,
 }
 
@@ -190,7 +190,7 @@ impl Delegations {
         self.clock.fetch_add(1, SeqCst) + 1
     }
 
-    /// Whether anything may be noted.
+    /// Returns whether replies may be stored.
     pub(crate) fn are_on(&self) -> bool {
         self.until.load(SeqCst) > 0
     }
@@ -200,20 +200,25 @@ impl Delegations {
         until > 0 && uptime().as_micros() < u128::from(until)
     }
 
-    /// A recall connection has begun; nothing is delegated yet.
+    /// Begins a recall connection; nothing is delegated yet.
     pub(crate) fn begin(&self) {
+        // The new session of the server knows nothing of earlier grants: replies to earlier
+        // requests must not be stored under it.
         self.since.store(self.tick(), SeqCst);
     }
 
-    /// Our term has begun anew at `from`, by [`uptime`].
+    /// Extends the term from `from`, by [`uptime`].
     pub(crate) fn extend(&self, from: Duration, term: Duration) {
         let end = from + (term - term / MARGIN);
+        // Terms overlap, and a late reply to an older message must not shorten the term.
         self.until.fetch_max(end.as_micros() as u64, SeqCst);
     }
 
-    /// The recall connection has ended: nothing is delegated to us any more. Returns for how long the kernel still
-    /// keeps names.
+    /// Ends the recall connection: nothing is delegated any more. Returns for how long the kernel
+    /// still caches names.
     pub(crate) fn end(&self) -> Duration {
+        // Before the cache is emptied: from here on no thread stores a reply, so none can slip in
+        // after a shard was emptied.
         self.until.store(0, SeqCst);
         self.since.store(u64::MAX, SeqCst);
         self.forget_all();
@@ -222,7 +227,8 @@ impl Delegations {
         owed.settle(self.kernel())
     }
 
-    /// Who keeps what [`Delegations::lend_attr`] and [`Delegations::lend_name`] allow.
+    /// Sets the kernel that caches the facts that [`Delegations::lend_attr`] and
+    /// [`Delegations::lend_name`] allow.
     pub(crate) fn lend_to(&self, kernel: &Arc<dyn KernelCache>) {
         self.kernel.get_or_init(|| kernel.clone());
     }
@@ -231,20 +237,22 @@ impl Delegations {
         self.kernel.get().map(Arc::as_ref)
     }
 
-    /// For how long the kernel may keep these attributes, if they are what is delegated to us. From then on it is told
-    /// when they are not.
+    /// Returns for how long the kernel may cache these attributes, if they are delegated. From then
+    /// on the kernel is told when they change.
     pub(crate) fn lend_attr(&self, attr: &Attr) -> Option<Duration> {
         self.kernel()?;
         let now = uptime();
         let end = Duration::from_micros(self.until.load(SeqCst));
         let left = end.checked_sub(now)?;
+        // The check and the note for the kernel are one step under this lock: a recall comes before
+        // both and the check fails, or after both and revokes the kernel's copy.
         let mut shard = self.shard(attr.ino).lock();
         let known = shard.known.get(&attr.ino)?;
         let lends = known.attr.as_ref() == Some(attr);
         (lends && shard.lent.lend_attr(attr.ino, attr.ino, now, end)).then_some(left)
     }
 
-    /// The same of attributes of `whole`, of which `told` is a partition.
+    /// As [`Delegations::lend_attr`], for attributes of `whole`, of which `told` is a partition.
     pub(crate) fn lend_part(&self, told: &PartTold, whole: Ino) -> Option<Duration> {
         self.kernel()?;
         let (now, part) = (uptime(), told.attr.ino);
@@ -255,7 +263,7 @@ impl Delegations {
         (lends && shard.lent.lend_attr(part, whole, now, end)).then_some(left)
     }
 
-    /// For how long the kernel may keep that `name` leads to that inode, or to none.
+    /// Returns for how long the kernel may cache that `name` leads to that inode, or to none.
     pub(crate) fn lend_name(&self, dir: Ino, name: &[u8], to: Option<Ino>) -> Option<Duration> {
         self.kernel()?;
         let now = uptime();
@@ -269,18 +277,21 @@ impl Delegations {
         (lends && shard.lent.lend_name(dir, now, time)).then_some(time)
     }
 
-    /// The kernel shall keep these attributes no longer, because what we know of them is not all.
+    /// Makes the kernel drop these attributes, because this client does not know all of them.
     pub(crate) fn end_loan(&self, ino: Ino) {
         let given = self.shard(ino).lock().lent.take_attr(ino);
         if let (Some((shown, given)), Some(kernel)) = (given, self.kernel()) {
+            // Without the lock: the kernel may first have to finish an operation that needs this
+            // cache.
             kernel.forget_attr(shown, uptime().saturating_sub(given));
         }
     }
 
-    /// Something was changed and it is not known what.
+    /// Forgets everything, after a change of unknown effect.
     pub(crate) fn forget(&self) {
         let now = self.tick();
-        // Past the end of a connection nothing counts, whenever it was asked.
+        // The value for an ended connection stays: until the next one begins, no reply counts,
+        // whenever its request was sent.
         let _ = self
             .since
             .fetch_update(SeqCst, SeqCst, |since| (since != u64::MAX).then_some(since.max(now)));
@@ -291,9 +302,12 @@ impl Delegations {
         self.shards.iter().for_each(|shard| self.clear(&mut shard.lock()));
     }
 
-    /// Forgets a shard, `own` where that is the one that is in use. What was noted last is mostly in others.
+    /// Empties one shard of the cache, `own` where the victim is locked. The most recent facts are
+    /// mostly in others.
     fn make_room(&self, own: &mut Shard) {
         let next = self.victim.fetch_add(1, SeqCst) % SHARDS;
+        // The caller holds the lock of `own`. To wait for a second shard would allow a deadlock
+        // between two threads.
         match self.shards[next].try_lock() {
             Some(mut other) => self.clear(&mut other),
             None => self.clear(own),
@@ -305,22 +319,27 @@ impl Delegations {
         self.size.fetch_sub(size, SeqCst);
     }
 
-    /// A shard of the namespace wants these back. When this returns, they are not used any more, but that the kernel
-    /// keeps names for as long as is returned.
+    /// Handles a recall of these inodes. When this returns, the cache does not use them any more;
+    /// the kernel may use names for the returned time.
     pub(crate) fn recall(&self, inos: &[Ino]) -> Duration {
         let mut owed = Owed::default();
         for ino in inos {
             let mut shard = self.shard(*ino).lock();
+            // The kernel's part first, and all under one lock: see `lend_attr`.
             shard.lent.take(*ino, &mut owed);
+            // The event stops replies that are in flight: their requests were sent before the
+            // recall.
             shard.recalls[self.event(*ino)] = self.tick();
             if let Some(known) = shard.known.remove(ino) {
                 self.size.fetch_sub(known.size(), SeqCst);
             }
         }
+        // Without a lock, because the kernel may first have to finish an operation that needs this
+        // cache.
         owed.settle(self.kernel())
     }
 
-    /// The attributes, if they are known.
+    /// Returns the attributes, if they are cached.
     pub(crate) fn attr(&self, ino: Ino) -> Option<Attr> {
         if !self.are_valid() {
             return None;
@@ -328,7 +347,7 @@ impl Delegations {
         self.shard(ino).lock().known.get(&ino)?.attr.clone()
     }
 
-    /// The partition with that number, if it is known.
+    /// Returns the partition with that number, if it is cached.
     pub(crate) fn part(&self, part: Ino) -> Option<Arc<PartTold>> {
         if !self.are_valid() {
             return None;
@@ -346,13 +365,16 @@ impl Delegations {
         dir.names.get(name).copied().or(absent.then_some(Name::Absent))
     }
 
-    /// To be called before `op` is sent. A change makes what it concerns unknown
-    /// until it is learnt.
+    /// Must be called before `op` is sent. A change makes the facts that it concerns unknown until
+    /// its reply is stored.
     pub(crate) fn ask(&self, op: &MetaOp) -> Asked {
         let counts = op.is_mutation() && self.are_on();
         if counts {
             for (dir, name) in entries(op) {
+                // Counted before the change is sent: meanwhile a directory cannot become complete
+                // by the count of its names.
                 *self.shard(dir).lock().busy.entry(dir).or_default() += 1;
+                // No request is later than `u64::MAX`, so this only records the event.
                 self.name_changes(dir, name, Moment(u64::MAX));
             }
             for ino in foreseen(op) {
@@ -360,17 +382,19 @@ impl Delegations {
             }
             self.recall_cleared(op);
         }
+        // After the events, so that the reply to this request counts.
         Asked { at: Moment(self.tick()), counts }
     }
 
-    /// Which names a directory loses that is cleared, nobody knows before.
+    /// The names that a clear of a directory removes are not known before, so the whole directory
+    /// is dropped.
     fn recall_cleared(&self, op: &MetaOp) {
         if let MetaOp::Clear { dir, .. } = op {
             self.recall(&[*dir]);
         }
     }
 
-    /// A change in a directory is not under way any more.
+    /// Ends a change in flight in a directory.
     fn is_over(&self, dir: Ino) {
         let mut shard = self.shard(dir).lock();
         if let Some(busy) = shard.busy.get_mut(&dir) {
@@ -381,7 +405,7 @@ impl Delegations {
         }
     }
 
-    /// Whoever knows as many names as a directory has, knows all.
+    /// Marks a directory as complete if the cache has as many names as the directory has entries.
     fn count(&self, dir: Ino) {
         let mut shard = self.shard(dir).lock();
         let busy = shard.busy.contains_key(&dir);
@@ -389,6 +413,8 @@ impl Delegations {
         else {
             return;
         };
+        // With a change in flight, the count of entries and the names may be from different
+        // moments.
         if busy || names.complete || names.names.len() > COUNTED_MAX {
             return;
         }
@@ -396,7 +422,7 @@ impl Delegations {
         names.complete = known as u64 == attr.size;
     }
 
-    /// An event for the attributes of `ino`. Whether there was none since `asked`.
+    /// Records an event of the attributes of `ino`. Returns whether there was none since `asked`.
     fn attr_changes(&self, ino: Ino, asked: Moment) -> bool {
         let mut shard = self.shard(ino).lock();
         let last = std::mem::replace(&mut shard.attrs[self.event(ino)], self.tick());
@@ -406,7 +432,7 @@ impl Delegations {
         last < asked.0
     }
 
-    /// An event for the entry. Whether there was none since `asked`.
+    /// Records an event of the entry. Returns whether there was none since `asked`.
     fn name_changes(&self, dir: Ino, name: &[u8], asked: Moment) -> bool {
         let mut shard = self.shard(dir).lock();
         let last = std::mem::replace(&mut shard.names[self.name_event(dir, name)], self.tick());
@@ -414,8 +440,8 @@ impl Delegations {
         last < asked.0
     }
 
-    /// Notes what the answer to `op`, which was asked at `asked`, tells. `granted`
-    /// is what came with it; a change about which nothing came may be any.
+    /// Stores the facts in the reply to `op`, which was sent at `asked`. `granted` came with the
+    /// reply; a change without it may have any effect.
     pub(crate) fn learn(
         &self,
         op: &MetaOp,
@@ -423,6 +449,7 @@ impl Delegations {
         result: Result<&MetaReply, Errno>,
         granted: Option<&Granted>,
     ) {
+        // First, so that a directory can become complete with this reply.
         if asked.counts {
             entries(op).for_each(|(dir, _)| self.is_over(dir));
             self.recall_cleared(op);
@@ -436,9 +463,11 @@ impl Delegations {
         }
     }
 
-    /// Of our own changes the kernel knows, but not that what it was told just before is older.
+    /// Revokes the kernel's copies after a change by this client. The kernel knows of the change,
+    /// but not that attributes that it got just before are older.
     fn end_own(&self, op: &MetaOp, granted: Option<&Granted>) {
-        // Of attributes that are set, and of an inode whose name goes, it does.
+        // The kernel updates its copy itself for attributes that are set, and for an inode that
+        // loses its name.
         if matches!(op, MetaOp::SetAttr { .. }) {
             return;
         }
@@ -457,6 +486,8 @@ impl Delegations {
         if !self.are_on() {
             return;
         }
+        // The effect of a change without grants is unknown: the reply may have been lost, or come
+        // from a shard that does not track this client.
         let Some(granted) = granted else {
             if op.is_mutation() {
                 self.forget();
@@ -477,11 +508,14 @@ impl Delegations {
         };
         let mut disturbed = Vec::new();
         if op.is_mutation() {
-            // What was asked meanwhile may have been answered from before the change.
+            // Requests that were sent meanwhile may have been answered from before the change.
+            // `foreseen` inodes come first, each once.
             let mut changed: Vec<Ino> = foreseen(op).collect();
             changed.extend(granted.changed.iter().filter(|ino| foreseen(op).all(|f| f != **ino)));
             disturbed.extend(changed.into_iter().filter(|ino| !self.attr_changes(*ino, asked)));
         }
+        // A fact from this client's own change counts against events up to now, its own event
+        // included.
         let own = Moment(self.tick());
         let own = if op.is_mutation() { own } else { asked };
         let attrs = [told, granted.dir.as_deref()].into_iter().flatten();
@@ -494,6 +528,8 @@ impl Delegations {
             self.note_part(part, asked, own, !disturbed.contains(&part.attr.ino));
         }
         for (dir, name) in entries(op).filter(|_| op.is_mutation()) {
+            // The event also when nothing is stored: an older lookup in flight must not bring the
+            // old entry back.
             if self.name_changes(dir, name, asked)
                 && delegated(dir)
                 && let Some(leads_to) = leads_to(op, result)
@@ -513,13 +549,13 @@ impl Delegations {
         }
     }
 
-    /// Whether what was asked then is not delegated any more, or not by the connection that there is.
+    /// Returns whether the fact was recalled since `asked`, or belongs to an earlier connection.
     fn is_past(&self, shard: &Shard, ino: Ino, asked: Moment) -> bool {
         self.since.load(SeqCst) > asked.0 || shard.recalls[self.event(ino)] > asked.0
     }
 
-    /// Notes a partition, of which the entries are delegated; what it is like only if nothing has `disturbed` that. `own`
-    /// is as for [`Delegations::note_attr`].
+    /// Stores a partition, whose entries are delegated; its attributes only if they are sure, that
+    /// is if no event has touched them. `own` is as for [`Delegations::note_attr`].
     fn note_part(&self, told: &PartTold, asked: Moment, own: Moment, is_sure: bool) {
         let part = told.attr.ino;
         let mut shard = self.shard(part).lock();
@@ -534,7 +570,7 @@ impl Delegations {
         }
     }
 
-    /// Notes what a listing tells, with the names if the directory is delegated.
+    /// Stores a listing, with the names if the directory is delegated.
     fn note_listing(
         &self,
         entries: &[DirEntry],
@@ -552,7 +588,7 @@ impl Delegations {
         }
     }
 
-    /// Notes attributes; `own` is the moment against which our own changes count.
+    /// Stores attributes; changes by this client after `own` make them outdated.
     fn note_attr(&self, attr: &Attr, asked: Moment, own: Moment, fresh: bool) {
         let mut shard = self.shard(attr.ino).lock();
         if self.is_past(&shard, attr.ino, asked) || shard.attrs[self.event(attr.ino)] > own.0 {
@@ -560,7 +596,7 @@ impl Delegations {
         }
         let known = self.enter(&mut shard, attr.ino);
         known.attr = Some(attr.clone());
-        // Whoever makes a directory knows that it is empty.
+        // A directory that this client has just made is empty, so all its names are known.
         if fresh && attr.kind == Kind::Dir {
             known.dir.get_or_insert_with(|| Dir::since(uptime())).complete = true;
         }
@@ -592,14 +628,14 @@ impl Delegations {
         })
     }
 
-    /// Notes a name in a directory that is known.
+    /// Stores a name in a directory that is in the cache.
     fn put_name(&self, shard: &mut Shard, dir: Ino, name: &[u8], leads_to: Name) {
         let Some(dir) = shard.known.get_mut(&dir).and_then(|known| known.dir.as_mut()) else {
             return;
         };
         let before = dir.names.len();
         match leads_to {
-            // The same as not to be noted.
+            // In a complete directory, no record means the same.
             Name::Absent if dir.complete => drop(dir.names.remove(name)),
             Name::Unknown if !dir.complete => drop(dir.names.remove(name)),
             other => drop(dir.names.insert(name.into(), other)),
@@ -623,7 +659,7 @@ impl Known {
     }
 }
 
-/// The entries that an operation concerns.
+/// Returns the entries that an operation concerns.
 fn entries(op: &MetaOp) -> impl Iterator<Item = (Ino, &Bytes)> {
     let few = match op {
         MetaOp::Rename { parent, name, new_parent, new_name, .. } => {
@@ -634,7 +670,7 @@ fn entries(op: &MetaOp) -> impl Iterator<Item = (Ino, &Bytes)> {
     few.into_iter().flatten().chain(acts(op).iter().filter_map(Act::entry))
 }
 
-/// The acts of which an operation consists.
+/// Returns the operations of a batch.
 fn acts(op: &MetaOp) -> &[Act] {
     match op {
         MetaOp::Acts { acts } => acts,
@@ -642,7 +678,7 @@ fn acts(op: &MetaOp) -> &[Act] {
     }
 }
 
-/// The inodes whose attributes a change surely concerns.
+/// Returns the inodes whose attributes a change surely concerns.
 fn foreseen(op: &MetaOp) -> impl Iterator<Item = Ino> {
     let inos = match op {
         // Nothing that attributes show.
@@ -654,7 +690,7 @@ fn foreseen(op: &MetaOp) -> impl Iterator<Item = Ino> {
     inos.into_iter().flatten().chain(acts(op).iter().skip(1).map(Act::target))
 }
 
-/// What the answer says of the entry.
+/// Returns the entry after the operation, as the reply shows it.
 fn leads_to(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Option<Name> {
     match (op, result) {
         (
@@ -675,7 +711,7 @@ fn leads_to(op: &MetaOp, result: Result<&MetaReply, Errno>) -> Option<Name> {
     }
 }
 
-/// Whether a name is one that a directory holds as an entry.
+/// Returns whether a directory stores a name as an entry.
 fn is_plain(name: &[u8]) -> bool {
     name != b"." && name != b".." && name.len() <= tatami_wire::NAME_MAX
 }

@@ -1,74 +1,80 @@
-//! What of our delegations a kernel keeps for itself, so that it need not ask us.
+//! The delegated facts that a kernel caches for itself, so that it need not ask the client (kernel
+//! attribute cache).
 //!
-//! A front end that is mounted may let the kernel keep attributes and names that are delegated to us. When they are
-//! given back, the kernel must have forgotten them before. Attributes it forgets when it is told
-//! ([`KernelCache::forget_attr`]). To forget a name it would have to wait for whoever works in the directory, who may
-//! wait for us; so names are lent for a short time, which is waited out.
+//! A mounted front end may let the kernel cache attributes and names that are delegated to this
+//! client. Before the client returns a delegation, the kernel must have dropped them. The kernel
+//! drops attributes on request ([`KernelCache::forget_attr`]). To drop a name, the kernel would
+//! wait for the threads that work in the directory, and these may wait for this client. So names
+//! are cached for a short time only, and the client waits until it has passed.
 
 use crate::delegations::uptime;
 use std::collections::HashMap;
 use std::time::Duration;
 use tatami_wire::{Ino, hash};
 
-/// A name is kept for this part of the time for which nobody else has changed its directory, one in so many: waiting
-/// that out makes others slower by no more.
+/// The kernel caches a name for one part in `NAME_PART` of the time for which no other client has
+/// changed the directory. So waiting out that time makes other clients slower by no more than that
+/// share.
 const NAME_PART: u32 = 10;
-/// No name is kept for longer.
+/// Longest time for a name.
 const NAME_LONGEST: Duration = Duration::from_millis(100);
-/// Nor for so short a time: it would not pay.
+/// Shortest time for a name: less would not pay.
 const NAME_SHORTEST: Duration = Duration::from_millis(10);
-/// After the end of that time others wait for so much longer: the kernel counts it from when the thread that asked
-/// has run again.
+/// Other clients wait for this much longer after the end of that time: the kernel counts the time
+/// from when the thread that asked runs again.
 const NAME_GRACE: Duration = Duration::from_millis(100);
-/// Most inodes of which the kernel keeps something, in each part of the table.
+/// Most inodes with facts in the kernel, in each part of the table.
 const LENT_MAX: usize = 16 * 1024;
 
-/// A kernel that keeps attributes.
+/// A kernel that caches attributes.
 pub trait KernelCache: Send + Sync {
-    /// When this returns, the kernel does not use the attributes of `ino` any more which it was given, the last time so
-    /// long ago.
+    /// Makes the kernel drop the attributes of `ino`, which it last got `ago` before now. When this
+    /// returns, the kernel does not use them any more.
     fn forget_attr(&self, ino: Ino, ago: Duration);
 }
 
-/// What the kernel keeps of one inode.
+/// The facts of one inode that the kernel caches.
 #[derive(Clone, Copy, Default)]
 struct Kept {
-    /// Its attributes: when it was given them last, and until when it keeps them at most. Of a partition: those of
-    /// this directory.
+    /// Its attributes: the inode under which the kernel shows them (for a partition, the
+    /// directory), when the kernel got them last, and until when it uses them at most.
     attr: Option<(Ino, Duration, Duration)>,
-    /// Names of a directory, until when.
+    /// Until when the kernel uses names of this directory.
     names: Duration,
 }
 
-/// What the kernel keeps, of some inodes.
+/// The facts that the kernel caches, of some inodes.
 #[derive(Default)]
 pub(crate) struct Lent(HashMap<Ino, Kept, hash::Build>);
 
-/// What is to be forgotten, or waited for.
+/// Facts that the kernel must drop, or whose time must pass.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owed {
-    /// Of these the kernel keeps attributes, which it was given then.
+    /// The kernel caches attributes of these inodes, since that time.
     pub(crate) attrs: Vec<(Ino, Duration)>,
-    /// Until then it keeps names.
+    /// The kernel uses names until this time.
     pub(crate) names: Duration,
 }
 
-/// For how long the kernel may keep a name of a directory that nobody else has changed for so long.
+/// Returns for how long the kernel may cache a name of a directory that no other client has changed
+/// for `quiet`.
 pub(crate) fn name_time(quiet: Duration) -> Option<Duration> {
     let time = (quiet / NAME_PART).min(NAME_LONGEST);
     (time >= NAME_SHORTEST).then_some(time)
 }
 
 impl Lent {
-    /// The kernel is about to be given the attributes of `shown`, which is the inode itself or the directory of which it is a
-    /// partition, until `end`. Whether it may be.
+    /// Records that the kernel is about to get the attributes of `shown` until `end`. `shown` is
+    /// the inode itself, or the directory of which it is a partition. Returns whether the kernel
+    /// may get them.
     pub(crate) fn lend_attr(&mut self, ino: Ino, shown: Ino, now: Duration, end: Duration) -> bool {
         let Some(kept) = self.enter(ino, now) else { return false };
         kept.attr = Some((shown, now, end));
         true
     }
 
-    /// The kernel is about to be given a name of directory `dir`, for `time`. Whether it may be.
+    /// Records that the kernel is about to get a name of directory `dir`, for `time`. Returns
+    /// whether it may.
     pub(crate) fn lend_name(&mut self, dir: Ino, now: Duration, time: Duration) -> bool {
         let Some(kept) = self.enter(dir, now) else { return false };
         kept.names = kept.names.max(now + time + NAME_GRACE);
@@ -81,26 +87,29 @@ impl Lent {
                 kept.names > now || kept.attr.is_some_and(|(_, _, end)| end > now)
             });
             if self.0.len() >= LENT_MAX {
+                // An unrecorded fact could never be revoked, so the kernel gets none when the table
+                // is full.
                 return None;
             }
         }
         Some(self.0.entry(ino).or_default())
     }
 
-    /// The attributes are not lent any more. Whose they were, and when they were last given.
+    /// Ends the record of attributes. Returns the inode under which the kernel shows them, and when
+    /// it got them last.
     pub(crate) fn take_attr(&mut self, ino: Ino) -> Option<(Ino, Duration)> {
         let (shown, given, _) = self.0.get_mut(&ino)?.attr.take()?;
         Some((shown, given))
     }
 
-    /// Nothing of the inode is lent any more.
+    /// Ends all records of the inode.
     pub(crate) fn take(&mut self, ino: Ino, owed: &mut Owed) {
         if let Some(kept) = self.0.remove(&ino) {
             owed.add(kept);
         }
     }
 
-    /// Nothing is lent any more.
+    /// Ends all records.
     pub(crate) fn take_all(&mut self, owed: &mut Owed) {
         self.0.drain().for_each(|(_, kept)| owed.add(kept));
     }
@@ -112,7 +121,8 @@ impl Owed {
         self.names = self.names.max(kept.names);
     }
 
-    /// Has the attributes forgotten. Returns how long names are to be waited for.
+    /// Makes the kernel drop the attributes. Returns how long the caller must wait until the names
+    /// have expired.
     pub(crate) fn settle(self, kernel: Option<&dyn KernelCache>) -> Duration {
         if let Some(kernel) = kernel {
             for (ino, given) in self.attrs {
@@ -149,7 +159,7 @@ mod tests {
         assert_eq!(owed, Owed { attrs: vec![(Ino(5), NOW + TIME)], names: names + TIME });
         assert!(lent.lend_attr(Ino(8), Ino(8), NOW, NOW + TIME));
         assert_eq!((lent.take_attr(Ino(8)), lent.take_attr(Ino(8))), (Some((Ino(8), NOW)), None));
-        // Of a partition, the directory.
+        // For a partition, the directory.
         assert!(lent.lend_attr(Ino(9), Ino(1), NOW, NOW + TIME));
         assert_eq!(lent.take_attr(Ino(9)), Some((Ino(1), NOW)));
     }

@@ -1,9 +1,9 @@
-//! Locks of files: what we hold, and asking for it.
+//! File locks: the locks that this client holds, and the requests for them.
 //!
-//! The executor of the inode's shard decides who gets a lock ([`tatami_wire::lock`]). We
-//! remember what we got, to claim it back when its node was started again. While the locks of a
-//! file are delegated to us, we decide. One request about a file is under way at a time, so that what we
-//! remember is what the executor knows.
+//! The executor of the inode's shard grants locks ([`tatami_wire::lock`]). The client remembers its
+//! locks, to reclaim them when the node was restarted. While the locks of a file are delegated to
+//! this client, the client grants them itself. Only one request about a file is in flight at a
+//! time, so that the client's record agrees with the executor's.
 
 use crate::Client;
 use crate::delegations::uptime;
@@ -20,26 +20,27 @@ use tatami_wire::lock::{Conflict, LOCKS_MAX, Lock, LockOp, LockSort, LockTold, S
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, hash};
 
-/// Times that a request is put again because the executor did not know our session.
+/// Times that a request is repeated because the executor did not know the session.
 const ATTEMPTS: usize = 16;
-/// A wait is asked for again after so long, told or not.
+/// Interval after which a waiting request is repeated, even without a notification.
 pub const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// Of a lease, this part is left unused, for clocks that do not run alike: one in so many.
+/// One part in `MARGIN` of each lease stays unused, because clocks run at different speeds.
 const MARGIN: u32 = 10;
-/// A lease of which we have not been told.
+/// The lease, in case the executor has not stated it yet.
 const SHORT_LEASE: Duration = Duration::from_secs(1);
 
 /// What a front end does about the bytes of files whose locks come and go.
 pub trait LockedBytes: Sync {
-    /// Somebody else may get a lock that we had: what was written must be where others find it.
+    /// Another client may get a lock that this one had: all written bytes must be where other
+    /// clients find them.
     fn tell(&self, ino: Ino);
-    /// We have got a lock: what was read before may be old.
+    /// This client got a lock: bytes that it has read before may be old.
     fn forget(&self, ino: Ino);
-    /// The locks that were taken through these handles are lost: others may have had them.
+    /// The locks that were taken through these handles are lost: other clients may have had them.
     fn lost(&self, ino: Ino, handles: &BTreeSet<u64>);
 }
 
-/// For programs that look after that themselves.
+/// For programs that care for their bytes themselves.
 pub struct Unbuffered;
 
 impl LockedBytes for Unbuffered {
@@ -48,23 +49,24 @@ impl LockedBytes for Unbuffered {
     fn lost(&self, _: Ino, _: &BTreeSet<u64>) {}
 }
 
-/// What became of a request for a lock.
+/// The result of a request for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It is ours.
+    /// This client has the lock.
     Done,
-    /// Somebody is in the way: ask again when [`LockNews`] tell of it, and every [`ASK_AGAIN`].
+    /// Another lock is in the way: the caller asks again when [`LockNews`] say so, and every
+    /// [`ASK_AGAIN`].
     Waits,
 }
 
-/// What executors have told of locks.
+/// Notifications from executors about locks.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LockNews {
-    /// Files whose locks are to be given back, by [`Client::return_locks`].
+    /// Files whose locks must be given back, by [`Client::return_locks`].
     pub wanted: BTreeSet<Ino>,
     /// Waits that have come to their end.
     pub ready: BTreeSet<u64>,
-    /// Executors to which all is to be told, by [`Client::reclaim_locks`].
+    /// Executors that must be told all locks, by [`Client::reclaim_locks`].
     pub reclaim: BTreeSet<ExecutorId>,
 }
 
@@ -74,23 +76,24 @@ impl LockNews {
     }
 }
 
-/// What is noted with a lock.
+/// The data that is stored with a lock.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Tag {
-    /// Through which open file it was taken.
+    /// The open file through which it was taken.
     handle: u64,
     pid: u32,
 }
 
-/// What we hold of one file.
+/// The locks of this client on one file.
 #[derive(Default)]
 struct File {
     whole: Table<u64, Tag>,
     range: Table<u64, Tag>,
     delegated: bool,
-    /// So many have just got a lock from the executor, and what was read before is not yet forgotten.
+    /// Calls that got a lock from the executor and have not yet dropped the bytes that were read
+    /// before.
     stale: u32,
-    /// It is in no table any more.
+    /// The table of files has no record of it any more.
     gone: bool,
 }
 
@@ -139,7 +142,7 @@ impl Locks {
         self.files.lock().entry(ino).or_default().clone()
     }
 
-    /// Forgets a file of which there is nothing to know.
+    /// Removes the record of a file without locks.
     fn tidy(&self, ino: Ino, file: &mut File) {
         if file.is_empty() && !file.delegated && !file.gone && file.stale == 0 {
             file.gone = true;
@@ -147,27 +150,29 @@ impl Locks {
         }
     }
 
-    /// Something for whoever asks for [`Client::lock_news`].
+    /// Adds a notification and wakes the callers of [`Client::lock_news`].
     pub(crate) fn note(&self, note: impl FnOnce(&mut LockNews)) {
         note(&mut self.news.lock());
         self.arrived.notify_all();
     }
 }
 
-/// What one executor knows us by.
+/// The lock session of this client at one executor.
 pub(crate) struct LockSession {
-    /// 0 while we hold nothing there. Held shared by whoever asks about one file, alone by whoever
-    /// begins a session, or claims all.
+    /// 0 while the client holds nothing there. Requests about one file hold it shared. A caller
+    /// that begins a session, or reclaims all locks, holds it alone. Lock order: this one, then
+    /// that of a file, then that of the table of files.
     id: RwLock<u64>,
     /// Goes up when a recall connection begins, and when it ends: odd while there is one.
     connection: AtomicU64,
-    /// The connection over which the executor knows what we hold.
+    /// The connection on which the client has reclaimed its locks.
     claimed: AtomicU64,
-    /// Until when nobody else gets what we hold, by [`uptime`] in microseconds.
+    /// The end of the lease, by [`uptime`] in microseconds: until then no other client gets these
+    /// locks.
     until: AtomicU64,
     /// In microseconds.
     lease: AtomicU64,
-    /// Shards have come to the executor, and we have not told what we hold of them.
+    /// Shards have moved to the executor, and the client has not yet reclaimed its locks in them.
     to_claim: AtomicBool,
 }
 
@@ -185,24 +190,27 @@ impl Default for LockSession {
 }
 
 impl LockSession {
-    /// What we hold must be told to the executor before anything else is asked.
+    /// Makes the client reclaim its locks from this executor before its next request.
     pub(crate) fn shards_have_come(&self) {
         self.to_claim.store(true, SeqCst);
     }
 
-    /// A recall connection has begun.
+    /// Begins a recall connection.
     pub(crate) fn begin(&self) {
         let now = self.connection.load(SeqCst);
+        // The next odd number, also if the end of the last connection was missed: a number never
+        // stands for two connections.
         self.connection.store(now + 1 + now % 2, SeqCst);
     }
 
-    /// It has ended.
+    /// Ends the recall connection.
     pub(crate) fn end(&self) {
         let now = self.connection.load(SeqCst);
         self.connection.store(now + now % 2, SeqCst);
     }
 
-    /// The executor heard us after `from`, by [`uptime`], and keeps what we hold for so long without us.
+    /// Extends the lease: the executor received a message that was sent after `from`, by
+    /// [`uptime`], and keeps the locks of a silent client for `lease`.
     pub(crate) fn extend(&self, from: Duration, lease: Duration) {
         self.lease.store(lease.as_micros() as u64, SeqCst);
         let until = from + (lease - lease / MARGIN);
@@ -213,8 +221,11 @@ impl LockSession {
         self.extend(from, Duration::from_micros(self.lease.load(SeqCst)));
     }
 
-    /// Whether something may be delegated to us.
+    /// Returns whether the executor may delegate locks to this client.
     fn delegates(&self) -> bool {
+        // Without a recall connection, the executor could not ask for them back. And before the
+        // reclaim on this very connection, it may be a new incarnation that does not know of the
+        // delegation.
         let now = self.connection.load(SeqCst);
         now % 2 == 1 && self.claimed.load(SeqCst) == now
     }
@@ -224,10 +235,10 @@ impl LockSession {
     }
 }
 
-/// The right to ask about one file.
+/// The right to send a request about one file.
 enum Session<'a> {
     Known(RwLockReadGuard<'a, u64>),
-    /// Whoever has it makes the first request.
+    /// The caller that has it makes the first request of the session.
     New(RwLockWriteGuard<'a, u64>),
 }
 
@@ -237,6 +248,8 @@ impl<'a> Session<'a> {
         if *known != 0 {
             return Session::Known(known);
         }
+        // Between the two locks another thread may begin the session. Then this one holds it alone
+        // for one request, which is slower but correct.
         drop(known);
         Session::New(executor.locks.id.write())
     }
@@ -260,13 +273,14 @@ impl<'a> Session<'a> {
 /// How a request has ended.
 enum Asked<T> {
     Answer(T),
-    /// The executor does not know us. All is to be claimed, and the request to be put again.
+    /// The executor does not know this session. The client must reclaim all locks and repeat the
+    /// request.
     Unknown,
-    /// The file is another executor's by now.
+    /// Another executor has the file now.
     Elsewhere,
 }
 
-/// What an executor has said.
+/// The reply of an executor.
 enum Said {
     Told(LockTold),
     Elsewhere,
@@ -277,7 +291,7 @@ impl Client {
         self.executor(self.map().owner(ino.shard()).ok_or(Errno::ESTALE)?)
     }
 
-    /// One request, to that executor only: another knows us by another session.
+    /// Sends one request, to that executor only: another one knows this client by another session.
     fn ask_about(
         &self,
         executor: &Executor,
@@ -297,7 +311,7 @@ impl Client {
         }
     }
 
-    /// Runs `ask` until the executor knows us, and the file is that of the table.
+    /// Runs `ask` until the executor knows this session and is the one that owns the file.
     fn with_file<T>(
         &self,
         ino: Ino,
@@ -308,6 +322,7 @@ impl Client {
         let mut left = ATTEMPTS;
         while left > 0 {
             let executor = self.locker(ino)?;
+            // Before the session is locked: the reclaim locks it alone.
             if executor.locks.to_claim.load(SeqCst) {
                 self.reclaim_locks(executor.id, bytes)?;
             }
@@ -315,7 +330,9 @@ impl Client {
                 let mut session = Session::of(executor);
                 let file = self.locks.enter(ino);
                 let mut file = file.lock();
-                // What we hold of a file is claimed of the executor that the map names, after that was changed.
+                // After a change of the map, the client reclaims the locks of a file from the
+                // executor in the new map. `gone`: another thread has removed this record, and a
+                // lock stored in it would be forgotten.
                 if file.gone || self.map().owner(ino.shard()) != Some(executor.id) {
                     continue;
                 }
@@ -327,6 +344,7 @@ impl Client {
                     Asked::Elsewhere => true,
                 }
             };
+            // Another executor is no failure of the session, so it does not count as an attempt.
             if elsewhere {
                 let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
                 if !self.renew_map(ino.shard(), executor.id) && !retry.pause() {
@@ -340,11 +358,12 @@ impl Client {
         Err(Errno::ENOLCK)
     }
 
-    /// Takes a lock of `ino` through an open file, `handle`. Where somebody is in the way, it fails, or with
-    /// `wait`, a number that is not used again, it waits: then the same is to be asked again later.
+    /// Takes a lock of `ino` through an open file, `handle`. If another lock is in the way, the
+    /// call fails. With `wait`, a number that is not used again, the request waits instead: the
+    /// caller must repeat it later.
     ///
     /// # Errors
-    /// `EAGAIN`, `EDEADLK`; `ENOLCK` where there are too many; `EHOSTDOWN`.
+    /// `EAGAIN`, `EDEADLK`; `ENOLCK` for too many locks; `EHOSTDOWN`.
     pub fn set_lock(
         &self,
         ino: Ino,
@@ -360,8 +379,9 @@ impl Client {
         Ok(taken)
     }
 
-    /// What others have changed while they had the lock must be read anew. Whoever gets a lock by way of what is
-    /// delegated since then waits for that, too. Nothing is held meanwhile: the kernel may have to write first.
+    /// Drops cached bytes that other clients may have changed while they had the lock. Callers that
+    /// got their lock from the delegation since then do the same. No lock of this module is held
+    /// meanwhile: the kernel may have to write first.
     fn forget(&self, ino: Ino, bytes: &dyn LockedBytes) {
         bytes.forget(ino);
         if let Some(file) = self.locks.find(ino) {
@@ -371,7 +391,7 @@ impl Client {
         }
     }
 
-    /// Takes a lock, and says whether [`Client::forget`] is to be called.
+    /// Takes a lock. Returns also whether the caller must call [`Client::forget`].
     fn set_lock_now(
         &self,
         ino: Ino,
@@ -386,23 +406,30 @@ impl Client {
                 let in_the_way = file.table(sort).conflict(owner, span, kind).is_some();
                 if !in_the_way {
                     file.take(lock, handle);
+                    // The thread that got the delegation has not dropped the old bytes yet: this
+                    // caller must not read them either.
                     let fresh = file.stale > 0;
                     file.stale += u32::from(fresh);
                     return Ok(Asked::Answer((Taken::Done, fresh)));
                 }
+                // flock(2) converts a lock by first releasing the old one, so that stays released
+                // although the new one is refused.
                 if sort == LockSort::Whole {
                     file.whole.free(owner, span);
                 }
                 if wait.is_none() {
                     return Err(Errno::EAGAIN);
                 }
-                // Who waits for whom only the executor knows.
+                // Only the executor knows all waits, and can find a deadlock. So the delegation
+                // goes back, and the executor queues this wait.
                 match self.give_back(executor, ino, session, file, bytes)? {
                     Asked::Answer(()) => {}
                     Asked::Unknown => return Ok(Asked::Unknown),
                     Asked::Elsewhere => return Ok(Asked::Elsewhere),
                 }
             }
+            // The new lock replaces one that this owner holds (a write lock may become a read
+            // lock). Other clients may then get the bytes, so they must be written out first.
             if file.table(sort).holds(owner, span) {
                 bytes.tell(ino);
             }
@@ -410,6 +437,7 @@ impl Client {
             let told =
                 self.ask_about(executor, ino, session, LockOp::Set { lock: *lock, wait, delegate });
             let gone = matches!(told, Ok(Said::Told(LockTold::Waits)) | Err(Errno::EAGAIN));
+            // As above: flock(2) has released the old lock before it waits or fails.
             if sort == LockSort::Whole && gone {
                 file.whole.free(owner, span);
             }
@@ -419,6 +447,7 @@ impl Client {
             };
             match told {
                 LockTold::Done { delegated } => {
+                    // Only after the reply: until then the executor may refuse.
                     file.take(lock, handle);
                     file.delegated = delegated;
                     file.stale += 1;
@@ -431,8 +460,8 @@ impl Client {
         })
     }
 
-    /// As [`Client::set_lock`], and waits until it is ours, or `patience` is over: then the error
-    /// is `EAGAIN`. `wait` is a number that is not used again.
+    /// As [`Client::set_lock`], and waits until the lock is granted or `patience` is over: then the
+    /// error is `EAGAIN`. `wait` is a number that is not used again.
     ///
     /// # Errors
     /// Those of [`Client::set_lock`].
@@ -452,12 +481,16 @@ impl Client {
             }
             let left = end.saturating_sub(uptime());
             if left.is_zero() {
+                // The grant may have crossed the end of the wait. The executor decides: after a
+                // grant, the lock is held.
                 return match self.cancel_lock(ino, lock, 0, wait, bytes)? {
                     true => Ok(()),
                     false => Err(Errno::EAGAIN),
                 };
             }
             let mut news = self.locks.news.lock();
+            // The wait is short although notifications come: they may get lost, since executors
+            // send each once.
             if !news.ready.remove(&wait) {
                 self.locks.arrived.wait_for(&mut news, pause.min(left));
             }
@@ -465,7 +498,7 @@ impl Client {
         }
     }
 
-    /// Frees what the owner holds of these bytes.
+    /// Releases the owner's locks of these bytes.
     ///
     /// # Errors
     /// `EHOSTDOWN`: the executor learns of it when it is back.
@@ -487,10 +520,13 @@ impl Client {
                 file.table(sort).free(owner, span);
                 return Ok(Asked::Answer(()));
             }
+            // Before the release: from then on other clients may read the bytes.
             bytes.tell(ino);
             let told = self.ask_about(executor, ino, session, LockOp::Free { sort, owner, span });
             let put_again =
                 [LockTold::Unknown { reclaim: true }, LockTold::Unknown { reclaim: false }];
+            // The record goes, even after an error, unless the request is repeated: the caller has
+            // released the lock in any case. The reclaim below makes the executor agree.
             match told {
                 Ok(Said::Elsewhere) => {}
                 Ok(Said::Told(told)) if put_again.contains(&told) => {}
@@ -508,7 +544,7 @@ impl Client {
         })
     }
 
-    /// Frees all that was taken through an open file and is still held.
+    /// Releases all locks that were taken through an open file.
     ///
     /// # Errors
     /// Those of [`Client::free_lock`].
@@ -526,7 +562,7 @@ impl Client {
         locks.iter().map(free).fold(Ok(()), Result::and)
     }
 
-    /// What is in the way of a lock.
+    /// Returns a lock that is in the way.
     ///
     /// # Errors
     /// `EHOSTDOWN`.
@@ -554,7 +590,7 @@ impl Client {
         })
     }
 
-    /// Gives a wait up. Whether it was too late: then the lock is ours.
+    /// Cancels a wait. Returns whether it was too late: then this client has the lock.
     ///
     /// # Errors
     /// `EHOSTDOWN`.
@@ -578,7 +614,8 @@ impl Client {
                 }
                 Ok(Said::Told(LockTold::Unknown { .. })) => Ok(Asked::Unknown),
                 other => {
-                    // It may be granted to us yet, and we would not know.
+                    // The executor may still grant the lock, and this client would not know. A
+                    // reclaim without it makes the executor release it.
                     self.locks.note(|news| _ = news.reclaim.insert(executor.id));
                     other.map(drop).and(Err(Errno::EPROTO))
                 }
@@ -590,7 +627,7 @@ impl Client {
         Ok(late)
     }
 
-    /// The open files of ours through which locks are held that are in the way of this one.
+    /// Returns the open files of this client whose locks are in the way of this one.
     pub fn own_holders(&self, ino: Ino, lock: &Lock) -> Vec<u64> {
         let Some(file) = self.locks.find(ino) else { return Vec::new() };
         let mut file = file.lock();
@@ -598,7 +635,7 @@ impl Client {
         held.map(|held| held.tag.handle).collect()
     }
 
-    /// Gives back the locks of `ino`, if they are delegated to us.
+    /// Gives back the locks of `ino`, if they are delegated to this client.
     ///
     /// # Errors
     /// `EHOSTDOWN`.
@@ -620,8 +657,10 @@ impl Client {
         file: &mut File,
         bytes: &dyn LockedBytes,
     ) -> Result<Asked<()>, Errno> {
+        // Before the executor can grant any of them to others.
         bytes.tell(ino);
         let locks: Vec<_> = file.locks().map(|(lock, _)| lock).collect();
+        // Too many for one message: a reclaim sends them in several, and ends all delegations.
         if locks.len() > LOCKS_MAX {
             return Ok(Asked::Unknown);
         }
@@ -636,19 +675,23 @@ impl Client {
         }
     }
 
-    /// Tells an executor all that we hold there, which delegates nothing to us from then on. What it
-    /// does not accept is lost.
+    /// Sends all locks of this client to an executor, which delegates nothing from then on. Locks
+    /// that the executor does not accept are lost.
     ///
     /// # Errors
-    /// `EHOSTDOWN`: nothing is known then.
+    /// `EHOSTDOWN`: then nothing is known.
     pub fn reclaim_locks(&self, id: ExecutorId, bytes: &dyn LockedBytes) -> Result<(), Errno> {
         let executor = self.executor(id)?;
+        // Before the claim. If the connection breaks meanwhile, `claimed` gets an old number, and
+        // the client reclaims once more.
         let connection = executor.locks.connection.load(SeqCst);
+        // Alone: no request may add or remove a lock between the list of locks and the reply.
         let mut session = executor.locks.id.write();
         let mut retry = Retry::new(self.patience());
         let files = loop {
             let map = self.map();
-            // What comes after that map is claimed once more.
+            // Cleared before the list is made: shards that arrive later set it again, and cause
+            // another reclaim.
             executor.locks.to_claim.store(false, SeqCst);
             let files: Vec<_> = {
                 let files = self.locks.files.lock();
@@ -658,11 +701,15 @@ impl Client {
             let mut locks = Vec::new();
             for (ino, file) in &files {
                 let file = file.lock();
+                // The delegation ends, so other clients may get locks that this one has granted to
+                // itself.
                 if file.delegated {
                     bytes.tell(*ino);
                 }
                 locks.extend(file.locks().map(|(lock, _)| (*ino, lock)));
             }
+            // The lease counts from before the claim was sent: the executor counts it from the
+            // receipt.
             let began = uptime();
             match self.claim(&map, id, *session, &locks)? {
                 Claimed::Session(new) => {
@@ -679,7 +726,8 @@ impl Client {
                 }
                 Claimed::Again => {
                     executor.locks.shards_have_come();
-                    // What it has and what we believe that it has will soon be the same.
+                    // The executor's shards differ from those in the client's map; a newer map will
+                    // make them agree.
                     if !retry.pause() {
                         return Err(Errno::EHOSTDOWN);
                     }
@@ -690,6 +738,7 @@ impl Client {
             }
             break files;
         };
+        // The executor delegates nothing to a client that reclaims.
         for (ino, file) in &files {
             let mut file = file.lock();
             file.delegated = false;
@@ -699,7 +748,7 @@ impl Client {
         Ok(())
     }
 
-    /// Claims all of `locks`.
+    /// Sends all of `locks` to the executor.
     fn claim(
         &self,
         map: &ClusterMap,
@@ -709,15 +758,19 @@ impl Client {
     ) -> Result<Claimed, Errno> {
         let Some((shard, _)) = map.leads().into_iter().find(|(_, leader)| *leader == executor)
         else {
-            // By now it has no shards.
+            // The executor has no shards any more.
             return Ok(Claimed::Nothing);
         };
+        // The digest lets the executor check that both mean the same shards: otherwise locks in a
+        // shard that has just moved would be missed.
         let shards = map.shard_map().ok_or(Errno::EPROTO)?.digest(executor);
         let target = Ino::first_of(shard);
         let parts = locks.len().div_ceil(LOCKS_MAX).max(1);
         for part in 0..parts {
             let end = locks.len().min((part + 1) * LOCKS_MAX);
             let some = locks[part * LOCKS_MAX..end].to_vec();
+            // `first` and `last` frame the claim: the executor replaces all locks of the session at
+            // the end only.
             let (first, last) = (part == 0, part + 1 == parts);
             let op = LockOp::Reclaim { locks: some, first, last, shards };
             let op = MetaOp::Locks { ino: target, session, op };
@@ -736,10 +789,10 @@ impl Client {
         Ok(Claimed::Session(session))
     }
 
-    /// Makes sure that the locks of `ino` that we believe to hold are ours still.
+    /// Makes sure that this client still has the locks of `ino` that it has recorded.
     ///
     /// # Errors
-    /// `EHOSTDOWN` where nobody can know.
+    /// `EHOSTDOWN` where this cannot be known.
     pub fn check_locks(&self, ino: Ino, bytes: &dyn LockedBytes) -> Result<(), Errno> {
         let executor = self.locker(ino)?;
         if executor.locks.is_sure() || self.locks.find(ino).is_none() {
@@ -748,7 +801,7 @@ impl Client {
         self.reclaim_locks(executor.id, bytes)
     }
 
-    /// What executors have told since this was asked last. Waits for it, no longer than `wait`.
+    /// Takes the notifications since the last call. Waits for one, no longer than `wait`.
     pub fn lock_news(&self, wait: Duration) -> LockNews {
         let mut news = self.locks.news.lock();
         if news.is_empty() {
@@ -757,12 +810,13 @@ impl Client {
         std::mem::take(&mut news)
     }
 
-    /// Wakes whoever waits for [`Client::lock_news`].
+    /// Wakes the callers of [`Client::lock_news`].
     pub fn wake_for_locks(&self) {
         self.locks.arrived.notify_all();
     }
 
-    /// Says that we hold nothing any more. Nobody may use locks meanwhile.
+    /// Ends all lock sessions: this client holds nothing any more. No thread may use locks
+    /// meanwhile.
     pub fn end_locks(&self) {
         for (shard, id) in self.map().leads() {
             let Ok(executor) = self.executor(id) else { continue };
@@ -781,19 +835,19 @@ impl Client {
     }
 }
 
-/// What became of a claim.
+/// The result of a claim.
 enum Claimed {
-    /// This session holds it.
+    /// This session has the locks.
     Session(u64),
-    /// Others may have had it.
+    /// Other clients may have had the locks.
     Lost,
-    /// The executor has other shards than we believe.
+    /// The executor has other shards than in this client's map.
     Again,
-    /// The executor has none.
+    /// The executor has no shards.
     Nothing,
 }
 
-/// All locks of a file are lost.
+/// Removes all locks of a file, which are lost.
 fn lose(ino: Ino, file: &mut File, bytes: &dyn LockedBytes) {
     let handles: BTreeSet<u64> = file.locks().map(|(_, handle)| handle).collect();
     (file.whole, file.range) = (Table::default(), Table::default());

@@ -1,11 +1,11 @@
-//! Which partition of a directory has a name, as far as we have been told.
+//! The client's cache of partition maps: which partition of a split directory has a name (GIGA+).
 //!
-//! Whoever is asked for a name that lies elsewhere says what he has, and the right one is asked.
-//! A request that was not answered is sent to the same place again, below here: it may have
-//! been done there.
+//! The cache may be old. A partition that is asked for a name of another one replies with its own
+//! range, and the client corrects its cache and asks again. A request without a reply is sent to
+//! the same place again, in the layers below: it may have taken effect there.
 //!
-//! Who has been told of all partitions of a directory, and holds a delegation of each, knows its attributes: so the way
-//! through a large directory costs no request, as long as nobody changes anything in it.
+//! A client with a delegation of each partition of a directory knows the directory's attributes. So
+//! paths through a large directory cost no request, as long as no client changes it.
 
 use crate::Client;
 use crate::delegations::{self, at, uptime};
@@ -19,25 +19,25 @@ use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::partition::{Directories, Range, name_hash, name_seed};
 use tatami_wire::{Attr, Cred, Errno, Ino, Kind, ShardId, ShardMap, VolumeId};
 
-/// Corrections until a request fails with `ESTALE`. There are as many as a partition has split times, and some more if
-/// it splits meanwhile.
+/// Corrections until a request fails with `ESTALE`. A partition map needs as many as a partition
+/// has split times, and some more if it splits meanwhile.
 const CORRECTIONS: u32 = 64;
-/// Directories above others that are remembered.
+/// Most directories whose parents are remembered.
 const ABOVE_MAX: usize = 1024;
-/// So many times the attributes of a directory in several partitions are asked for before all of these are asked
-/// to delegate themselves. Those in which names are looked up do so with that.
+/// Requests for the attributes of a split directory, before the client asks all its partitions to
+/// delegate themselves. Partitions in which names are looked up delegate themselves with the reply.
 const ASKED_FIRST: u32 = 4;
-/// So long a directory must have been quiet, and so long lie between two attempts.
+/// Time for which a directory must not have changed, and time between two attempts.
 const QUIET: Duration = Duration::from_secs(2);
-/// Most partitions that are added up: beyond, it is cheaper to ask the directory's home.
+/// Most partitions that are added up: beyond, it is cheaper to ask the directory's owner shard.
 const PARTS_MAX: usize = 256;
-/// Directories whose questions are counted.
+/// Most directories whose requests are counted.
 const ASKED_MAX: usize = 1024;
 
-/// What we have been told.
+/// The partition maps that servers have sent.
 pub(crate) struct Partitions {
     seed: u64,
-    /// For the number of shards, which stays what it is.
+    /// Used for the number of shards, which never changes.
     ring: ShardMap,
     told: Mutex<Told>,
 }
@@ -45,18 +45,18 @@ pub(crate) struct Partitions {
 #[derive(Default)]
 struct Told {
     directories: Directories,
-    /// The directory above a directory that has been listed: only its first partition tells.
+    /// The parent of a directory that has been listed: only its first partition returns the parent.
     above: HashMap<Ino, Ino>,
     /// Directories whose attributes were asked for.
     asked: HashMap<Ino, Asked>,
 }
 
-/// How a directory was asked for.
+/// Requests for the attributes of a directory.
 #[derive(Default)]
 struct Asked {
-    /// How many times since its partitions were.
+    /// Requests since its partitions were asked last.
     times: u32,
-    /// These are not asked again before, by [`uptime`].
+    /// The partitions are not asked again before this time, by [`uptime`].
     not_before: Duration,
 }
 
@@ -65,7 +65,8 @@ impl Partitions {
         Partitions { seed: name_seed(volume), ring, told: Mutex::default() }
     }
 
-    /// The operation with partitions in the place of directories; nothing where it is the same.
+    /// Returns the operation with partitions in the place of directories; `None` where it stays the
+    /// same.
     pub(crate) fn locate(&self, op: &MetaOp) -> Option<MetaOp> {
         let told = self.told.lock();
         if told.directories.is_empty() {
@@ -76,12 +77,12 @@ impl Partitions {
         (located != *op).then_some(located)
     }
 
-    /// The partition in which a name of the directory is, as far as we know.
+    /// Returns the partition that has a name of the directory, as far as known.
     pub(crate) fn of_name(&self, dir: Ino, name: &[u8]) -> Ino {
         self.told.lock().directories.find(&self.ring, dir, name_hash(self.seed, name))
     }
 
-    /// The act with a partition in the place of its directory.
+    /// Returns the batch operation with a partition in the place of its directory.
     pub(crate) fn locate_act(&self, act: &Act) -> Act {
         let (mut act, told) = (act.clone(), self.told.lock());
         told.directories.locate_act(&self.ring, self.seed, &mut act);
@@ -98,13 +99,13 @@ impl Partitions {
 }
 
 impl Client {
-    /// One request to the shard that it concerns. It takes effect once, even
-    /// if the daemon dies before it answers and is started again. No request is
-    /// needed for what the shard has delegated to us: see [`Client::hold_delegations`].
+    /// Sends one request to the shard that it concerns. The request takes effect once, even if the
+    /// daemon dies before it replies and is started again. Facts that the shard has delegated to
+    /// this client need no request: see [`Client::hold_delegations`].
     ///
     /// # Errors
-    /// The shard's, or `EHOSTDOWN` when its daemon stays away for longer than
-    /// [`Options::patience`](crate::Options::patience), or `EPROTO` when it refuses us.
+    /// The shard's; `EHOSTDOWN` when its daemon stays away for longer than
+    /// [`Options::patience`](crate::Options::patience); `EPROTO` when it refuses this client.
     pub fn meta(&self, cred: &Cred, op: MetaOp) -> Result<MetaReply, Errno> {
         debug_assert!(!op.is_for_all_shards(), "{op:?} is for an executor");
         let located = self.partitions.locate(&op);
@@ -118,8 +119,12 @@ impl Client {
         let mut forgotten = false;
         for _ in 0..CORRECTIONS {
             match self.ask_owner(located.as_ref().unwrap_or(&whole)) {
+                // The reply names the range of the partition that was asked: each correction
+                // narrows the map, as GIGA+ does.
                 Ok(MetaReply::Parted { part, range }) => self.partitions.learn(part, range),
-                // The partition may be gone, or what else the operation needs.
+                // The partition may be gone, or another inode that the operation needs. The map is
+                // forgotten once, and the request goes to the directory itself; a second `ESTALE`
+                // is the operation's own.
                 Err(Errno::ESTALE) if located.is_some() && !forgotten => {
                     forgotten = true;
                     self.partitions.forget(&whole.op);
@@ -142,14 +147,16 @@ impl Client {
         Err(Errno::ESTALE)
     }
 
-    /// Notes what the executor that serves `shard` has told of names.
+    /// Records the names in a reply of the executor that serves `shard`, which may not be durable
+    /// yet.
     fn learn_way(&self, op: &MetaOp, shard: ShardId, reply: &MetaReply) {
         if let Some(here) = self.owner(shard) {
             self.ways.learn(op, reply, here, |ino| self.owner(ino.shard()), uptime());
         }
     }
 
-    /// All partitions of a directory, if they are known: the first one is the directory's own.
+    /// Returns all partitions of a directory, if they are in the cache; the first one is the
+    /// directory's own.
     fn known_parts(&self, dir: Ino) -> Option<Vec<Arc<PartTold>>> {
         self.parts(dir, |part, _| self.known_part(part))
     }
@@ -158,7 +165,8 @@ impl Client {
         self.delegations(part).into_iter().flatten().find_map(|known| known.part(part))
     }
 
-    /// All partitions of a directory, if they are few, of which `tell` knows each, by its number and where its hashes begin.
+    /// Returns all partitions of a directory, if they are few and `tell` returns each, by its
+    /// number and the start of its range.
     fn parts(
         &self,
         dir: Ino,
@@ -166,6 +174,8 @@ impl Client {
     ) -> Option<Vec<Arc<PartTold>>> {
         let ring = &self.partitions.ring;
         let first = tell(dir, 0).filter(|first| first.range.from == 0)?;
+        // Each range implies the partitions that have split off from it: so the walk finds all of
+        // them, and a gap means that one is not known.
         let mut next = ring.split_off(first.range);
         let mut all = vec![first];
         while let Some(range) = next.pop() {
@@ -179,13 +189,14 @@ impl Client {
         Some(all)
     }
 
-    /// Whether a directory, of which these attributes were just told, is asked for often, and so seldom changed that
-    /// its partitions will delegate themselves.
+    /// Returns whether the partitions of a directory, whose attributes just came, should be asked
+    /// to delegate themselves: the directory is asked for often and changes rarely.
     fn are_parts_wanted(&self, attr: &Attr) -> bool {
         if attr.kind != Kind::Dir {
             return false;
         }
-        // Whether the directory is split is not asked: a client that has met no partition but the first does not know it.
+        // Whether the directory is split does not matter: a client that has met no partition but
+        // the first does not know.
         if !self.is_delegated_anything() {
             return false;
         }
@@ -203,7 +214,8 @@ impl Client {
         true
     }
 
-    /// Asks the partitions of a directory, which are not known, for an entry each: they delegate themselves with it.
+    /// Asks the partitions of a directory that are not in the cache for one entry each: they
+    /// delegate themselves with the reply.
     fn ask_parts(&self, dir: Ino) {
         self.parts(dir, |part, from| {
             self.known_part(part).or_else(|| {
@@ -216,17 +228,19 @@ impl Client {
         });
     }
 
-    /// The attributes of a directory of which all partitions are known.
+    /// Returns the attributes of a directory, if all its partitions are in the cache.
     pub(crate) fn split_attr(&self, dir: Ino) -> Option<Attr> {
         let all = self.known_parts(dir)?;
-        // They were all true at one moment, if none of them was taken back in between.
+        // A second look at the same records proves that all were valid at one moment: none was
+        // recalled in between (a double collect).
         let again = self.known_parts(dir)?;
         let same = |(a, b): (&Arc<PartTold>, &Arc<PartTold>)| Arc::ptr_eq(a, b);
         let is_same = all.len() == again.len() && all.iter().zip(&again).all(same);
         is_same.then(|| sum(&all))
     }
 
-    /// For how long the kernel may keep the attributes of a directory, if they are what its partitions add up to.
+    /// Returns for how long the kernel may cache the attributes of a directory, if they are the sum
+    /// of its cached partitions.
     pub(crate) fn lend_split(&self, attr: &Attr) -> Option<Duration> {
         if attr.kind != Kind::Dir {
             return None;
@@ -239,10 +253,13 @@ impl Client {
             let known = self.delegations(part.attr.ino).into_iter().flatten();
             known.filter_map(|known| known.lend_part(part, attr.ino)).next()
         };
+        // Each partition records the loan, so that a recall of any of them revokes the kernel's
+        // copy.
         all.iter().map(lend).try_fold(Duration::MAX, |least, time| Some(least.min(time?)))
     }
 
-    /// What is above a directory, of which a part of the listing says that it is `told`.
+    /// Returns the parent of a directory. `told` is the parent in a part of its listing; only the
+    /// first partition states it.
     pub(crate) fn above(&self, dir: Ino, told: Ino) -> Ino {
         let mut known = self.partitions.told.lock();
         if told == dir && dir != Ino::ROOT {
@@ -256,7 +273,7 @@ impl Client {
     }
 }
 
-/// The attributes of the directory with these partitions.
+/// Returns the attributes of the directory with these partitions.
 fn sum(parts: &[Arc<PartTold>]) -> Attr {
     let (first, others) = parts.split_first().expect("a directory has a partition");
     let mut attr = first.attr.clone();

@@ -1,4 +1,4 @@
-//! The connection over which an executor takes back what it has delegated to us.
+//! The connection over which an executor recalls delegations.
 
 use crate::Client;
 use crate::connection::Connection;
@@ -14,30 +14,31 @@ use tatami_wire::delegation::{HELD_MAX, RecallCall, RecallNote};
 use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::{Errno, ExecutorId, Ino};
 
-/// First and longest pause before an executor that does not answer is tried again.
+/// First and longest pause before the client connects again to an executor that does not answer.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_millis(250);
-/// Longest pause before an executor that lets us in and then delegates nothing (its
-/// disk may be full) is tried again.
+/// Longest pause before the client tries again an executor that accepts the connection and then
+/// delegates nothing (its disk may be full).
 const EMPTY_LONGEST: Duration = Duration::from_secs(5);
-/// Pause before an executor is tried again that does not let us in.
+/// Pause before the client tries again an executor that refuses the connection.
 const REFUSED: Duration = Duration::from_secs(60);
-/// How long one wait for news is at most; after it, the next begins.
+/// Longest single wait for a message; then the next wait begins.
 const WAIT: Duration = Duration::from_secs(60);
-/// We tell that we are alive so many times in a term.
+/// The client renews its lease this many times in a term.
 const SIGNS: u32 = 3;
 
 impl Client {
-    /// The executors that serve shards of the namespace.
+    /// Returns the executors that serve shards of the namespace.
     pub fn name_executors(&self) -> BTreeSet<ExecutorId> {
         self.map().shards.iter().copied().collect()
     }
 
-    /// Lets `executor` delegate names to us, until `stop` is readable. It is a thread's
-    /// whole work, and a front end's decision: what is delegated to us is answered
-    /// without asking whether the user may look it up. Whoever calls this checks
-    /// that himself, as the kernel does for a mount. Through [`Client::attr_time`] and [`Client::name_time`], `kernel`
-    /// may keep some of it. Of `files` the executor is told before it serves anybody, should it be another one.
+    /// Lets `executor` delegate names to this client, until `stop` is readable. This is a thread's
+    /// whole work, and the front end must decide on it: the client answers from delegations without
+    /// asking whether the user may look them up. So the caller must check permissions itself, as
+    /// the kernel does for a mount. Through [`Client::attr_time`] and [`Client::name_time`],
+    /// `kernel` may cache some of it. The client reports `files` to the executor before it serves
+    /// other clients, because the executor may be a new incarnation.
     ///
     /// # Errors
     /// `ENXIO` for an executor of a node that does not exist.
@@ -76,17 +77,18 @@ impl Client {
 
 /// Files that a front end has open with [`Client::open_noted`].
 pub trait OpenFiles: Send + Sync {
-    /// Those that are open for reading only.
+    /// Returns the files that are open for reading only.
     fn open(&self) -> Vec<Ino>;
 
-    /// An executor knows that these were open. Of those that are not any more, it must hear again: what it heard may
-    /// have come before.
+    /// Confirms that an executor knows that these files were open. The front end must report again
+    /// the close of those that are not open any more: the earlier report may have come before this
+    /// one.
     fn told(&self, inos: &[Ino]);
 }
 
 /// How holding delegations has ended.
 enum Ended {
-    /// It is time to stop.
+    /// `stop` is readable.
     Stopped,
     /// The connection broke.
     Lost,
@@ -94,7 +96,7 @@ enum Ended {
     Away,
     /// The connection broke before anything was delegated.
     Empty,
-    /// The executor lets nobody like us in.
+    /// The executor refuses this client.
     Refused,
 }
 
@@ -113,18 +115,22 @@ impl Client {
                 return if error.may_pass() { Ended::Away } else { Ended::Refused };
             }
         };
+        // Both begin before the first message is sent: the executor may delegate as soon as it has
+        // read it.
         executor.delegations.begin();
         executor.locks.begin();
-        // The daemon may be another one, and wait for us.
+        // The daemon may be a new incarnation that waits for the client to reclaim its locks.
         self.locks.note(|news| _ = news.reclaim.insert(id));
         let mut kept = Vec::new();
         let ended = self.serve(&mut connection, executor, stop, files, &mut kept);
         let served = executor.delegations.are_on();
-        // Before the connection is closed: that says that we have forgotten all.
+        // Before the connection is closed: the close states that this client has forgotten
+        // everything that was delegated.
         let names = executor.delegations.end();
         let now = uptime();
         let kept = kept.iter().map(|(until, _)| until.saturating_sub(now)).max();
         let names = kept.map_or(names, |kept| kept.max(names));
+        // The kernel may still use names: the connection stays open until their time has passed.
         if !names.is_zero() {
             is_readable(&[], names);
         }
@@ -138,8 +144,8 @@ impl Client {
         }
     }
 
-    /// Serves one connection; `Ok` when it is time to stop. `kept` are recalls that wait for the kernel, and until
-    /// when.
+    /// Serves one connection; returns `Ok` when `stop` is readable. `kept` are recalls that wait
+    /// for the kernel, and until when.
     fn serve(
         &self,
         connection: &mut Connection,
@@ -148,16 +154,23 @@ impl Client {
         files: Option<&dyn OpenFiles>,
         kept: &mut Vec<(Duration, u64)>,
     ) -> Result<(), FrameError> {
+        // Open files come before the first `Alive`: a new incarnation of the daemon must know them
+        // before it lets other clients remove them.
         let mut told = self.tell_open(connection, executor.id, files)?;
+        // Taken before the message is sent. The client counts its term from here and the daemon
+        // from the receipt, so the client's term ends first.
         let mut asked = Some(uptime());
         connection.send(Class::Recall, 0, &RecallCall::Alive, &[])?;
-        // Until the first answer tells it.
+        // Until the first reply sets it.
         let mut next = uptime() + WAIT;
         loop {
             let now = uptime();
+            // The kernel's time has passed: only now is the delegation given back.
             for (_, id) in kept.extract_if(.., |(until, _)| *until <= now) {
                 connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
             }
+            // Shards may have moved to this executor, and with them open files that it does not
+            // know of.
             let moved = files.is_some() && told.epoch != self.map().epoch;
             if moved && asked.is_none() {
                 told = self.tell_open(connection, executor.id, files)?;
@@ -173,6 +186,7 @@ impl Client {
             };
             let end = kept.iter().map(|(until, _)| until.saturating_sub(now)).min();
             let wait = end.map_or(wait, |end| wait.min(end));
+            // A message may be in the buffer already: poll would not see it.
             if !connection.has_input() && !is_readable(&[connection.as_fd(), stop], wait) {
                 continue;
             }
@@ -186,11 +200,15 @@ impl Client {
                         self.told_space.note_with_term(executor.id.node, space);
                     }
                     let term = Duration::from_millis(millis.into());
+                    // The reply to `Alive` proves that the executor has read the `Holds` before it:
+                    // messages of a connection are handled in order.
                     if let Some(files) = files {
                         files.told(&std::mem::take(&mut told.inos));
                     }
                     if let Some(from) = asked.take() {
                         let lasting = Duration::from_millis(lasting.into());
+                        // The executor computed `lasting` after it had read the message, so changes
+                        // before `from - lasting` are durable.
                         self.ways.lasts(executor.id, from.saturating_sub(lasting), uptime());
                         executor.delegations.extend(from, term);
                         executor.locks.extend(from, Duration::from_millis(lease.into()));
@@ -202,6 +220,8 @@ impl Client {
                     news.ready.extend(ready);
                 }),
                 RecallNote::Map { epoch } => self.hear_of_map(executor.id.node, epoch),
+                // The cache has dropped the facts when this returns. With time left for the
+                // kernel's names, the reply waits, and the connection goes on serving.
                 RecallNote::Recall { id, inos } => match executor.delegations.recall(&inos) {
                     Duration::ZERO => {
                         connection.send(Class::Recall, 0, &RecallCall::Returned(id), &[])?;
@@ -213,14 +233,14 @@ impl Client {
     }
 }
 
-/// What an executor was told of open files, by the map of an epoch.
+/// The open files that an executor was told of, and the epoch of the map that selected them.
 struct Told {
     epoch: u64,
     inos: Vec<Ino>,
 }
 
 impl Client {
-    /// Tells `executor` which of the open files are its concern.
+    /// Reports to `executor` the open files whose shards it serves.
     fn tell_open(
         &self,
         connection: &mut Connection,
@@ -237,10 +257,10 @@ impl Client {
     }
 }
 
-/// Waits until one of `fds` is readable, or has ended, or the time is over.
+/// Waits until one of `fds` is readable or closed, or until the time is over.
 fn is_readable(fds: &[BorrowedFd<'_>], wait: Duration) -> bool {
     let mut fds: Vec<_> = fds.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
     let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-    // An interrupted wait is one that found nothing.
+    // An interrupted wait counts as one without an event.
     poll(&mut fds, Some(&wait)).is_ok_and(|n| n > 0)
 }
