@@ -1,7 +1,9 @@
-//! Many operations at a time: grouped by executor, those of one executor in one request, several executors at once.
+//! Batches of operations: grouped by executor, one request for each executor, several executors at
+//! once.
 //!
-//! What an executor cannot do by itself comes back undone and is asked alone, as every operation can be; so is what meets a
-//! change that is under way. The caller hears of none of this.
+//! An operation that one executor cannot do by itself comes back undone, and is sent alone, as
+//! every operation can be. So is one that meets a change in flight. The caller does not see any of
+//! this.
 
 use crate::Client;
 use crate::delegations;
@@ -11,37 +13,38 @@ use tatami_wire::act::{ACTS_BYTES_MAX, ACTS_MAX, Act, Acted};
 use tatami_wire::meta::{Bytes, MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::{Access, Attr, Cred, Errno, ExecutorId, Ino};
 
-/// Most requests that one thread has under way.
+/// Most requests that one thread has in flight.
 const WAVE_MAX: usize = 32;
-/// After so many rounds in which nothing could be done, what is left is asked alone.
+/// After this many rounds without progress, the remaining operations are sent alone.
 const IDLE_MAX: u32 = 16;
 
-/// What is to be made, see [`Client::create_many`].
+/// An entry to make, see [`Client::create_many`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct New {
     /// Its name.
     pub name: Vec<u8>,
-    /// What it is to be.
+    /// The kind of inode.
     pub node: NewNode,
-    /// Permission bits before the umask (or default ACL) is applied.
+    /// Permission bits, before the umask (or a default ACL) is applied.
     pub mode: u16,
 }
 
-/// Acts that are to be done, and what became of them.
+/// The operations of a batch, and their results.
 struct Work {
     acts: Vec<Act>,
     results: Vec<Option<MetaResult>>,
-    /// Those that are to be done, by number.
+    /// The operations that are still to be done, by number.
     todo: Vec<usize>,
     is_over: Vec<bool>,
 }
 
-/// What a round has left, by number.
+/// The operations that a round has left undone, by number.
 #[derive(Default)]
 struct Undone {
-    /// No executor can do these with others.
+    /// Operations that no executor can do in a batch.
     alone: Vec<usize>,
-    /// These meet something that is under way: when one of them is done, the others may be, too.
+    /// Operations that meet a change in flight: when one of them is done, the others may succeed,
+    /// too.
     stuck: Vec<usize>,
 }
 
@@ -57,16 +60,16 @@ impl Work {
         self.is_over[at] = true;
     }
 
-    /// Keeps what is not over.
+    /// Drops the operations that have a result.
     fn sweep(&mut self) {
         self.todo.retain(|at| !self.is_over[*at]);
     }
 }
 
-/// One request of several acts.
+/// One request with several operations.
 struct Group {
     acts: Vec<Act>,
-    /// Which acts of the work these are.
+    /// The numbers of these operations in the batch.
     which: Vec<usize>,
     weight: usize,
     is_full: bool,
@@ -84,8 +87,8 @@ impl Group {
     }
 }
 
-/// The methods ask for each item what the operation of the same name asks for, each with a result of its own: those of
-/// one directory that are on one executor in one request.
+/// Each method does for each item the operation of the same name, and returns a result for each.
+/// Items of one directory that are on one executor share a request.
 impl Client {
     /// Makes entries with their inodes in one directory, as [`Client::create`].
     pub fn create_many(
@@ -111,14 +114,14 @@ impl Client {
             if made.is_whole(open) {
                 return Ok(made);
             }
-            // It was there, and its inode is on another executor than its name.
+            // The file was there, and its inode is on another executor than its name.
             let Act::Create { name, node, mode, .. } = act else { return Err(Errno::EPROTO) };
             self.create(cred, parent, &name, node, mode, umask, exclusive, open)
         });
         made.collect()
     }
 
-    /// The attributes of entries of one directory, as [`Client::lookup`].
+    /// Returns the attributes of entries of one directory, as [`Client::lookup`].
     pub fn stat_many(&self, cred: &Cred, parent: Ino, names: &[&[u8]]) -> Vec<Result<Attr, Errno>> {
         let finds = names.iter().map(|name| Act::Find { parent, name: Bytes::from(*name) });
         let found = self.act(cred, finds.collect());
@@ -139,7 +142,7 @@ impl Client {
         for (at, reply) in which.into_iter().zip(self.act(cred, leads)) {
             results[at] = match reply {
                 Ok(MetaReply::Attr(attr)) => Ok(attr),
-                // It was removed in between, and the name leads elsewhere or nowhere by now.
+                // The inode was removed in between. The name now leads to another inode or to none.
                 Err(Errno::ENOENT | Errno::ESTALE) => self.lookup(cred, parent, names[at]),
                 Ok(_) => Err(Errno::EPROTO),
                 Err(e) => Err(e),
@@ -171,14 +174,16 @@ impl Client {
         removed.collect()
     }
 
-    /// Does many acts, of any directories and inodes, in no certain order; what becomes of each.
+    /// Does many operations, on any directories and inodes, in no certain order. Returns the result
+    /// of each.
     pub fn act(&self, cred: &Cred, acts: Vec<Act>) -> Vec<MetaResult> {
         let mut work = Work::new(acts);
         self.work(cred, &mut work, true);
         work.results.into_iter().map(|result| result.unwrap_or(Err(Errno::EPROTO))).collect()
     }
 
-    /// As [`Client::act`], but what an executor cannot do by itself is left: it has no result.
+    /// As [`Client::act`], but leaves operations that one executor cannot do by itself: they have
+    /// no result.
     pub(crate) fn try_act(&self, cred: &Cred, acts: Vec<Act>) -> Vec<Option<MetaResult>> {
         let mut work = Work::new(acts);
         self.work(cred, &mut work, false);
@@ -187,7 +192,8 @@ impl Client {
 
     fn work(&self, cred: &Cred, work: &mut Work, all: bool) {
         self.answer_known(work);
-        // How many of those that are stuck are asked alone, and how often nothing could be done at all.
+        // How many of the stuck operations are sent alone, and for how many rounds nothing was
+        // done.
         let (mut few, mut idle) = (1, 0);
         while !work.todo.is_empty() {
             let before = work.todo.len();
@@ -196,6 +202,8 @@ impl Client {
                 alone.drain(..).for_each(|at| work.is_over[at] = true);
             }
             work.sweep();
+            // Without progress, twice as many stuck operations are sent alone in each round: mostly
+            // one is enough to clear the way.
             if work.todo.len() < before {
                 (few, idle) = (1, 0);
             } else {
@@ -213,7 +221,7 @@ impl Client {
         }
     }
 
-    /// Answers what is delegated to us.
+    /// Answers operations from the delegation caches.
     fn answer_known(&self, work: &mut Work) {
         if !self.is_delegated_anything() {
             return;
@@ -232,7 +240,7 @@ impl Client {
         work.sweep();
     }
 
-    /// One request to each executor that has something to do.
+    /// Sends one request to each executor that has operations to do.
     fn do_groups(&self, cred: &Cred, work: &mut Work) -> Undone {
         let mut undone = Undone::default();
         let groups = self.group(work, &mut undone);
@@ -252,7 +260,7 @@ impl Client {
                     }
                 }
                 Ok(_) => which.iter().for_each(|at| work.end(*at, Err(Errno::EPROTO))),
-                // Of many, only some may be of shards that are no more.
+                // Only some of many operations may concern shards that do not exist any more.
                 Err(Errno::ESTALE) => undone.stuck.extend(which),
                 Err(e) => which.iter().for_each(|at| work.end(*at, Err(e))),
             }
@@ -260,10 +268,10 @@ impl Client {
         undone
     }
 
-    /// Puts together what one executor is to do.
+    /// Groups the operations by executor.
     fn group(&self, work: &Work, undone: &mut Undone) -> BTreeMap<ExecutorId, Group> {
         let mut groups: BTreeMap<ExecutorId, Group> = BTreeMap::new();
-        // Shards lie in blocks: there are about as many as executors.
+        // The shards of an executor lie in blocks, so there are about as many blocks as executors.
         let most = ACTS_MAX * self.map().shards.chunk_by(|a, b| a == b).count();
         for at in work.todo.iter().take(most) {
             let act = self.partitions.locate_act(&work.acts[*at]);
@@ -282,10 +290,11 @@ impl Client {
         match acted {
             Acted::Parted { part, range } => self.partitions.learn(part, range),
             Acted::Elsewhere | Acted::Later => undone.stuck.push(at),
-            // The first entry of a directory takes it to its home; those after it are no matter of others.
+            // The first entry of a directory moves it to its owner shard; later entries concern one
+            // executor only, so they can be batched again.
             Acted::Alone if matches!(sent, Act::Create { .. }) => undone.stuck.push(at),
             Acted::Alone => undone.alone.push(at),
-            // The partition may be gone, or what else it needs.
+            // The partition may be gone, or another inode that the operation needs.
             Acted::Failed(Errno::ESTALE) if *sent != work.acts[at] => undone.alone.push(at),
             done => {
                 if let Some(result) = done.result() {
@@ -295,7 +304,7 @@ impl Client {
         }
     }
 
-    /// Several requests, as [`Client::meta`] with each, at the same time.
+    /// Sends several requests at the same time, each as [`Client::meta`] does.
     pub(crate) fn meta_several(&self, cred: &Cred, ops: Vec<MetaOp>) -> Vec<MetaResult> {
         if let [_] = ops[..] {
             return ops.into_iter().map(|op| self.meta(cred, op)).collect();
@@ -313,7 +322,8 @@ impl Client {
                     None => results[at] = Some(Err(Errno::ESTALE)),
                 }
             }
-            // All who begin several do so in this order.
+            // All threads begin several requests in this order. Each request holds a slot of its
+            // executor, so another order could deadlock.
             calls.sort_by_key(|(_, (executor, _))| *executor);
             let (which, calls): (Vec<_>, Vec<_>) = calls.into_iter().unzip();
             for (at, answer) in which.into_iter().zip(self.ask_several(&calls)) {
@@ -322,7 +332,7 @@ impl Client {
                         self.partitions.learn(part, range);
                         self.meta(cred, ops[at].clone())
                     }
-                    // Nothing was done: it is asked as if for the first time.
+                    // Nothing was done, so the operation is sent like a new one.
                     Ok(MetaReply::Elsewhere { .. }) | Err(Errno::ESTALE) => {
                         self.meta(cred, ops[at].clone())
                     }

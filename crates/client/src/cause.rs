@@ -1,7 +1,8 @@
-//! Why an operation failed whose error number says little: `EIO`, and what becomes of one.
+//! The cause of an operation's failure when its error number says little: `EIO` and the like.
 //!
-//! The number goes up through many hands, and a program gets no more than it. So the place that knows the
-//! node and the reason leaves a note for this thread, which a front end puts into its log.
+//! The number passes through many layers, and a program gets no more than it. So the place that
+//! knows the node and the reason leaves a note for this thread, and a front end writes the note to
+//! its log.
 
 use std::cell::RefCell;
 use tatami_wire::Errno;
@@ -10,17 +11,17 @@ thread_local! {
     static NOTE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Forgets what was noted, before an operation begins.
+/// Clears the note, before an operation begins.
 pub fn forget_cause() {
     NOTE.with_borrow_mut(|note| *note = None);
 }
 
-/// What was noted in this thread since [`forget_cause`].
+/// Takes the note that this thread has left since [`forget_cause`].
 pub fn take_cause() -> Option<String> {
     NOTE.with_borrow_mut(Option::take)
 }
 
-/// Notes why `errno` is answered, where its number does not tell.
+/// Notes why the operation fails with `errno`, unless the number explains it.
 pub fn note_cause(errno: Errno, why: impl FnOnce() -> String) {
     if matches!(errno, Errno::EIO | Errno::EPROTO | Errno::EINTR) || errno.name().is_none() {
         NOTE.with_borrow_mut(|note| *note = Some(why()));

@@ -1,5 +1,5 @@
-//! What the ranks of a collective open of a file share, as one of them uses it: each operation is one request to
-//! the shard that has the inode.
+//! The state that the ranks of a collective open of a file share, from the side of one rank. Each
+//! operation is one request to the shard that has the inode.
 
 use crate::Client;
 use crate::delegations::uptime;
@@ -10,12 +10,12 @@ use tatami_wire::job::{HOLD_MILLIS, JobOp, JobTold};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Cred, Errno, Ino};
 
-/// A rank is told after [`HOLD_MILLIS`] that it waits. When it is told sooner, the daemon has no room to let it wait,
-/// and it asks again after this.
+/// After [`HOLD_MILLIS`] the daemon replies to a rank that it must go on waiting. A sooner reply
+/// means that the daemon has no room to let it wait: then the rank asks again after this pause.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A rank of an open. When the one that was the first to share something is dropped, which is after all have closed
-/// the file, the shard forgets the open.
+/// A rank of an open. One rank was the first to share something. When its value is dropped, which
+/// is after all have closed the file, the shard forgets the open.
 pub struct JobMember {
     client: Arc<Client>,
     ino: Ino,
@@ -33,7 +33,8 @@ impl std::fmt::Debug for JobMember {
 }
 
 impl JobMember {
-    /// Rank `rank` of the open of that number, which only its ranks know. Asks nobody.
+    /// Returns rank `rank` of the open with that number, which only its ranks know. Sends no
+    /// request.
     pub fn new(client: Arc<Client>, ino: Ino, open: u64, rank: u32) -> JobMember {
         let (joined, first) = (AtomicBool::new(false), AtomicBool::new(false));
         JobMember { client, ino, open, rank, joined, first }
@@ -59,17 +60,17 @@ impl JobMember {
         }
     }
 
-    /// Adds to the shared file pointer; what it was before.
+    /// Adds to the shared file pointer; returns its value before.
     ///
     /// # Errors
-    /// `EOVERFLOW`; `ESTALE` where this process was away for longer than its lease, and the pointer may be lost;
-    /// `EACCES` for a user who may neither read nor write the file; `ENOLCK` for too many ranks or opens;
-    /// `EHOSTDOWN`.
+    /// `EOVERFLOW`; `ESTALE` where this process was away for longer than its lease, and the pointer
+    /// may be lost; `EACCES` for a user that may neither read nor write the file; `ENOLCK` for too
+    /// many ranks or opens; `EHOSTDOWN`.
     pub fn add(&self, by: i64) -> Result<i64, Errno> {
         self.move_pointer(JobOp::Add { by })
     }
 
-    /// Sets the shared file pointer; what it was before.
+    /// Sets the shared file pointer; returns its value before.
     ///
     /// # Errors
     /// As for [`JobMember::add`].
@@ -77,7 +78,7 @@ impl JobMember {
         self.move_pointer(JobOp::Set { to })
     }
 
-    /// Takes the lock that the ranks share, after all that asked before.
+    /// Takes the lock that the ranks share, after all ranks that asked before.
     ///
     /// # Errors
     /// As for [`JobMember::add`].
@@ -91,16 +92,16 @@ impl JobMember {
             }
             if uptime().saturating_sub(asked) < Duration::from_millis(HOLD_MILLIS) / 2 {
                 #[allow(clippy::disallowed_methods)]
-                // a daemon that has no room for us tells nothing
+                // a daemon without room for this rank sends no event
                 std::thread::sleep(PAUSE);
             }
         }
     }
 
-    /// Gives the lock to the next.
+    /// Passes the lock to the next rank.
     ///
     /// # Errors
-    /// `ENOLCK` where this rank has not got it; as for [`JobMember::add`].
+    /// `ENOLCK` where this rank does not have it; as for [`JobMember::add`].
     pub fn unlock(&self) -> Result<(), Errno> {
         match self.ask(JobOp::Unlock)? {
             JobTold::Done => Ok(()),
@@ -114,7 +115,7 @@ impl Drop for JobMember {
         if self.first.load(SeqCst)
             && let Err(error) = self.ask(JobOp::End)
         {
-            // It is forgotten when the last of the ranks has gone.
+            // The shard forgets the open when the last of the ranks has gone.
             tracing::debug!(ino = %self.ino, %error, "what the ranks shared is kept");
         }
     }

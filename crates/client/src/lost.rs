@@ -1,16 +1,17 @@
-//! Bytes that an inode has and its object has not: a disk was lost, or somebody removed or cut
-//! the object behind our back.
+//! Lost bytes: bytes that an inode has and its object has not. Either a disk was lost, or the
+//! object was removed or cut behind the daemon's back.
 //!
-//! A client that changes the length of a file changes the object first, and then tells the shard. So an object is at
-//! least as long as its inode says, unless the shard has yet to hear of a truncation. A client truncates a file only
-//! while it has the file open for writing. The shard notes such an open, and gives the inode a new version for it.
+//! A client that changes the length of a file changes the object first, and then reports to the
+//! shard. So an object is at least as long as its inode says, unless the shard has yet to hear of a
+//! truncation. A client truncates a file only while it has the file open for writing. The shard
+//! records such an open, and gives the inode a new version for it.
 //!
-//! So bytes are lost if three things hold: the object is too short, no client has the file open for writing, and the
-//! inode has the same version before and after the look at the object. The shard tells a client of other clients
-//! only; each client remembers its own truncations.
+//! So bytes are lost if three things hold: the object is too short, no client has the file open for
+//! writing, and the inode has the same version before and after the look at the object. The shard
+//! reports only other clients as writers; each client remembers its own truncations.
 //!
-//! While another client has the file open for writing, a missing object is lost, because no truncation removes an
-//! object. An object that is merely too short is not taken for lost then.
+//! While another client has the file open for writing, a missing object is lost, because no
+//! truncation removes an object. An object that is merely too short does not count as lost then.
 
 use crate::Client;
 use parking_lot::Mutex;
@@ -20,11 +21,12 @@ use tatami_wire::{Attr, Cred, Errno, Ino, NodeId, Piece};
 /// Most objects that are remembered as reported; beyond, some are reported again.
 const REPORTED_MAX: usize = 4096;
 
-/// Most inodes of which we remember that we are cutting them. Where so many cuts could not be told to their shards, no byte is
-/// taken for lost.
+/// Most inodes whose truncation by this client is remembered. When so many truncations could not be
+/// reported to their shards, no byte counts as lost.
 const CUTTING_MAX: usize = 65_536;
 
-/// Cuts of our own of which the shard has not heard yet, and what was reported as lost.
+/// Truncations by this client of which the shard has not heard yet, and the objects that were
+/// reported as lost.
 #[derive(Default)]
 pub(crate) struct Losses {
     cutting: Mutex<HashMap<Ino, u32>>,
@@ -32,7 +34,8 @@ pub(crate) struct Losses {
 }
 
 impl Losses {
-    /// We are about to cut an object of `ino`: until [`Losses::end_cut`] its length tells nothing.
+    /// Begins a truncation of an object of `ino`: until [`Losses::end_cut`] its length proves
+    /// nothing.
     pub(crate) fn begin_cut(&self, ino: Ino) {
         let mut cutting = self.cutting.lock();
         if cutting.len() < CUTTING_MAX || cutting.contains_key(&ino) {
@@ -40,7 +43,7 @@ impl Losses {
         }
     }
 
-    /// The shard has been told of a cut, or nothing was cut.
+    /// Ends a truncation: the shard knows of it, or the object was not changed.
     pub(crate) fn end_cut(&self, ino: Ino) {
         let mut cutting = self.cutting.lock();
         if let Some(count) = cutting.get_mut(&ino) {
@@ -51,7 +54,8 @@ impl Losses {
         }
     }
 
-    /// The shard has been told how long the object is, also of a cut of which it could not be told before.
+    /// Ends all truncations of `ino`: the shard knows the object's length, also after a truncation
+    /// that could not be reported before.
     pub(crate) fn forget_cuts(&self, ino: Ino) {
         self.cutting.lock().remove(&ino);
     }
@@ -61,7 +65,7 @@ impl Losses {
         cutting.len() >= CUTTING_MAX || cutting.contains_key(&ino)
     }
 
-    /// Whether this is the first that is heard of it.
+    /// Records a report. Returns whether it is the first of this object.
     fn note(&self, ino: Ino, piece: Piece) -> bool {
         let mut reported = self.reported.lock();
         if reported.len() >= REPORTED_MAX {
@@ -71,19 +75,19 @@ impl Losses {
     }
 }
 
-/// An object that is too short, as it was looked at.
+/// An object that is too short, as it was seen.
 pub(crate) struct Short {
     pub(crate) node: NodeId,
     pub(crate) piece: Piece,
-    /// Bytes that it should have at least.
+    /// Bytes that it must have at least.
     pub(crate) least: u64,
-    /// Bytes that it has; `None` where it is not there.
+    /// Bytes that it has; `None` where it does not exist.
     pub(crate) has: Option<u64>,
 }
 
 impl Client {
-    /// Whether bytes of `ino` are lost for good. `look` looks at an object, given the inode as it is, and
-    /// tells if it is too short for that inode.
+    /// Returns whether bytes of `ino` are lost for good. `look` reads the state of an object, given
+    /// the inode as it is, and returns it if it is too short for that inode.
     ///
     /// # Errors
     /// Those of the shard and of `look`.
@@ -93,15 +97,18 @@ impl Client {
         look: impl FnOnce(&Attr) -> Result<Option<Short>, Errno>,
     ) -> Result<bool, Errno> {
         let before = self.getattr(&Cred::ROOT, ino)?;
-        // The order counts: a cut that begins after this question, and of which the shard hears before the next one, has
-        // changed the version.
+        // The order counts. A truncation that begins after this check changes the version, if the
+        // shard hears of it before the second look at the inode.
         if self.losses.is_cutting(ino) {
             return Ok(false);
         }
         let Some(short) = look(&before)? else { return Ok(false) };
+        // Once more: a truncation that began after the first check may have cut the object before
+        // it was looked at.
         if self.losses.is_cutting(ino) {
             return Ok(false);
         }
+        // Another client's open for writing since the first look has changed the version.
         let after = self.getattr(&Cred::ROOT, ino)?;
         let is_written = before.written_elsewhere || after.written_elsewhere;
         if before.version != after.version || is_written && short.has.is_some() {
@@ -111,7 +118,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Tells, once, of an object that lacks bytes.
+    /// Reports, once, an object that lacks bytes.
     pub(crate) fn report_lost(&self, ino: Ino, short: &Short) {
         if self.losses.note(ino, short.piece) {
             tracing::error!(

@@ -10,49 +10,48 @@ use tatami_wire::meta::{
 };
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, ExecutorId, Ino, Kind, SetAttr};
 
-/// How often a name is looked at again because what it led to was removed meanwhile.
+/// How often a name is looked up again because its inode was removed meanwhile.
 const ATTEMPTS: usize = 16;
 
-/// A new, or found, inode.
+/// A new inode, or one that was there already.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Created {
     /// Its attributes.
     pub attr: Attr,
     /// Access to its bytes, if it was opened.
     pub cap: Option<Cap>,
-    /// False where it was there already.
+    /// False where the inode was there already.
     pub created: bool,
 }
 
 impl Created {
-    /// Whether it is open, if it was to be.
+    /// Returns whether the inode is open, if the caller wanted it open.
     pub(crate) fn is_whole(&self, open: Option<Access>) -> bool {
         open.is_none() || self.cap.is_some() || self.created || self.attr.kind != Kind::File
     }
 }
 
-/// What a removal did.
+/// The effect of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Removed {
     /// The inode that lost a name, if there was one.
     pub ino: Option<Ino>,
-    /// That was its last name.
+    /// Whether that was its last name.
     pub last: bool,
 }
 
-/// Part of a directory.
+/// A part of a directory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listing {
     /// In cookie order.
     pub entries: Vec<DirEntry>,
-    /// Nothing follows.
+    /// Whether this is the last part.
     pub end: bool,
     /// The directory's parent.
     pub parent: Ino,
 }
 
-/// Takes the one variant that answers a request; any other means that the
-/// daemon is broken.
+/// Takes the one variant that answers a request; any other means that the daemon is broken.
 macro_rules! expect {
     ($reply:expr, $pattern:pat => $value:expr) => {
         match $reply? {
@@ -66,18 +65,19 @@ fn bytes(b: &[u8]) -> Bytes {
     Bytes::from(b)
 }
 
-/// Each method sends one request. All fail with the error of the same system
-/// call (see the operation in [`MetaOp`]), with `EHOSTDOWN` when the daemon
-/// stays away, and with `EPROTO` when it makes no sense.
+/// Each method sends one request. All fail with the error of the same system call (see the
+/// operation in [`MetaOp`]), with `EHOSTDOWN` when the daemon stays away, and with `EPROTO` when
+/// its reply makes no sense.
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl Client {
-    /// The attributes of entry `name` of `parent`.
+    /// Returns the attributes of entry `name` of `parent`.
     pub fn lookup(&self, cred: &Cred, parent: Ino, name: &[u8]) -> Result<Attr, Errno> {
         for _ in 0..ATTEMPTS {
             match self.meta(cred, MetaOp::Find { parent, name: bytes(name) })? {
                 MetaReply::Attr(attr) => return Ok(attr),
                 MetaReply::Leads(ino) => match self.getattr(cred, ino) {
-                    // It was removed in between, and the name leads elsewhere or nowhere by now.
+                    // The inode was removed in between. The name now leads to another inode or to
+                    // none.
                     Err(Errno::ENOENT | Errno::ESTALE) => {}
                     found => return found,
                 },
@@ -88,24 +88,26 @@ impl Client {
         Err(Errno::EIO)
     }
 
-    /// The attributes of an inode.
+    /// Returns the attributes of an inode.
     pub fn getattr(&self, cred: &Cred, ino: Ino) -> Result<Attr, Errno> {
         expect!(self.meta(cred, MetaOp::GetAttr { ino }), MetaReply::Attr(attr) => attr)
     }
 
-    /// Changes attributes. A new size must have been given to the objects
-    /// before, by [`crate::DataFile::truncate`].
+    /// Changes attributes. Before a new size, the caller must have resized the objects, with
+    /// [`crate::DataFile::truncate`].
     pub fn setattr(&self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
         let cuts = set.size.is_some();
         let answer = self.meta(cred, MetaOp::SetAttr { ino, set });
+        // Only a change that took effect ends the truncation: after an error the shard may still
+        // have the old size.
         if cuts && answer.is_ok() {
             self.losses.end_cut(ino);
         }
         expect!(answer, MetaReply::Attr(attr) => attr)
     }
 
-    /// Makes an entry and its inode; see [`MetaOp::Create`]. A file that was to be opened is noted as by
-    /// [`Client::open_noted`].
+    /// Makes an entry and its inode; see [`MetaOp::Create`]. A file that is to be open is noted as
+    /// by [`Client::open_noted`].
     #[allow(clippy::too_many_arguments)] // open(2) has as many
     pub fn create(
         &self,
@@ -124,7 +126,7 @@ impl Client {
             let made = expect!(self.meta(cred, op),
                 MetaReply::Created { attr, cap, created } => Created { attr, cap, created })?;
             let Some(access) = open.filter(|_| !made.is_whole(open)) else { return Ok(made) };
-            // The inode is on another executor than the name.
+            // The inode is on another executor than the name, so it is opened by a second request.
             match self.open_noted(cred, made.attr.ino, access) {
                 Ok((attr, cap)) => return Ok(Created { attr, cap: Some(cap), created: false }),
                 // It was removed in between.
@@ -135,7 +137,7 @@ impl Client {
         Err(Errno::EIO)
     }
 
-    /// Makes a file without a name, open.
+    /// Makes an open file without a name.
     pub fn tmpfile(
         &self,
         cred: &Cred,
@@ -149,12 +151,14 @@ impl Client {
             MetaReply::Created { attr, cap, created } => Created { attr, cap, created })
     }
 
-    /// Checks permission and opens. For reading only, the file is gone when it has lost its last name.
+    /// Checks permission and opens. A file that is open for reading only is removed when it loses
+    /// its last name.
     pub fn open(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
         self.opening(cred, ino, access, false)
     }
 
-    /// The same; the file stays until we have told by [`Client::closed`] that it is not open any more.
+    /// As [`Client::open`]; the file stays until this client reports with [`Client::closed`] that
+    /// it is not open any more.
     pub fn open_noted(&self, cred: &Cred, ino: Ino, access: Access) -> Result<(Attr, Cap), Errno> {
         self.opening(cred, ino, access, true)
     }
@@ -170,7 +174,7 @@ impl Client {
         expect!(self.meta(cred, op), MetaReply::Opened { attr, cap } => (attr, cap))
     }
 
-    /// Tells what the bytes are now; with `close`, that no handle of ours can
+    /// Reports the present state of the bytes. With `close`, also that no handle of this client can
     /// change them any more.
     pub fn commit(
         &self,
@@ -187,10 +191,10 @@ impl Client {
         expect!(answer, MetaReply::Attr(attr) => attr)
     }
 
-    /// Tells that no handle of ours can change these files any more, at most
-    /// [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX), best of one executor, and that we have nothing
-    /// to tell of their bytes. Those in `empty` had no object when we closed them. On those in `read` we have no handle
-    /// that only reads.
+    /// Reports that no handle of this client can change these files any more, and that the client
+    /// has no new state of their bytes. At most [`CLOSED_MAX`](tatami_wire::meta::CLOSED_MAX)
+    /// files, best of one executor. Those in `empty` had no object when the client closed them. On
+    /// those in `read` the client has no read-only handle.
     pub fn closed(&self, inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino>) -> Result<(), Errno> {
         let mut left = [inos, empty, read];
         let mut retry = None;
@@ -205,6 +209,8 @@ impl Client {
             match self.ask(executor, &call)? {
                 MetaReply::Done => {}
                 MetaReply::Elsewhere { .. } => {
+                    // The executor has done nothing: its shards differ from those in the map of
+                    // this client. The files stay in the list, and a newer map sorts them again.
                     left.iter_mut().zip(told).for_each(|(left, told)| left.extend(told));
                     self.learn_map_of(executor.node);
                     let retry = retry.get_or_insert_with(|| Retry::new(self.patience()));
@@ -218,14 +224,15 @@ impl Client {
         Ok(())
     }
 
-    /// Makes all that was acknowledged of names survive a power cut, on all executors.
+    /// Makes all acknowledged changes of names survive a power cut, on all executors.
     pub fn sync(&self) -> Result<(), Errno> {
         self.sync_names(|| self.everywhere())
     }
 
-    /// Makes an inode, with the names by which we know it and the directories on the way to it, survive a power cut. Only those
-    /// executors are asked that may have to write something out for that.
+    /// Makes an inode survive a power cut, with the names by which the client knows it and the
+    /// directories above. Only executors that may still have to write something are asked.
     pub fn sync_inode(&self, ino: Ino) -> Result<(), Errno> {
+        // Before the requests: names that change later are not covered by this sync.
         let since = uptime();
         let mut inos = Vec::new();
         self.sync_names(|| {
@@ -238,7 +245,8 @@ impl Client {
         Ok(())
     }
 
-    /// As [`Client::sync_inode`], of a directory and all names that were made, seen or removed in it through this client.
+    /// As [`Client::sync_inode`], for a directory and all names that this client has made, seen or
+    /// removed in it.
     pub fn sync_directory(&self, dir: Ino) -> Result<(), Errno> {
         let since = uptime();
         let mut inos = Vec::new();
@@ -253,18 +261,20 @@ impl Client {
         Ok(())
     }
 
-    /// All that serve shards, for no inode in particular.
+    /// Returns all executors that serve shards, for no inode in particular.
     fn everywhere(&self) -> Owed {
         let executors = self.map().leads().into_iter().map(|(_, executor)| executor).collect();
         Owed { inos: Vec::new(), executors }
     }
 
-    /// Has executors sync, and those that these name; `owed` tells by the map that we have.
+    /// Makes executors sync, and those that they name in turn; `owed` returns the first ones by the
+    /// map of this client.
     fn sync_names(&self, mut owed: impl FnMut() -> Owed) -> Result<(), Errno> {
         let mut retry = None;
         loop {
             let ours = self.map().epoch;
             let Owed { inos, executors: mut left } = owed();
+            // Each executor is asked once: transactions that involve several name each other.
             let (mut asked, mut newer) = (BTreeSet::<ExecutorId>::new(), None);
             while !left.is_empty() {
                 asked.extend(&left);
@@ -273,7 +283,8 @@ impl Client {
                     let MetaReply::NamesSynced { epoch, also } = reply else {
                         return Err(Errno::EPROTO);
                     };
-                    // Shards have moved, maybe to an executor that was not asked.
+                    // Shards have moved since, perhaps to an executor that was not asked. Then
+                    // everything is asked again by the newer map.
                     newer = (epoch > ours).then_some(executor.node).or(newer);
                     left.extend(also.into_iter().filter(|other| !asked.contains(other)));
                 }
@@ -282,7 +293,7 @@ impl Client {
                 None => return Ok(()),
                 Some(node) => self.learn_map_of(node),
             }
-            // What it knows is not on its disk yet.
+            // The node knows of the new map, but does not give it out before it is on its disk.
             if self.map().epoch == ours
                 && !retry.get_or_insert_with(|| Retry::new(self.patience())).pause()
             {
@@ -342,13 +353,13 @@ impl Client {
         expect!(self.meta(cred, op), MetaReply::Attr(attr) => attr)
     }
 
-    /// The target of a symbolic link.
+    /// Returns the target of a symbolic link.
     pub fn readlink(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
         expect!(self.meta(cred, MetaOp::Readlink { ino }), MetaReply::Bytes(b) => b.into_vec())
     }
 
-    /// Entries of a directory, those with a cookie above `after`. With `plus` they have attributes, but for
-    /// those whose inode is on another executor: look them up.
+    /// Returns entries of a directory, those with a cookie above `after`. With `plus` they have
+    /// attributes, except those whose inode is on another executor: these need a lookup.
     pub fn read_dir(
         &self,
         cred: &Cred,
@@ -358,7 +369,7 @@ impl Client {
         plus: bool,
     ) -> Result<Listing, Errno> {
         let (mut listing, mut after) = self.page(cred, dir, after, limit, plus)?;
-        // What follows may lie in another partition.
+        // The next entries may be in another partition.
         while !listing.end && listing.entries.len() < limit as usize {
             let left = limit - listing.entries.len() as u32;
             let (more, upto) = self.page(cred, dir, after, left, plus)?;
@@ -368,7 +379,7 @@ impl Client {
         Ok(listing)
     }
 
-    /// What one partition tells, and where to go on.
+    /// Returns the entries of one partition, and the cookie to go on from.
     fn page(
         &self,
         cred: &Cred,
@@ -381,7 +392,7 @@ impl Client {
         let MetaReply::Entries { entries, end, parent, upto } = self.meta(cred, op)? else {
             return Err(Errno::EPROTO);
         };
-        // Forward, or a broken shard would be asked for ever.
+        // The cookie must advance: otherwise a broken shard would be asked for ever.
         if !end && upto <= after {
             return Err(Errno::EPROTO);
         }
@@ -389,7 +400,7 @@ impl Client {
         Ok((Listing { entries, end, parent }, upto))
     }
 
-    /// The value of an extended attribute.
+    /// Returns the value of an extended attribute.
     pub fn get_xattr(&self, cred: &Cred, ino: Ino, name: &[u8]) -> Result<Vec<u8>, Errno> {
         let op = MetaOp::GetXattr { ino, name: bytes(name) };
         expect!(self.meta(cred, op), MetaReply::Bytes(b) => b.into_vec())
@@ -408,7 +419,7 @@ impl Client {
         expect!(self.meta(cred, op), MetaReply::Done => ())
     }
 
-    /// Names of all extended attributes, each followed by a zero byte.
+    /// Returns the names of all extended attributes, each followed by a zero byte.
     pub fn list_xattr(&self, cred: &Cred, ino: Ino) -> Result<Vec<u8>, Errno> {
         expect!(self.meta(cred, MetaOp::ListXattr { ino }), MetaReply::Bytes(b) => b.into_vec())
     }
@@ -419,7 +430,7 @@ impl Client {
         expect!(self.meta(cred, op), MetaReply::Done => ())
     }
 
-    /// We have no handle left on an inode that was kept for us.
+    /// Reports that this client has no handle left on an open-unlinked inode.
     pub fn release(&self, ino: Ino) -> Result<(), Errno> {
         expect!(self.meta(&Cred::ROOT, MetaOp::Release { ino }), MetaReply::Done => ())
     }

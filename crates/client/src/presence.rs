@@ -1,15 +1,17 @@
 //! A process that keeps the client of another process alive.
 //!
-//! What a client has open it loses a lease after its last connection to the shard's node. Processes that work on one
-//! file together have it opened by one of them. As long as any of them lives the file must stay open, so each has a
-//! connection there in the name of that client. It asks for nothing.
+//! A client loses its open files one lease after its last connection to the shard's node. Processes
+//! that work on one file together have it opened by one of them. The file must stay open as long as
+//! any of them lives, so each has a connection there in the name of that client. It sends no
+//! request.
 
 use crate::Client;
 use crate::connection::Connection;
 use parking_lot::Mutex;
 use tatami_wire::{ClientId, Errno, Ino};
 
-/// While it lives and the node's daemon does not end, the client in whose name it was made counts as connected.
+/// As long as this value lives and the node's daemon runs, the client in whose name it was made
+/// counts as connected.
 pub struct Presence {
     connection: Mutex<Connection>,
 }
@@ -21,14 +23,15 @@ impl std::fmt::Debug for Presence {
 }
 
 impl Presence {
-    /// Whether the connection is still there.
+    /// Returns whether the connection is still there.
     pub fn is_there(&self) -> bool {
         !self.connection.lock().is_stale()
     }
 }
 
 impl Client {
-    /// Counts as `client`, one of the same user, at the node of the shard that has `ino`. Costs no request.
+    /// Connects as `client`, one of the same user, to the node of the shard that has `ino`. Costs
+    /// no request.
     ///
     /// # Errors
     /// `EACCES` where that client is another user's, `EHOSTDOWN` when the daemon does not answer.

@@ -1,8 +1,9 @@
-//! Removal of a directory with all that is below it, on the servers: they are told to clear stretches of directories, and
-//! only what is left comes here: names of directories, and what they could not remove.
+//! Removal of a directory tree by the servers. They are asked to clear stretches of directories,
+//! and only the rest comes to the client: names of directories, and entries that they could not
+//! remove.
 //!
-//! Others may work in the tree meanwhile. A directory in which something was made after it was cleared is cleared
-//! again, a few times.
+//! Other clients may work in the tree meanwhile. A directory that got a new entry after it was
+//! cleared is cleared again, a few times.
 
 use crate::tree::{Tree, join};
 use crate::walk::Walk;
@@ -11,24 +12,24 @@ use tatami_wire::act::{Act, Left};
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Errno, Ino, Kind, READDIR_MAX};
 
-/// How often a directory is cleared in which others make something all the time.
+/// How often a directory is cleared in which other clients keep making entries.
 const ATTEMPTS: u32 = 8;
 
-/// What is told of a removal that is under way.
+/// An event of a removal that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removing<'a> {
     /// A path was removed.
     Path(&'a [u8]),
-    /// So many entries were removed, of which only the number is known.
+    /// This many entries were removed, of which only the number is known.
     Many(u64),
-    /// A path could not be removed. What is above it stays, the rest is removed.
+    /// A path could not be removed. The directories above it stay, the rest is removed.
     Failed(&'a [u8], Errno),
 }
 
-/// What is known of a directory besides what the walk knows.
+/// The state of a directory, besides that in the walk.
 #[derive(Clone, Default)]
 struct Fate {
-    /// Something in it stays, so that it stays, too.
+    /// An entry of it stays, so the directory stays, too.
     stays: bool,
     /// Why it could not be cleared.
     closed: Option<Errno>,
@@ -45,15 +46,16 @@ struct Removal<'a> {
     /// By the numbers of the walk.
     fates: Vec<Fate>,
     result: Result<(), Errno>,
-    /// The directory above the first.
+    /// The parent of the first directory.
     top: Ino,
 }
 
 impl Tree {
-    /// Removes a path and everything below it. With `tell`, every path is told of, otherwise only how many there were.
+    /// Removes a path and everything below it. With `tell`, `watch` gets every path, otherwise only
+    /// numbers of entries.
     ///
     /// # Errors
-    /// The first that `watch` was told of: the rest was removed.
+    /// The first that `watch` got: the rest was removed.
     pub fn remove_all(
         &self,
         path: &[u8],
@@ -108,7 +110,7 @@ impl Removal<'_> {
                     }
                 }
             }
-            // Before their directories are seen as done.
+            // Before the stretches are ended: the new subdirectories keep their parents open.
             let new = self.take_left(left);
             done.extend(self.walk.go_on(client, cred, told));
             self.remove_new(&new);
@@ -126,7 +128,8 @@ impl Removal<'_> {
         }
     }
 
-    /// Removes what the servers have left, but for directories, which are taken into the walk: their numbers.
+    /// Removes the entries that the servers have left. Directories are added to the walk instead,
+    /// and their numbers are returned.
     fn take_left(&mut self, left: Vec<(usize, Left)>) -> Vec<usize> {
         let (mut new, mut acts, mut whose) = (Vec::new(), Vec::new(), Vec::new());
         for (dir, Left { name, ino, kind, why }) in left {
@@ -145,7 +148,8 @@ impl Removal<'_> {
         for ((dir, name), answer) in whose.into_iter().zip(answers) {
             match answer {
                 Ok(_) => self.cleared(dir, 1, &[name]),
-                // Whoever put a directory there meanwhile is seen when this one is not empty.
+                // Another client may have put a directory there. It is found when the parent turns
+                // out not to be empty.
                 Err(Errno::EISDIR) => {}
                 Err(errno) => self.entry_failed(dir, &name, errno),
             }
@@ -168,21 +172,22 @@ impl Removal<'_> {
         }
     }
 
-    /// Directories that may be empty: those that are, and lie with their names, go at once. The others are cleared.
+    /// Tries to remove directories that may be empty. Those that are empty, and whose inode is
+    /// beside their name, go at once. The others are cleared.
     fn remove_new(&mut self, new: &[usize]) {
         let answers = self.tree.client().try_act(self.tree.cred(), self.rmdirs(new));
         for (dir, answer) in new.iter().zip(answers) {
             match answer {
                 Some(answer @ (Ok(_) | Err(Errno::ENOENT))) => self.removed(*dir, answer),
-                // What is in it goes, even if it cannot go itself.
+                // The entries go, even if the directory itself cannot.
                 None | Some(Err(_)) => self.walk.begin(*dir),
             }
         }
     }
 
-    /// Directories of which all is done.
+    /// Removes directories whose entries are all done.
     fn remove_empty(&mut self, mut done: Vec<usize>) {
-        // Each round may be the last for those above.
+        // Each round may end the last part of directories above.
         while !done.is_empty() {
             let (stay, go): (Vec<_>, Vec<_>) = done
                 .into_iter()
@@ -198,6 +203,7 @@ impl Removal<'_> {
                 let fate = &mut self.fates[dir];
                 fate.attempts += 1;
                 let again = fate.closed.is_none() && fate.attempts < ATTEMPTS;
+                // Another client made an entry since the clear, so the directory is cleared again.
                 if answer == Err(Errno::ENOTEMPTY) && again {
                     self.walk.begin(dir);
                     continue;
@@ -212,12 +218,13 @@ impl Removal<'_> {
         self.remove_empty(above.into_iter().collect());
     }
 
-    /// A directory is removed, or cannot be. The one above, if all of that is done.
+    /// Handles the reply to a removal of a directory. Returns the parent, if all parts of that are
+    /// done.
     fn judged(&mut self, dir: usize, answer: MetaResult) -> Option<usize> {
         match answer {
             Ok(_) if self.tell => (self.watch)(Removing::Path(&self.walk.dirs[dir].path)),
             Ok(_) => (self.watch)(Removing::Many(1)),
-            // Somebody else did it.
+            // Another client removed it.
             Err(Errno::ENOENT) => {}
             Err(errno) => {
                 let why = self.fates[dir].closed.filter(|_| errno == Errno::ENOTEMPTY);
@@ -229,7 +236,7 @@ impl Removal<'_> {
         self.over(dir)
     }
 
-    /// All is done with a directory. The one above, if all of that is done.
+    /// Ends a directory. Returns the parent, if all parts of that are done.
     fn over(&mut self, dir: usize) -> Option<usize> {
         let above = self.walk.dirs[dir].above?;
         self.fates[above].stays |= self.fates[dir].stays;

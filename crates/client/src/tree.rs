@@ -1,7 +1,7 @@
 //! Paths and file handles, for tools that work on a volume without a mount.
 //!
-//! Paths are absolute within the volume; a leading `/` may be left out.
-//! Symbolic links are followed as a kernel does, within the volume.
+//! Paths are absolute within the volume; a leading `/` may be left out. Symbolic links are followed
+//! as a kernel does, within the volume.
 
 use crate::{Client, Created, DataFile, Whereabouts, whereabouts};
 use std::io;
@@ -20,8 +20,8 @@ pub struct Tree {
     cred: Cred,
 }
 
-/// An open file with a position. Its bytes count as written when
-/// [`FileHandle::close`] has returned well.
+/// An open file with a position. Its bytes count as written when [`FileHandle::close`] has
+/// succeeded.
 pub struct FileHandle {
     tree: Tree,
     data: DataFile,
@@ -31,31 +31,31 @@ pub struct FileHandle {
     writable: bool,
 }
 
-/// Each method fails with the error of the system call it resembles.
+/// Each method fails with the error of the system call that it resembles.
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl Tree {
-    /// The volume of `client`, seen by `cred`.
+    /// Returns the volume of `client`, seen by `cred`.
     pub fn new(client: Arc<Client>, cred: Cred) -> Tree {
         Tree { client, cred }
     }
 
-    /// The client below.
+    /// Returns the client.
     pub fn client(&self) -> &Arc<Client> {
         &self.client
     }
 
-    /// Who sees it.
+    /// Returns the user that sees the tree.
     pub fn cred(&self) -> &Cred {
         &self.cred
     }
 
-    /// The attributes of a path; of a final link's target with `follow`.
+    /// Returns the attributes of a path; of a final link's target with `follow`.
     pub fn stat(&self, path: &[u8], follow: bool) -> Result<Attr, Errno> {
         self.resolve(path, follow)
     }
 
-    /// All entries of a directory, sorted by name, without `.` and `..`, with
-    /// attributes if `plus`.
+    /// Returns all entries of a directory, sorted by name, without `.` and `..`, with attributes if
+    /// `plus`.
     pub fn read_dir(&self, path: &[u8], plus: bool) -> Result<Vec<DirEntry>, Errno> {
         let dir = self.resolve(path, true)?;
         let mut all = Vec::new();
@@ -88,7 +88,7 @@ impl Tree {
             *place = match found {
                 Ok(attr) => Some(attr),
                 Err(Errno::ENOENT) => None,
-                // The names may be seen, and no more.
+                // The user may read the names, but not look them up.
                 Err(Errno::EACCES) => return Ok(()),
                 Err(e) => return Err(e),
             };
@@ -96,7 +96,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The target of a link.
+    /// Returns the target of a link.
     pub fn read_link(&self, path: &[u8]) -> Result<Vec<u8>, Errno> {
         let attr = self.resolve(path, false)?;
         self.client.readlink(&self.cred, attr.ino)
@@ -130,7 +130,7 @@ impl Tree {
         self.client.rmdir(&self.cred, parent, name, false).map(drop)
     }
 
-    /// Moves a path, replacing what is there.
+    /// Moves a path; an existing target is replaced.
     pub fn rename(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
         let (old, name) = self.parent(from)?;
         let (new, new_name) = self.parent(to)?;
@@ -149,10 +149,10 @@ impl Tree {
         Ok(self.handle(data, attr, false))
     }
 
-    /// Opens a file for writing, making it or cutting it to nothing.
+    /// Opens a file for writing; makes it, or cuts it to nothing.
     pub fn create(&self, path: &[u8], mode: u16, umask: u16) -> Result<FileHandle, Errno> {
         let access = Access::WRITE;
-        // A link at the end leads to the file that is meant.
+        // A link at the end is followed to its target.
         let made = match self.resolve(path, true) {
             Ok(found) if found.kind == Kind::Dir => return Err(Errno::EISDIR),
             Ok(found) => {
@@ -173,7 +173,8 @@ impl Tree {
         self.opened(Created { attr, cap, created })
     }
 
-    /// A file that was made, or found, open for writing: one that was there is cut to nothing.
+    /// Returns a handle for a file that was made, or found, open for writing. A file that was there
+    /// is cut to nothing.
     pub fn opened(&self, made: Created) -> Result<FileHandle, Errno> {
         let Created { attr, cap, created } = made;
         let data = self.client.data(&attr, cap.ok_or(Errno::EPROTO)?)?;
@@ -184,7 +185,7 @@ impl Tree {
         Ok(handle)
     }
 
-    /// Changes attributes of a path; its size not, see [`FileHandle::truncate`].
+    /// Changes attributes of a path, but not its size, see [`FileHandle::truncate`].
     pub fn set(&self, path: &[u8], set: SetAttr) -> Result<Attr, Errno> {
         let attr = self.resolve(path, true)?;
         self.client.setattr(
@@ -194,7 +195,7 @@ impl Tree {
         )
     }
 
-    /// On which nodes the bytes of a file lie.
+    /// Returns on which nodes the bytes of a file are.
     pub fn where_is(&self, path: &[u8]) -> Result<Vec<Whereabouts>, Errno> {
         let attr = self.resolve(path, true)?;
         match attr.kind {
@@ -208,7 +209,7 @@ impl Tree {
         FileHandle { tree: self.clone(), data, attr, position: 0, wrote: false, writable }
     }
 
-    /// The directory and the name that a path ends in.
+    /// Returns the directory and the last name of a path.
     pub(crate) fn parent<'a>(&self, path: &'a [u8]) -> Result<(Ino, &'a [u8]), Errno> {
         let end = path.iter().rposition(|b| *b != b'/').ok_or(Errno::EBUSY)? + 1;
         let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);
@@ -220,7 +221,7 @@ impl Tree {
         if path.len() > PATH_MAX {
             return Err(Errno::ENAMETOOLONG);
         }
-        // What is left to walk, last name first; and the way back up.
+        // The names that are left to walk, last name first; and the directories above, for `..`.
         let mut todo = names(path);
         let must_be_dir = path.ends_with(b"/");
         let mut above = Vec::new();
@@ -266,12 +267,12 @@ impl Tree {
     }
 }
 
-/// The names of a path, last first.
+/// Returns the names of a path, last first.
 fn names(path: &[u8]) -> Vec<Vec<u8>> {
     path.split(|b| *b == b'/').filter(|n| !n.is_empty()).rev().map(<[u8]>::to_vec).collect()
 }
 
-/// `name` below `path`.
+/// Returns the path of `name` below `path`.
 pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     let mut joined = path.to_vec();
     if !joined.ends_with(b"/") {
@@ -281,20 +282,20 @@ pub fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     joined
 }
 
-/// Each method fails with the error of the system call it resembles.
+/// Each method fails with the error of the system call that it resembles.
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl FileHandle {
-    /// The attributes at opening.
+    /// Returns the attributes at opening.
     pub fn attr(&self) -> &Attr {
         &self.attr
     }
 
-    /// The bytes, by offset.
+    /// Returns the bytes, by offset.
     pub fn data(&self) -> &DataFile {
         &self.data
     }
 
-    /// Writes all of `data` at the position and moves it.
+    /// Writes all of `data` at the position and moves the position.
     pub fn put(&mut self, data: &[u8]) -> Result<usize, Errno> {
         let n = self.data.write_at(data, self.position)?;
         self.wrote = true;
@@ -304,6 +305,7 @@ impl FileHandle {
 
     /// Cuts or extends the file.
     pub fn truncate(&mut self, size: u64) -> Result<(), Errno> {
+        // The objects first, then the inode: an object is never shorter than its inode says.
         let state = self.data.truncate(size)?;
         let set = SetAttr {
             size: Some(size),
@@ -316,13 +318,13 @@ impl FileHandle {
         Ok(())
     }
 
-    /// Ends the use of the file. What was written is then seen by everybody who opens it.
+    /// Ends the use of the file. Then every client that opens the file sees the written bytes.
     pub fn close(mut self) -> Result<Attr, Errno> {
         self.finish()
     }
 
-    /// As [`FileHandle::close`], but for the request that tells how the file is now: that is to be asked for, may be
-    /// with those of other files.
+    /// As [`FileHandle::close`], but without the request that reports the file's state: the caller
+    /// must send it, perhaps in a batch with those of other files.
     pub fn close_later(mut self) -> (Result<(), Errno>, Act) {
         self.writable = false;
         let mut flushed = self.data.flush();
@@ -338,6 +340,7 @@ impl FileHandle {
     }
 
     fn finish(&mut self) -> Result<Attr, Errno> {
+        // Taken first, so that the drop of this handle does not commit a second time.
         if !std::mem::take(&mut self.writable) {
             return Ok(self.attr.clone());
         }
@@ -354,8 +357,8 @@ impl FileHandle {
 }
 
 impl Drop for FileHandle {
-    /// A handle that is dropped without [`FileHandle::close`] still tells the
-    /// size; only nobody hears if that fails.
+    /// A handle that is dropped without [`FileHandle::close`] still reports the size, but an error
+    /// goes only to the log.
     fn drop(&mut self) {
         if let Err(e) = self.finish() {
             tracing::warn!(ino = %self.attr.ino, error = %e, "file not closed well");

@@ -1,8 +1,8 @@
-//! Walks through a tree of directories on the servers: many stretches of many directories are asked for at a time, and
-//! the partitions of a large directory at once.
+//! Walks through a tree of directories on the servers. The client asks for many stretches of many
+//! directories at a time, and for the partitions of a large directory at once.
 //!
-//! A walk knows which directories there are and what of each is still to be asked for. What is asked, and
-//! what is done with the answers, is the matter of who walks.
+//! A walk records the directories that it has met, and the parts of each that are still to be asked
+//! for. The caller chooses the requests and handles the replies.
 
 use crate::Client;
 use crate::tree::join;
@@ -10,28 +10,28 @@ use tatami_wire::meta::{MetaOp, MetaReply, MetaResult};
 use tatami_wire::partition::Range;
 use tatami_wire::{Cred, Ino};
 
-/// Most stretches that are asked for at a time.
+/// Most stretches in one wave of requests.
 const WAVE_MAX: usize = 32;
 
 /// A directory of the walk.
 pub(crate) struct Dir {
-    /// Where it was met.
+    /// The path where it was met.
     pub(crate) path: Vec<u8>,
     pub(crate) ino: Ino,
-    /// The one above, by number; the first has none.
+    /// The parent, by number; the first directory has none.
     pub(crate) above: Option<usize>,
-    /// Stretches and directories below that are not done.
+    /// Stretches and subdirectories that are not done.
     open: usize,
-    /// It is known in which partitions it is.
+    /// Its partitions are known.
     is_spread_out: bool,
 }
 
-/// Entries of a directory that are to be asked for.
+/// Entries of a directory that are still to be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stretch {
     /// The directory, by number.
     pub(crate) dir: usize,
-    /// Those with cookies above this one.
+    /// Entries with cookies above this one.
     pub(crate) after: u64,
     last: u64,
 }
@@ -44,7 +44,7 @@ pub(crate) struct Walk {
 }
 
 impl Walk {
-    /// Takes a directory in, of which nothing is to be asked for yet.
+    /// Adds a directory, without any request for it yet.
     pub(crate) fn add(&mut self, above: Option<usize>, path: Vec<u8>, ino: Ino) -> usize {
         if let Some(above) = above {
             self.dirs[above].open += 1;
@@ -53,31 +53,34 @@ impl Walk {
         self.dirs.len() - 1
     }
 
-    /// As [`Walk::add`], of a name in a directory of the walk.
+    /// As [`Walk::add`], for a name in a directory of the walk.
     pub(crate) fn add_below(&mut self, above: usize, name: &[u8], ino: Ino) -> usize {
         let path = join(&self.dirs[above].path, name);
         self.add(Some(above), path, ino)
     }
 
-    /// All of a directory is to be asked for.
+    /// Plans requests for all of a directory.
     pub(crate) fn begin(&mut self, dir: usize) {
         self.dirs[dir].open += 1;
         self.todo.push(Stretch { dir, after: 0, last: Range::ALL.last() });
     }
 
-    /// What is asked for next, at once; the newest first, so that there is never much.
+    /// Takes the stretches of the next wave; the newest first, so that few directories are open at
+    /// a time.
     pub(crate) fn wave(&mut self) -> Vec<Stretch> {
         self.todo.split_off(self.todo.len().saturating_sub(WAVE_MAX))
     }
 
-    /// Part of a directory is done: a stretch, or a directory below. Whether all is.
+    /// Ends a part of a directory: a stretch, or a subdirectory. Returns whether that was the last
+    /// one.
     pub(crate) fn is_done(&mut self, dir: usize) -> bool {
         let open = &mut self.dirs[dir].open;
         *open = open.saturating_sub(1);
         *open == 0
     }
 
-    /// Goes on where stretches were told up to a cookie, or to their end. The directories of which all is done then.
+    /// Goes on after replies about stretches, each up to a cookie or to its end. Returns the
+    /// directories that are done now.
     pub(crate) fn go_on(
         &mut self,
         client: &Client,
@@ -102,14 +105,15 @@ impl Walk {
         done
     }
 
-    /// The partitions of a directory, of which one stretch was to be asked for until now, are asked for at once.
+    /// Splits the rest of a directory, which was one stretch until now, into its partitions, so
+    /// that all are asked at once.
     fn spread_out(&mut self, dir: usize, partitions: MetaResult) {
-        // Whoever cannot tell lets us ask for one after the other.
+        // If the server cannot list the partitions, the stretch is asked for step by step.
         let Ok(MetaReply::Partitions(parts)) = partitions else { return };
         let Some(rest) = self.todo.iter_mut().rev().find(|stretch| stretch.dir == dir) else {
             return;
         };
-        // The one that begins with what comes next is the rest's.
+        // The partition that begins with the next cookie stays with the rest.
         let next = rest.after + 1;
         let beyond = parts.iter().map(|part| part.range).filter(|range| range.from > next);
         let beyond: Vec<_> = beyond.collect();
@@ -135,7 +139,8 @@ mod tests {
         Partition { range: Range { from, bits }, shard: ShardId(0), entries: 1 }
     }
 
-    /// The bounds of what is to be asked for of a directory with four partitions, of which all up to a cookie is told.
+    /// Returns the bounds of the stretches of a directory with four partitions, after all entries
+    /// up to a cookie have come.
     fn stretches(upto: u64) -> (Walk, Vec<(u64, u64)>) {
         let mut walk = Walk::default();
         let top = walk.add(None, b"/d".to_vec(), Ino(7));
@@ -157,7 +162,7 @@ mod tests {
         let (third, fourth) = ((2 * QUARTER - 1, 3 * QUARTER - 1), (3 * QUARTER - 1, last));
         let (_, bounds) = stretches(5);
         assert_eq!(bounds, [(5, QUARTER - 1), (QUARTER - 1, 2 * QUARTER - 1), third, fourth]);
-        // All of the first partition has been told.
+        // All of the first partition has come.
         let (_, bounds) = stretches(QUARTER - 1);
         assert_eq!(bounds, [(QUARTER - 1, 2 * QUARTER - 1), third, fourth]);
         let (_, bounds) = stretches(3 * QUARTER + 7);
@@ -169,7 +174,7 @@ mod tests {
         let (mut walk, _) = stretches(5);
         let below = walk.add_below(0, b"e", Ino(8));
         assert_eq!(walk.dirs[below].path, b"/d/e");
-        // Four stretches, and a directory below.
+        // Four stretches, and a subdirectory.
         assert!((0..4).all(|_| !walk.is_done(0)));
         assert!(walk.is_done(0));
     }

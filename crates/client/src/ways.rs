@@ -1,10 +1,14 @@
-//! Which executors must be asked so that the name of a file survives a power cut, with the directories on the way to it.
+//! The names that may not be durable yet: which executors must sync so that the name of a file
+//! survives a power cut, with the directories above it.
 //!
-//! Executors write their logs out by themselves, within a second or so, and tell on the recall connections what survives
-//! (`lasting`). So only names that were made, moved or seen a short time ago are remembered here: by inode, the directory that the
-//! name is in, and the executors that have told of it since. Whatever is not here lasts.
+//! Executors write their logs to disk by themselves, within about a second, and report on the
+//! recall connections up to when their changes are durable (`lasting`). So only recent names are
+//! recorded here: names that were made, moved or seen a short time ago. A record has the inode, the
+//! directory of the name, and the executors that have reported the name since. Names without a
+//! record are durable.
 //!
-//! An executor that has decided a transaction says, when it syncs on behalf of inodes, which others have a part in their names.
+//! An executor that has decided a transaction names the other participants when it syncs on behalf
+//! of inodes.
 
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -13,13 +17,13 @@ use std::time::Duration;
 use tatami_wire::meta::{MetaOp, MetaReply, RenameMode, SYNCED_MAX};
 use tatami_wire::{ExecutorId, Ino, hash};
 
-/// Most names that are remembered. With more, all executors concerned are asked for any file.
+/// Most names that are recorded. Beyond, all executors concerned are asked for any file.
 const NAMES_MAX: usize = 1 << 18;
 
-/// What lasts is forgotten so often at most.
+/// Shortest time between two sweeps of durable names.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// An executor, and when it has told of a name last, by [`uptime`](crate::delegations::uptime).
+/// Executors, and when each reported the name last, by [`uptime`](crate::delegations::uptime).
 type Debts = BTreeMap<ExecutorId, Duration>;
 
 /// See the module.
@@ -31,40 +35,43 @@ pub(crate) struct Ways {
 
 #[derive(Default)]
 struct Known {
-    /// What an executor had done by this time survives a power cut.
+    /// Changes of an executor up to this time survive a power cut.
     lasting: HashMap<ExecutorId, Duration>,
     names: HashMap<Ino, Way, hash::Build>,
-    /// Of names that were made in, or removed from, a directory.
+    /// Changes of names in a directory.
     contents: HashMap<Ino, Debts, hash::Build>,
-    /// Of names that were too many.
+    /// Executors of names that were too many to record.
     common: Debts,
-    /// When what lasts was forgotten the last time.
+    /// The time of the last sweep.
     swept: Duration,
 }
 
-/// How an inode is reached.
+/// The name of an inode.
 struct Way {
     /// Its directory.
     above: Ino,
     debts: Debts,
 }
 
-/// What must be synced for a name.
+/// The sync that a name needs.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Owed {
-    /// The inodes on the way to it.
+    /// The inode, and the directories above it.
     pub(crate) inos: Vec<Ino>,
-    /// These are asked.
+    /// The executors to ask.
     pub(crate) executors: BTreeSet<ExecutorId>,
 }
 
 impl Ways {
-    /// From now on names are remembered. Whoever calls this tells what lasts, too.
+    /// Starts recording. The caller must also report durable times with [`Ways::lasts`].
     pub(crate) fn keep(&self) {
+        // Relaxed: no other data depends on the flag. A name that is missed because a thread sees
+        // it late was made before the recording.
         self.kept.store(true, Relaxed);
     }
 
-    /// Notes what the answer of `here` to `op` tells of names. `home` is the executor that has an inode.
+    /// Records the names in the reply of `here` to `op`. `home` returns the executor that has an
+    /// inode.
     pub(crate) fn learn(
         &self,
         op: &MetaOp,
@@ -118,7 +125,7 @@ impl Ways {
         }
     }
 
-    /// What `executor` had done by this time survives a power cut.
+    /// Records that changes of `executor` up to `until` survive a power cut.
     pub(crate) fn lasts(&self, executor: ExecutorId, until: Duration, now: Duration) {
         let known = &mut *self.known.lock();
         let lasting = known.lasting.entry(executor).or_default();
@@ -129,7 +136,7 @@ impl Ways {
         }
     }
 
-    /// What these inodes have owed for longer than since this time was synced.
+    /// Records that these inodes were synced, for changes up to `since`.
     pub(crate) fn synced(&self, inos: &[Ino], since: Duration) {
         let known = &mut *self.known.lock();
         for ino in inos {
@@ -139,19 +146,19 @@ impl Ways {
         }
     }
 
-    /// As [`Ways::synced`], of what was done in a directory.
+    /// As [`Ways::synced`], for the names in a directory.
     pub(crate) fn contents_synced(&self, dir: Ino, since: Duration) {
         if let Some(debts) = self.known.lock().contents.get_mut(&dir) {
             debts.retain(|_, told| *told >= since);
         }
     }
 
-    /// What the name of an inode owes; nothing where names are not remembered.
+    /// Returns the sync that the name of an inode needs; `None` where names are not recorded.
     pub(crate) fn owed(&self, ino: Ino) -> Option<Owed> {
         self.kept.load(Relaxed).then(|| self.known.lock().owed(ino))
     }
 
-    /// As [`Ways::owed`], and for what was done in this directory.
+    /// As [`Ways::owed`], with the changes in this directory.
     pub(crate) fn owed_in(&self, dir: Ino) -> Option<Owed> {
         if !self.kept.load(Relaxed) {
             return None;
@@ -165,7 +172,7 @@ impl Ways {
 }
 
 impl Known {
-    /// `ino` has a name in `above`, of which these executors have told.
+    /// Records that `ino` has a name in `above`, which these executors have reported.
     fn note<const N: usize>(
         &mut self,
         ino: Ino,
@@ -176,7 +183,8 @@ impl Known {
         if self.names.len() >= NAMES_MAX {
             self.give_up();
         }
-        // What it owes under another name stays, with what that is reached by.
+        // The sync for another name of the inode stays due, with the directories above that name: a
+        // crash may leave either name.
         let before = self.names.get(&ino).filter(|way| way.above != above).map(|way| way.above);
         let more = before.map(|above| self.debts_of_way(above)).unwrap_or_default();
         let way = self.names.entry(ino).or_insert_with(|| Way { above, debts: Debts::new() });
@@ -187,15 +195,15 @@ impl Known {
             .for_each(|(executor, told)| add(&mut way.debts, executor, told));
     }
 
-    /// Something was done in a directory.
+    /// Records a change in a directory.
     fn note_change(&mut self, dir: Ino, executor: ExecutorId, now: Duration) {
         add(self.contents.entry(dir).or_default(), executor, now);
     }
 
-    /// The inode and the directories above, as far as they are remembered.
+    /// Returns the inode and the directories above, as far as they are recorded.
     fn way(&self, ino: Ino) -> impl Iterator<Item = (Ino, &Way)> {
         let first = self.names.get(&ino).map(|way| (ino, way));
-        // Names that were seen at different times may lead in a circle.
+        // Names that were seen at different times may lead in a circle, so the walk is bounded.
         let next = move |(_, way): &(Ino, &Way)| Some((way.above, self.names.get(&way.above)?));
         std::iter::successors(first, next).take(SYNCED_MAX - 1)
     }
@@ -227,7 +235,8 @@ impl Known {
         debts.iter().filter(open).map(|(executor, _)| *executor)
     }
 
-    /// Forgets what lasts. What is below something that does not stays, until its turn comes.
+    /// Drops durable names. A durable name below one that is not stays until a later sweep, because
+    /// the walk upwards leads through it.
     fn forget(&mut self) {
         let owes = |debts: &Debts| self.unsettled(debts).next().is_some();
         let done = |(ino, way): (&Ino, &Way)| {
@@ -244,7 +253,8 @@ impl Known {
         settled.iter().for_each(|executor| _ = self.common.remove(executor));
     }
 
-    /// There are too many: from now on all these executors are asked for any name.
+    /// Drops all records, because there are too many. From then on all executors concerned are
+    /// asked for any name.
     fn give_up(&mut self) {
         let names = std::mem::take(&mut self.names).into_values().map(|way| way.debts);
         let contents = std::mem::take(&mut self.contents).into_values();
@@ -313,12 +323,12 @@ mod tests {
         assert_eq!(ways.owed(FILE).expect("kept").inos, [FILE, DIR, Ino::ROOT]);
         assert_eq!(asked(&ways, DIR), [0]);
         assert_eq!(asked(&ways, TARGET), []);
-        // What was told at that moment may have been done after it.
+        // A change that was reported at that moment may have been made after it.
         ways.lasts(executor(1), ms(200), ms(3000));
         assert_eq!(asked(&ways, FILE), [0, 1]);
         ways.lasts(executor(1), ms(201), ms(6000));
         assert_eq!(asked(&ways, FILE), [0]);
-        // An older word counts no less than before.
+        // An older report does not move the durable time back.
         ways.lasts(executor(1), ms(150), ms(9000));
         assert_eq!(asked(&ways, FILE), [0]);
         assert_eq!(ways.known.lock().names.len(), 2, "what is below stays");

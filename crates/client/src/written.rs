@@ -1,7 +1,8 @@
-//! Files that others are writing: what their objects say.
+//! Files that other clients are writing: the state of their objects.
 //!
-//! The shard hears of bytes when they are synced or closed. Of a file that somebody may be writing it says so, and
-//! whoever wants to know its size asks the node that has the bytes.
+//! The shard learns of new bytes when a writer syncs or closes. The attributes say so when another
+//! client may be writing the file. Then a client that needs the size asks the node that has the
+//! bytes.
 
 use crate::Client;
 use crate::peer::Retry;
@@ -13,8 +14,8 @@ use tatami_wire::meta::DataState;
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, NodeId, Timestamp};
 
-/// A node that did not answer is not asked again for so long: meanwhile the last word of the shard counts, and its
-/// space does not.
+/// A node that did not answer is not asked again for this long. Meanwhile the last state that the
+/// shard knows counts, and the node's space does not.
 const AWAY: Duration = Duration::from_secs(5);
 
 /// Nodes that did not answer, and when.
@@ -32,9 +33,10 @@ impl Away {
 }
 
 impl Client {
-    /// The attributes of a file that others write, with what its bytes are now, as far as they have reached their
-    /// node. Where that does not answer, or the file is tiled (then its size is that which was published last), and of
-    /// any other file, they are as they were.
+    /// Returns the attributes of a file that other clients write, with the present state of its
+    /// bytes as far as they have reached their node. The attributes stay as they are if that node
+    /// does not answer, for a tiled file (its size is the one that was published last), and for any
+    /// other file.
     pub fn with_bytes(&self, attr: Attr) -> Attr {
         if !attr.written_elsewhere || attr.layout.is_tiled() {
             return attr;
@@ -49,8 +51,9 @@ impl Client {
         }
     }
 
-    /// The last change of the object of a file that others write, as far as it has one and its node answers. Times
-    /// that a user sets count more than the writes until then.
+    /// Returns the time of the last change of the object of a file that other clients write, if
+    /// there is an object and its node answers. A time that a user sets overrides the writes before
+    /// it.
     pub fn object_changed(&self, attr: &Attr) -> Option<Timestamp> {
         if !attr.written_elsewhere {
             return None;
@@ -60,7 +63,8 @@ impl Client {
         now.exists.then_some(now.changed)
     }
 
-    /// Asks once, and a second time where a connection turns out to be of a daemon that is gone.
+    /// Asks for the state once, and a second time when the first connection was to a daemon that is
+    /// gone.
     fn object_state(&self, attr: &Attr, cap: Cap) -> Result<ObjectState, Errno> {
         let node = attr.layout.node();
         if attr.layout.is_tiled() || self.away.is_away(node) {
@@ -86,7 +90,8 @@ impl Client {
     }
 }
 
-/// Attributes of a file that others write, with what its object says: as the shard will say when it is told.
+/// Returns the attributes of a file that other clients write, with the state of its object: as the
+/// shard will return them after the writer's report.
 pub fn as_written(mut attr: Attr, now: &ObjectState) -> Attr {
     if now.exists {
         attr.take_bytes(&DataState::from(*now));
