@@ -1,9 +1,9 @@
 //! The bytes of one open file.
 //!
-//! On the node that keeps the object, the daemon hands over the open backing
-//! file and everything below goes straight to the disk. Elsewhere, requests go
-//! to the node's daemon: reads one by one, writes behind (see `remote`). A tiled file
-//! has objects on many nodes (see `tiled`).
+//! On the node that stores the object, the daemon hands over the open backing file, and all
+//! operations below go straight to the disk. For other nodes, requests go to the node's daemon:
+//! reads one by one, writes as write-behind (see `remote`). A tiled file has objects on many nodes
+//! (see `tiled`).
 
 use crate::Client;
 use crate::cause::note_cause;
@@ -25,25 +25,24 @@ use tatami_wire::object::{
 };
 use tatami_wire::{Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece, Timestamp};
 
-/// One open file. Its methods take explicit offsets, so that threads may share
-/// it. Closing is dropping; call [`DataFile::flush`] before, to hear of writes
-/// that failed.
+/// One open file. Its methods take explicit offsets, so that threads may share it. Dropping it
+/// closes the file; call [`DataFile::flush`] before, to learn of failed writes.
 pub struct DataFile {
     client: Arc<Client>,
     ino: Ino,
     piece: Piece,
     cap: Mutex<Cap>,
     place: Place,
-    /// Of a whole file: how it was laid out when it was opened, and its size then, in bytes.
+    /// Of a whole file: its layout and size, in bytes, when it was opened.
     opened: Option<(Layout, u64)>,
-    /// The object had all bytes that it was to have when it was looked at, before the first change.
+    /// The object had all bytes of its inode when it was checked, before the first change.
     is_whole: AtomicBool,
-    /// The same file, laid out anew since.
+    /// The same file, after it was re-laid out.
     moved: OnceLock<Arc<DataFile>>,
 }
 
 enum Place {
-    /// The object is on our node.
+    /// The object is on this node.
     Here { peer: Arc<Peer>, file: Mutex<Option<Arc<OwnedFd>>> },
     /// The object is on another node.
     There { peer: Arc<Peer>, stream: Arc<WriteStream>, told: Mutex<Told> },
@@ -52,7 +51,7 @@ enum Place {
 }
 
 impl Client {
-    /// Access to the bytes of a file, as far as `cap` allows. Talks to nobody.
+    /// Opens the bytes of a file, as far as `cap` allows. Sends no request.
     ///
     /// # Errors
     /// `ENXIO` when the file's node is not in the cluster map.
@@ -69,7 +68,7 @@ impl Client {
         Ok(DataFile { opened, is_whole, ..file })
     }
 
-    /// Access to the bytes of one object of a file. Talks to nobody.
+    /// Opens the bytes of one object of a file. Sends no request.
     ///
     /// # Errors
     /// `ENXIO` when `node` is not in the cluster map.
@@ -94,34 +93,36 @@ impl Client {
     }
 }
 
-/// The methods fail with the error of the same system call, with `EHOSTDOWN`
-/// when the object's daemon stays away, and with `EACCES` or `EBADF` where the
-/// capability does not cover the operation.
+/// The methods fail with the error of the same system call, with `EHOSTDOWN` when the object's
+/// daemon stays away, and with `EACCES` or `EBADF` where the capability does not cover the
+/// operation.
 #[allow(clippy::missing_errors_doc)] // said once, above
 impl DataFile {
-    /// The file's inode.
+    /// Returns the file's inode.
     pub fn ino(&self) -> Ino {
         self.ino
     }
 
-    /// Whether the bytes are on this node, all in one object.
+    /// Returns whether the bytes are on this node, all in one object.
     pub fn is_local(&self) -> bool {
         matches!(self.place, Place::Here { .. })
     }
 
-    /// Whether the bytes are on one other node, all in one object.
+    /// Returns whether the bytes are on one other node, all in one object.
     pub fn is_remote(&self) -> bool {
         matches!(self.place, Place::There { .. }) && self.moved.get().is_none()
     }
 
-    /// The same file as it is laid out now, if that is not how it was when it was opened, and
-    /// what it had at `offset` then can be missing for that reason: its old objects
-    /// are gone, and what is gone reads as empty.
+    /// Returns the same file in its present layout, if it was re-laid out since it was opened and
+    /// its bytes at `offset` can be missing for that reason: its old objects are removed, and a
+    /// removed object reads as empty.
     ///
     /// # Errors
-    /// `EIO` where what it had at `offset` is missing for no such reason: it is lost.
+    /// `EIO` where the bytes at `offset` are missing for no such reason: they are lost.
     fn moved(&self, offset: u64) -> Result<Option<&Arc<DataFile>>, Errno> {
         let Some((layout, size)) = self.opened else { return Ok(None) };
+        // Bytes beyond the size at the open were never in the old object, so their absence proves
+        // nothing.
         if offset >= size || self.moved.get().is_some() {
             return Ok(self.moved.get());
         }
@@ -133,7 +134,8 @@ impl DataFile {
         Ok(Some(self.moved.get_or_init(|| new)))
     }
 
-    /// Whether the byte at `offset` of a whole file, which the shard knows of, is lost; see [`crate::lost`].
+    /// Returns whether the byte at `offset` of a whole file, which the shard knows of, is lost; see
+    /// [`crate::lost`].
     ///
     /// # Errors
     /// Those of the shard and of the object's node.
@@ -150,8 +152,8 @@ impl DataFile {
         })
     }
 
-    /// Refuses to change a file of whose first `len` bytes some are lost: the change would make a file
-    /// that looks whole. Asks once for each handle.
+    /// Refuses to change a file if some of its first `len` bytes are lost: the change would make a
+    /// damaged file look whole. Checks once for each handle.
     ///
     /// # Errors
     /// `EIO`; those of the shard and of the object's node.
@@ -165,12 +167,14 @@ impl DataFile {
         if now.size < least && self.is_lost(now.size)? {
             return Err(Errno::EIO);
         }
+        // Relaxed: the flag only saves a check, and a thread that misses it checks once more.
         self.is_whole.fetch_or(least == size, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Fails where a change of the file is refused because bytes of it are lost. It must be cut to what is left of it, or
-    /// written anew. Costs a look at the object before the first change.
+    /// Fails where a change of the file is refused because bytes of it are lost. The user must
+    /// first cut it to the part that is left, or write it from the start. Costs a look at the
+    /// object before the first change.
     ///
     /// # Errors
     /// `EIO`; those of the shard and of the object's node.
@@ -181,14 +185,14 @@ impl DataFile {
         }
     }
 
-    /// Whether the file is tiled, or was when it was opened.
+    /// Returns whether the file is tiled, or was when it was opened.
     pub fn is_tiled(&self) -> bool {
         matches!(self.place, Place::Tiled(_))
     }
 
-    /// The backing file, open for what the capability allows. The daemon is
-    /// asked once. `None` when the file is on another node, or has no byte yet
-    /// and `create` is not set.
+    /// Returns the backing file, open for the access that the capability allows. The daemon is
+    /// asked once. `None` when the file is on another node, or has no byte yet and `create` is not
+    /// set.
     pub fn local_file(&self, create: bool) -> Result<Option<Arc<OwnedFd>>, Errno> {
         let Place::Here { peer, file } = &self.place else {
             return Ok(None);
@@ -207,8 +211,9 @@ impl DataFile {
         Ok(file.clone())
     }
 
-    /// The backing files of this object and of `more` of the same file on this node, which are made where they
-    /// are not there: one request for all of them, at most [`OPEN_MAX`](tatami_wire::object::OPEN_MAX).
+    /// Returns the backing files of this object and of `more` of the same file on this node, which
+    /// are made where they do not exist. Sends one request for all of them, at most
+    /// [`OPEN_MAX`](tatami_wire::object::OPEN_MAX).
     ///
     /// # Errors
     /// Those of the disk; `EINVAL` for an object of another node; `ENFILE` where this process has no room for them.
@@ -224,13 +229,14 @@ impl DataFile {
                 Ok(result.map(|_| fds))
             })?
         })?;
-        // The kernel takes away those for which this process has no room.
+        // The kernel drops descriptors for which this process has no room. The last numbers are
+        // left for connections.
         let last = fds.iter().max_by_key(|fd| fd.as_raw_fd());
         let is_whole = fds.len() == 1 + more.len() && !last.is_none_or(is_among_last);
         if is_whole { Ok(fds) } else { Err(Errno::ENFILE) }
     }
 
-    /// Asks for a descriptor.
+    /// Asks the daemon for a descriptor.
     pub(crate) fn descriptor(
         &self,
         connection: &mut Connection,
@@ -240,7 +246,7 @@ impl DataFile {
         let call = ObjectCall { cap, piece: self.piece, op: op.clone() };
         connection.send(Class::Object, 0, &call, &[])?;
         let (result, fd): (ObjectResult, _) = connection.receive_with_fd(Class::Object, 0)?;
-        // The kernel takes it away on the way where this process has no room for it.
+        // The kernel drops it on the way where this process has no room for it.
         let fd = result.and_then(|_| fd.ok_or(Errno::ENFILE));
         Ok(fd.and_then(|fd| if is_among_last(&fd) { Err(Errno::ENFILE) } else { Ok(fd) }))
     }
@@ -251,6 +257,7 @@ impl DataFile {
             return new.read_at(buf, offset);
         }
         let got = self.read_as_opened(buf, offset)?;
+        // A short read is the end of the file, or the old object of a file that was re-laid out.
         if got < buf.len()
             && let Some(new) = self.moved(offset.saturating_add(got as u64))?
         {
@@ -283,9 +290,9 @@ impl DataFile {
         }
     }
 
-    /// Reads up to `len` bytes, at most [`PAYLOAD_MAX`], from `offset` into `sink`; fewer
-    /// only at the end. Only where [`DataFile::is_remote`]: when the daemon dies half-way,
-    /// `sink` is started anew.
+    /// Reads up to `len` bytes, at most [`PAYLOAD_MAX`], from `offset` into `sink`; fewer only at
+    /// the end. Only where [`DataFile::is_remote`]. If the daemon dies half-way, the sink starts
+    /// from the beginning.
     ///
     /// # Errors
     /// `EINVAL` for any other file, and for longer reads.
@@ -296,6 +303,8 @@ impl DataFile {
         if len > PAYLOAD_MAX {
             return Err(Errno::EINVAL);
         }
+        // The daemon serves connections in any order, so this read could overtake writes in flight
+        // on the stream's connection.
         stream.settle()?;
         if let Some(new) = self.moved.get() {
             return new.read_from_memory(sink, offset, len);
@@ -317,7 +326,7 @@ impl DataFile {
         Ok(got)
     }
 
-    /// As [`DataFile::read_into`], wherever the bytes are.
+    /// As [`DataFile::read_into`], for bytes on any node.
     fn read_from_memory(
         &self,
         sink: &mut dyn Sink,
@@ -341,8 +350,8 @@ impl DataFile {
         Ok(got)
     }
 
-    /// Writes all of `data` to `offset`. On another node the bytes are on
-    /// their way when this returns, not yet written: see [`DataFile::flush`].
+    /// Writes all of `data` to `offset`. To another node the bytes are in flight when this returns,
+    /// not yet written: see [`DataFile::flush`].
     pub fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Errno> {
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > tatami_wire::FILE_SIZE_MAX {
@@ -367,12 +376,11 @@ impl DataFile {
         }
     }
 
-    /// Writes `data` to the end of the file, in one piece whatever others do.
-    /// Data longer than [`PAYLOAD_MAX`] is cut; the result says how much was
-    /// written.
+    /// Writes `data` to the end of the file, atomically with regard to other appends. Data longer
+    /// than [`PAYLOAD_MAX`] is cut; the result is the number of written bytes.
     ///
-    /// If the daemon of another node dies before it answers, it can't be known
-    /// whether the bytes were written, and the answer is `EIO`.
+    /// If the daemon of another node dies before it replies, the bytes may or may not have been
+    /// written, and the result is `EIO`.
     pub fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         let data = &data[..data.len().min(PAYLOAD_MAX)];
         self.refuse_lost(u64::MAX)?;
@@ -385,9 +393,13 @@ impl DataFile {
             let call = ObjectCall { cap, piece: self.piece, op: ObjectOp::Append };
             let mut sent = false;
             let result: ObjectResult = self.peer().data(|connection| {
+                // Once the request was sent, a repetition could append twice. So the second attempt
+                // gives up.
                 if sent {
                     return Ok(Err(Errno::EIO));
                 }
+                // A daemon that was restarted has closed its idle connections. To find that out
+                // before the send saves an `EIO`.
                 if connection.is_stale() {
                     return Err(FrameError::Closed);
                 }
@@ -403,7 +415,7 @@ impl DataFile {
         }
     }
 
-    /// Waits until all writes are in the hands of the object's node.
+    /// Waits until all writes have reached the object's node.
     pub fn flush(&self) -> Result<(), Errno> {
         match &self.place {
             Place::Here { .. } => Ok(()),
@@ -412,18 +424,18 @@ impl DataFile {
         }
     }
 
-    /// As [`DataFile::flush`]; who has failed to write learns it later, as if this had not been.
+    /// As [`DataFile::flush`], but leaves failures for the writers to learn later.
     pub fn settle(&self) {
         match &self.place {
             Place::Here { .. } => {}
-            // Only who is being killed does not wait, and does not look at the bytes either.
+            // Only a program that is being killed does not wait, and it does not read the bytes
+            // either.
             Place::There { stream, .. } => _ = stream.settle(),
             Place::Tiled(file) => file.settle(),
         }
     }
 
-    /// Makes everything written so far survive a power cut, names of new
-    /// objects included.
+    /// Makes everything written so far survive a power cut, names of new objects included.
     pub fn sync(&self, data_only: bool) -> Result<ObjectState, Errno> {
         if let Place::Tiled(file) = &self.place {
             return file.sync(data_only);
@@ -432,19 +444,22 @@ impl DataFile {
         self.state(&ObjectOp::Sync { data_only })
     }
 
-    /// Cuts or extends the file. The caller then tells the shard ([`Client::setattr`] with a size).
+    /// Cuts or extends the file. The caller must then report the size to the shard
+    /// ([`Client::setattr`] with a size).
     pub fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
-        // Before it counts as cut: then its length tells nothing.
+        // Before the truncation begins: from then on the object's length proves nothing.
         match &self.place {
             Place::Tiled(file) if size > 0 => file.refuse_lost()?,
             Place::Tiled(_) => {}
             Place::Here { .. } | Place::There { .. } => self.refuse_lost(size)?,
         }
+        // Counted before the object changes: no check of lost bytes may see the shorter object and
+        // not the truncation.
         self.client.losses.begin_cut(self.ino);
         self.cut(size).inspect_err(|_| self.client.losses.end_cut(self.ino))
     }
 
-    /// Cuts or extends an object of which the shard does not know, or only as of one to be removed.
+    /// Cuts or extends an object that the shard does not know, or knows only as one to be removed.
     pub(crate) fn truncate_unknown(&self, size: u64) -> Result<ObjectState, Errno> {
         self.cut(size)
     }
@@ -458,7 +473,7 @@ impl DataFile {
         }
         self.flush()?;
         let cut = self.state(&ObjectOp::Truncate { size })?;
-        // It has what it is to have from now on.
+        // From now on the object has all bytes of its inode.
         self.is_whole.store(true, Ordering::Relaxed);
         Ok(cut)
     }
@@ -474,7 +489,7 @@ impl DataFile {
             let file = self.created()?;
             return match rustix::fs::fallocate(&file, allocate_flags(mode), offset, len) {
                 Ok(()) => stat_file(&file),
-                // The daemon knows how to do without the disk's help.
+                // The daemon writes zeros itself where the disk cannot.
                 Err(rustix::io::Errno::OPNOTSUPP) => {
                     self.state(&ObjectOp::Allocate { mode, offset, len })
                 }
@@ -484,14 +499,14 @@ impl DataFile {
         self.state(&ObjectOp::Allocate { mode, offset, len })
     }
 
-    /// The next data, or hole, at or after `offset`.
+    /// Returns the next data, or hole, at or after `offset`.
     pub fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
         if let Place::Tiled(file) = &self.place {
             return file.seek(what, offset);
         }
         self.flush()?;
         match self.seek_as_opened(what, offset) {
-            // An object that is gone has no data.
+            // A removed object has no data: the file may have been re-laid out.
             Err(Errno::ENXIO) => match self.moved(offset)? {
                 Some(new) => new.seek(what, offset),
                 None => Err(Errno::ENXIO),
@@ -515,7 +530,7 @@ impl DataFile {
         }
     }
 
-    /// Size and storage, with everything that was written through this client.
+    /// Returns size and storage, with everything that was written through this client.
     pub fn stat(&self) -> Result<ObjectState, Errno> {
         match &self.place {
             Place::Here { .. } => match self.local_file(false)? {
@@ -533,7 +548,7 @@ impl DataFile {
     /// Copies within one node, sharing blocks where the disk can.
     ///
     /// # Errors
-    /// `EXDEV` when the two files lie on different nodes, or one is tiled: the caller must then
+    /// `EXDEV` when the two files are on different nodes, or one is tiled: the caller must then
     /// read and write.
     pub fn copy_from(
         &self,
@@ -556,6 +571,7 @@ impl DataFile {
             len,
         };
         match self.exchange(&op, &[], &mut [])?.0 {
+            // An empty copy may come from an object that was removed by a relayout of the source.
             ObjectReply::Written { len: 0, .. } if source.moved(source_offset)?.is_some() => {
                 Err(Errno::EXDEV)
             }
@@ -564,21 +580,20 @@ impl DataFile {
         }
     }
 
-    /// When this returns, the bytes are an object also if they were in a file that is only lent.
+    /// Makes an object of the file's bytes, also if they are in a spare file.
     pub fn make_object(&self) -> Result<(), Errno> {
-        // Whoever asks for an object makes one of what is lent for it.
+        // Any request for the object makes one of the spare file that stands for it.
         self.state(&ObjectOp::Stat).map(drop)
     }
 
-    /// The backing file from now on, in place of the one that the daemon would hand out:
-    /// one that is lent for this inode.
+    /// Uses `lent`, a spare file that stands for this inode, as the backing file from now on.
     pub fn use_file(&self, lent: Arc<OwnedFd>) {
         if let Place::Here { file, .. } = &self.place {
             *file.lock() = Some(lent);
         }
     }
 
-    /// Closes the backing file, until it is needed.
+    /// Closes the backing file, until it is needed again.
     pub fn close_file(&self) {
         if let Place::Here { file, .. } = &self.place {
             *file.lock() = None;
@@ -612,7 +627,8 @@ impl DataFile {
         }
     }
 
-    /// One request to the daemon and its answer. Only for what may be done twice.
+    /// Sends one request to the daemon and returns its reply. Only for operations that may take
+    /// effect twice.
     fn exchange(
         &self,
         op: &ObjectOp,
@@ -627,9 +643,8 @@ impl DataFile {
         })
     }
 
-    /// Runs `request`; if our capability has run out, once more with a new
-    /// one. Permission was checked when the file was opened, and an open file
-    /// stays open.
+    /// Runs `request`; if the capability has expired, once more with a new one. Permission was
+    /// checked when the file was opened, and an open file stays open.
     pub(crate) fn renewing<R>(
         &self,
         mut request: impl FnMut(Cap) -> Result<R, Errno>,
@@ -640,7 +655,8 @@ impl DataFile {
                 let (attr, fresh) = self.client.open(&Cred::ROOT, self.ino, cap.access)?;
                 let moved = |(layout, _)| !is_same_base(attr.layout, layout);
                 if cap.access.write && self.opened.is_some_and(moved) {
-                    // We were away for so long that we counted as gone.
+                    // This client was away for longer than its lease and lost its open for writing:
+                    // another client may have re-laid out the file meanwhile.
                     return Err(Errno::ESTALE);
                 }
                 *self.cap.lock() = fresh;
@@ -688,8 +704,8 @@ fn read_fully(file: &OwnedFd, buf: &mut [u8], offset: u64) -> Result<usize, Errn
     Ok(done)
 }
 
-/// Writes until all is written or nothing more can be: then what was written
-/// counts, as in write(2).
+/// Writes until all is written or an error stops it: then the number of written bytes counts, as in
+/// write(2).
 fn write_fully(file: &OwnedFd, data: &[u8], offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < data.len() {
@@ -723,7 +739,7 @@ fn allocate_flags(mode: AllocMode) -> FallocateFlags {
     }
 }
 
-/// Size, storage and times of a backing file.
+/// Returns size, storage and times of a backing file.
 ///
 /// # Errors
 /// Those of fstat(2).

@@ -1,4 +1,4 @@
-//! Files that our own node lends us for new inodes; see [`tatami_lend`].
+//! Spare files that the home node lends to this client for new inodes; see [`tatami_lend`].
 
 use crate::DataFile;
 use crate::connection::Connection;
@@ -10,34 +10,35 @@ use tatami_lend::{Moment, SLOTS, Table};
 use tatami_wire::object::{ObjectOp, ObjectState};
 use tatami_wire::{Errno, Ino};
 
-/// A table of lent files. Dropped, it ends: the daemon makes objects of what is lent.
+/// A table of spare files. When it is dropped, the daemon makes objects of the files that stand for
+/// an inode.
 pub struct Loan {
     id: u64,
     table: Table,
-    /// The table lives as long as this.
+    /// The daemon keeps the table as long as this connection.
     _connection: Mutex<Connection>,
 }
 
-/// A lent file that stands for no inode yet.
+/// A spare file that stands for no inode yet.
 #[derive(Clone, Debug)]
 pub struct Spare {
-    /// Its place in the table.
+    /// Its slot in the table.
     pub slot: usize,
     /// Open for reading and writing, and empty.
     pub file: Arc<OwnedFd>,
-    /// How it was when it was lent.
+    /// Its state when it was lent.
     pub state: ObjectState,
 }
 
 impl Loan {
-    /// Files in it, numbered from 0.
+    /// Number of slots, counted from 0.
     pub const SLOTS: usize = SLOTS;
 
-    /// A new table of our own node, asked for in the name of `data`, a file that we may write.
+    /// Asks the home node for a new table, in the name of `data`, a file that the client may write.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the disk does not suit, `EPERM` where the daemon does not trust us,
-    /// `EHOSTDOWN` when it stays away, `EINVAL` for a file on another node.
+    /// `EOPNOTSUPP` where the disk does not suit, `EPERM` where the daemon does not trust this
+    /// client, `EHOSTDOWN` when the daemon stays away, `EINVAL` for a file on another node.
     pub fn begin(data: &DataFile) -> Result<Loan, Errno> {
         if !data.is_local() {
             return Err(Errno::EINVAL);
@@ -48,7 +49,7 @@ impl Loan {
         let op = ObjectOp::Borrow { table: id };
         let (file, connection) = data.renewing(|cap| {
             let mut kept = None;
-            // One that was used before may be broken; the daemon is asked on a new one then.
+            // An idle connection may be broken; then the daemon is asked on a new one.
             for _ in 0..2 {
                 let Ok(mut connection) = data.peer().take_data(data.peer().patience()) else {
                     break;
@@ -64,9 +65,10 @@ impl Loan {
         Ok(Loan { id, table, _connection: Mutex::new(connection) })
     }
 
-    /// An empty file for a slot. When this returns, what the slot stood for is an object; where the
-    /// answer is `ENOENT`, too: the table has ended. It is asked for once: after any other error the
-    /// slot must not be used again, since the daemon may still come to answer.
+    /// Asks for an empty file for a slot. When this returns, the file that the slot had before is
+    /// an object; also after `ENOENT`, which means that the table has ended. The request is sent
+    /// once. After any other error the slot must not be used again, because the daemon may still
+    /// handle the request.
     ///
     /// # Errors
     /// Those of the disk, `EHOSTDOWN` when the daemon is away.
@@ -86,25 +88,25 @@ impl Loan {
         Ok(Spare { slot, file: Arc::new(fd), state })
     }
 
-    /// Now, before an inode is made.
+    /// Returns the present moment, to be taken before an inode is made.
     pub fn now(&self) -> Moment {
         self.table.now()
     }
 
-    /// The file of a slot stands for `ino`, which did not exist at `since`. Where this is false,
-    /// the daemon must be asked for the file, see [`DataFile::local_file`], and then
-    /// the slot given back.
+    /// Assigns the file of a slot to `ino`, which did not exist at `since`. If this returns false,
+    /// the caller must ask the daemon for the file, see [`DataFile::local_file`], and then give the
+    /// slot back.
     pub fn lend(&self, slot: usize, ino: Ino, since: Moment) -> bool {
         self.table.lend(slot, ino, since)
     }
 
-    /// The slot's file, which is empty, stands for `ino` no longer. False where it has become its object,
-    /// or the table has ended.
+    /// Takes the slot's file, which is empty, from `ino`. Returns false where the file has become
+    /// the inode's object, or the table has ended.
     pub fn give_back(&self, slot: usize, ino: Ino) -> bool {
         self.table.give_back(slot, ino)
     }
 
-    /// Nothing is lent any more.
+    /// Returns whether the table has ended.
     pub fn is_ended(&self) -> bool {
         self.table.is_ended()
     }

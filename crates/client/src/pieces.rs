@@ -1,5 +1,5 @@
-//! What became of the pieces of a file: what was published of them, and what their journals
-//! tell beyond that.
+//! The state of a file's pieces: the tiles that were published, and the tiles that their journals
+//! have beyond these.
 
 use crate::Client;
 use std::sync::Arc;
@@ -14,23 +14,24 @@ use tatami_wire::{Attr, Cap, Cred, Errno, NodeId, Piece};
 pub struct PieceTold {
     /// Its number.
     pub number: u32,
-    /// The node that keeps it.
+    /// The node that stores it.
     pub node: NodeId,
-    /// Whether somebody adds to it.
+    /// Whether a writer still adds to it.
     pub growth: Growth,
-    /// Bytes that were published.
+    /// Published bytes.
     pub published: u64,
-    /// Bytes that its journal tells of, these included; `None` where there is none, or its node
-    /// is away, or it is damaged.
+    /// Bytes in its journal, the published ones included; `None` where there is no journal, or its
+    /// node is away, or it is damaged.
     pub journal: Option<u64>,
-    /// Where its journal is damaged. Of one that grows this may be what comes next, half written.
+    /// Where its journal is damaged. In a piece that grows this may be a record that is half
+    /// written.
     pub damage: Option<Damage>,
 }
 
-/// Tells of all pieces of a file that `cap` allows to read.
+/// Reports all pieces of a file that `cap` allows to read.
 ///
 /// # Errors
-/// Those of [`Client::pieces`]; `EIO` for tiles that do not read.
+/// Those of [`Client::pieces`]; `EIO` for tiles that cannot be decoded.
 pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<PieceTold>, Errno> {
     let (page, _) = client.pieces(attr.ino)?;
     let mut told = Vec::with_capacity(page.pieces.len());
@@ -54,7 +55,7 @@ pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<Pi
     Ok(told)
 }
 
-/// What became of a piece whose journal is damaged, when its loss was accepted.
+/// The recovered part of a piece whose journal is damaged, after its loss was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceSaved {
     /// Its number.
@@ -65,11 +66,11 @@ pub struct PieceSaved {
     pub lost: Vec<Damage>,
 }
 
-/// Closes the pieces of a file whose writers are gone and whose journals are damaged: what is whole of them is published. `cap`
-/// allows to read the file, `cred` may write it.
+/// Closes the pieces of a file whose writers are gone and whose journals are damaged, and publishes
+/// the records that are whole. `cap` allows to read the file, `cred` may write it.
 ///
 /// # Errors
-/// Those of the shard, and of the nodes that have the journals; then the piece is as it was.
+/// Those of the shard, and of the nodes that have the journals; then the piece stays as it was.
 pub fn accept_loss(
     client: &Arc<Client>,
     cred: &Cred,
@@ -93,6 +94,7 @@ pub fn accept_loss(
                 salvaged.joined_with(&PieceTiles::decode(&piece.tiles).map_err(|_| Errno::EIO)?)
             }
         };
+        // A record may be on disk while its bytes are not: those tiles are left out.
         let tiles = within(&tiles, state.size);
         let encoded = tiles.encode();
         if encoded.len() > TILES_MAX {
@@ -107,14 +109,15 @@ pub fn accept_loss(
     Ok(saved)
 }
 
-/// The tiles as far as their bytes are there, in an object of `size` bytes: after a power cut the journal may know of more.
+/// Returns the tiles whose bytes exist, in an object of `size` bytes: after a power cut the journal
+/// may refer to more.
 pub fn within(tiles: &PieceTiles, size: u64) -> PieceTiles {
     let mut left = PieceTiles::new(tiles.rank());
     let views: Vec<_> = tiles.views().iter().map(|view| left.add_view(view)).collect();
     for tile in tiles.tiles() {
         let len = tile.len.min(size.saturating_sub(tile.at));
         if let (Some(Ok(view)), true) = (views.get(tile.view as usize), len > 0) {
-            // What is a part of a tile is one as well.
+            // A part of a valid tile is a valid tile.
             let _ = left.push(Tile { view: *view, len, ..*tile });
         }
     }
@@ -135,7 +138,7 @@ fn read_journal(
         all.resize(before + PAYLOAD_MAX, 0);
         let got = object.read_at(&mut all[before..], before as u64)?;
         all.truncate(before + got);
-        // More is not read; one that is so long is refused.
+        // Longer journals are refused, so no more is read.
         if got == 0 || all.len() > BYTES_MAX {
             return Ok(all);
         }

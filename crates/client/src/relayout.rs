@@ -1,9 +1,9 @@
-//! Laying a file out anew: whole on one node, or in stripes over several.
+//! Relayout of a file: to a whole file on one node, or to stripes over several.
 //!
-//! The bytes are copied into objects that nobody knows, and one request to the shard puts these
-//! in the place of those that the file has, if nobody could have changed the bytes since the
-//! copy began. So readers see the same bytes at any time, whoever writes finds what they wrote
-//! or keeps the file as it is, and what a crash leaves is garbage that the shard knows of.
+//! The client copies the bytes into objects that no file has yet. Then one request to the shard
+//! replaces the file's objects by these, if no client could have changed the bytes since the copy
+//! began. So readers see the same bytes at any time. A writer finds its bytes, or prevents the
+//! replacement. The leftovers of a crash are garbage that the shard knows of.
 
 use crate::peer::Retry;
 use crate::{Client, DataFile};
@@ -18,24 +18,24 @@ use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino, Layout, NodeId, Piece};
 
 /// Bytes that are read at a time.
 const CHUNK: u64 = 4 << 20;
-/// What is zero in runs of so many bytes is not written.
+/// Zero blocks of this many bytes are not written.
 const BLOCK: usize = 4096;
 
-/// What a file is to become.
+/// The wanted layout of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// One object, on this node, or on the one that has the base.
+    /// One object, on this node, or on the node of the base.
     Whole(Option<NodeId>),
-    /// Stripes of so many bytes, dealt out to these nodes in turn.
+    /// Stripes, dealt out to these nodes in turn.
     Striped {
         /// 1 to [`RESERVE_MAX`] - 1 nodes.
         nodes: Vec<NodeId>,
-        /// Bytes that each gets in its turn.
+        /// Bytes of a stripe.
         unit: u64,
     },
 }
 
-/// A file that is being laid out anew. Dropped before [`Relayout::finish`], it stays as it is.
+/// A relayout in progress. If it is dropped before [`Relayout::finish`], the file stays as it is.
 pub struct Relayout {
     open: OpenForWriting,
     attr: Attr,
@@ -44,7 +44,7 @@ pub struct Relayout {
     targets: Vec<Target>,
     /// `None` for a whole file.
     stripes: Option<Stripes>,
-    /// Node and number of the base to come.
+    /// Node and number of the new base.
     base: (NodeId, u32),
     stamp: u64,
     next: AtomicU64,
@@ -57,7 +57,7 @@ struct Target {
     data: DataFile,
 }
 
-/// That we have the file open for writing: as long as that is so, what was set aside for us stays.
+/// The file's open for writing: as long as it lasts, the shard keeps the reserved objects.
 struct OpenForWriting {
     client: Arc<Client>,
     ino: Ino,
@@ -75,11 +75,11 @@ impl Drop for OpenForWriting {
 }
 
 impl Relayout {
-    /// Opens the file and has objects set aside for it. `None` where it is laid out so already, or
-    /// has no byte. While somebody else has it open for writing, waits for `patience`.
+    /// Opens the file and reserves objects for it. Returns `None` where the file has the layout
+    /// already, or has no byte. While another client has it open for writing, waits for `patience`.
     ///
     /// # Errors
-    /// Those of opening it for reading and writing, `EBUSY` when patience was at an end, `ENOSPC`,
+    /// Those of opening it for reading and writing, `EBUSY` when `patience` has passed, `ENOSPC`,
     /// `EINVAL` for nodes and stripes that are not possible.
     pub fn begin(
         client: &Arc<Client>,
@@ -107,14 +107,18 @@ impl Relayout {
         }
         let nodes = nodes_of(goal, stripes, layout, size);
         let (first, stamp) = reserve(client, cred, ino, &nodes, patience)?;
-        // From here on nobody changes it without taking from us what was set aside.
+        // From here on, a client that opens the file for writing takes the reservation away, and
+        // the final request fails.
         let attr = client.getattr(cred, ino)?;
+        // The layout may have changed before the reservation. Then the reserved numbers belong to
+        // the wrong nodes.
         if nodes_of(goal, stripes, attr.layout, attr.size) != nodes {
             return Err(Errno::EBUSY);
         }
         let source = client.data(&attr, cap)?;
         let mut numbered: Vec<(NodeId, u32)> = nodes.iter().copied().zip(first..).collect();
-        // The base is the last one. That of a striped file gets no byte before somebody appends.
+        // The base has the last number. The base of a striped file gets no byte before a client
+        // appends.
         let base = *numbered.last().ok_or(Errno::EINVAL)?;
         numbered.truncate(nodes.len() - usize::from(stripes.is_some()));
         let mut this = Relayout {
@@ -123,6 +127,7 @@ impl Relayout {
             targets: Vec::new(),
             stripes,
             base,
+            // The stamps of tiles in the new pieces must exceed that of the reservation.
             stamp: stamp + 1,
             next: AtomicU64::new(0),
             failed: AtomicBool::new(false),
@@ -139,19 +144,19 @@ impl Relayout {
             self.targets.push(Target { node, number, data });
             let size = self.attr.size;
             let len = self.stripes.map_or(size, |stripes| stripes.len(i as u64, size));
-            // So long it must be, also where it ends with zeros.
+            // Each object gets its full length first, because trailing zeros are not written.
             self.targets[i].data.truncate_unknown(len)?;
         }
         Ok(())
     }
 
-    /// Bytes of the file.
+    /// Returns the size of the file in bytes.
     pub fn size(&self) -> u64 {
         self.attr.size
     }
 
-    /// Copies until nothing is left, or another caller has failed; by as many threads as call it.
-    /// `progress` is told of bytes that are done.
+    /// Copies until nothing is left, or another caller has failed. Several threads may call it at
+    /// the same time. `progress` gets the number of bytes copied.
     ///
     /// # Errors
     /// Those of reading and writing.
@@ -160,6 +165,8 @@ impl Relayout {
         let mut bytes = vec![0; CHUNK.min(size) as usize];
         let mut parts: Vec<(u64, Vec<u8>)> = vec![(0, Vec::new()); self.targets.len()];
         while !self.failed.load(Ordering::Relaxed) {
+            // Relaxed: each thread needs a chunk of its own, and no order between them. The joins
+            // before `finish` order the copies before it.
             let offset = self.next.fetch_add(CHUNK, Ordering::Relaxed);
             if offset >= size {
                 break;
@@ -202,15 +209,17 @@ impl Relayout {
         Ok(())
     }
 
-    /// Makes the copy the file, when [`Relayout::copy`] has returned well to all who called it.
+    /// Makes the copy the file. All calls of [`Relayout::copy`] must have succeeded before.
     ///
     /// # Errors
-    /// `EBUSY` where somebody could have changed the file since it was begun, `EIO` where
-    /// not all was copied, those of writing.
+    /// `EBUSY` where another client could have changed the file since the begin, `EIO` where the
+    /// copy is not complete, and those of writing.
     pub fn finish(mut self) -> Result<Attr, Errno> {
         if self.failed.load(Ordering::Relaxed) || self.next.load(Ordering::Relaxed) < self.size() {
             return Err(Errno::EIO);
         }
+        // The copies must be on disk before the shard commits: after a power cut the file would
+        // refer to objects without bytes.
         let mut states = Vec::with_capacity(self.targets.len());
         for target in &self.targets {
             states.push(target.data.sync(false)?);
@@ -222,13 +231,14 @@ impl Relayout {
         let MetaReply::Attr(attr) = self.open.client.meta(&Cred::ROOT, op)? else {
             return Err(Errno::EPROTO);
         };
-        // The shard has noted our end, too.
+        // The shard has recorded the end of this open for writing, too.
         self.open.ended = true;
+        // After the return, the caller relies on the new layout even across a power cut.
         self.open.client.sync()?;
         Ok(attr)
     }
 
-    /// The pieces, and the state of the base.
+    /// Returns the pieces, and the state of the base.
     fn outcome(&self, states: &[ObjectState]) -> Result<(Vec<NewPiece>, ObjectState), Errno> {
         let Some(stripes) = self.stripes else {
             let state = states.first().copied().ok_or(Errno::EIO)?;
@@ -246,13 +256,13 @@ impl Relayout {
 }
 
 impl Drop for Relayout {
-    /// Gives the space back at once; the rest is done when the shard hears that we have ended.
+    /// Frees the space at once; the shard removes the objects when it learns of the end.
     fn drop(&mut self) {
         if self.open.ended {
             return;
         }
         for target in &self.targets {
-            // What could not be written is of no interest any more.
+            // The copy is discarded, so a failed write does not matter.
             let _ = target.data.flush();
             if let Err(error) = target.data.truncate_unknown(0) {
                 tracing::debug!(ino = %self.open.ino, %error, "a copy is removed later");
@@ -261,7 +271,8 @@ impl Drop for Relayout {
     }
 }
 
-/// The nodes of the objects to be set aside: those of pieces that get bytes, then that of the base.
+/// Returns the nodes of the objects to reserve: those of pieces that get bytes, then that of the
+/// base.
 fn nodes_of(goal: &Goal, stripes: Option<Stripes>, layout: Layout, size: u64) -> Vec<NodeId> {
     match goal {
         Goal::Whole(node) => vec![node.unwrap_or(layout.node())],
@@ -286,14 +297,14 @@ fn reserve(
         match client.meta(cred, op) {
             Ok(MetaReply::Pieces { first, stamp }) => return Ok((first, stamp)),
             Ok(_) => return Err(Errno::EPROTO),
-            // The shard tells nobody when a writer has closed.
+            // The shard sends no event when a writer closes.
             Err(Errno::EBUSY) if retry.pause() => {}
             Err(e) => return Err(e),
         }
     }
 }
 
-/// Whether a file has the layout that it is to get.
+/// Returns whether a file has the wanted layout already.
 fn is_so(goal: &Goal, stripes: Option<Stripes>, page: &Page, layout: Layout, size: u64) -> bool {
     let (Goal::Striped { nodes, .. }, Some(stripes)) = (goal, stripes) else {
         let node = if let Goal::Whole(Some(node)) = goal { *node } else { layout.node() };
@@ -320,7 +331,7 @@ fn is_so(goal: &Goal, stripes: Option<Stripes>, page: &Page, layout: Layout, siz
             .all(|(i, (piece, node))| piece.node == *node && is_stripe(i, &piece.tiles))
 }
 
-/// Writes `bytes` to a new object, which reads as zeros where nothing was written.
+/// Writes `bytes` to a new object, and leaves out blocks of zeros: unwritten bytes read as zeros.
 fn write_sparsely(to: &DataFile, bytes: &[u8], at: u64) -> Result<(), Errno> {
     let is_zero = |from: usize| {
         let block = &bytes[from..bytes.len().min(from + BLOCK)];

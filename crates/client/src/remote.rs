@@ -1,12 +1,11 @@
-//! Write-behind: writes to a file on another node are sent one after the other
-//! without waiting for the answers.
+//! Write-behind: writes to a file on another node are sent one after the other, without waiting for
+//! the replies.
 //!
-//! There is one stream per object, shared by all handles of this client, so
-//! that a handle never reads around what another handle wrote. A write stays
-//! in memory until the daemon has acknowledged it: when the daemon dies, the
-//! writes without an answer are sent again, in order, to its successor.
-//! Writing the same bytes twice does no harm. What the daemon could not write
-//! (a full disk) is told to every handle once, at its next write, flush or sync.
+//! There is one stream per object, shared by all handles of this client, so that a read through one
+//! handle always sees the writes of another. A write stays in memory until the daemon has
+//! acknowledged it. When the daemon dies, the writes without a reply are sent again, in order, to
+//! its next incarnation. To write the same bytes twice does no harm. A write that the daemon could
+//! not do (a full disk) is reported to every handle once, at its next write, flush or sync.
 
 use crate::cause::note_cause;
 use crate::connection::Connection;
@@ -19,12 +18,12 @@ use tatami_wire::frame::{Class, FrameError};
 use tatami_wire::object::{ObjectCall, ObjectResult};
 use tatami_wire::{Errno, Ino, Piece};
 
-/// Unacknowledged bytes per object at most.
+/// Most unacknowledged bytes per object.
 const WINDOW_BYTES: usize = 8 << 20;
-/// Unacknowledged writes per object at most. Their answers fit any socket
-/// buffer, so the daemon never waits for us while we wait for it.
+/// Most unacknowledged writes per object. Their replies fit any socket buffer, so the daemon never
+/// waits for this client while this client waits for it.
 const WINDOW_WRITES: usize = 128;
-/// Buffers of acknowledged writes kept for the next ones.
+/// Buffers of acknowledged writes that are kept for the next ones.
 const SPARE_BUFFERS: usize = 8;
 
 /// All streams of a client.
@@ -34,7 +33,7 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// The stream of this object of `ino`, made if there is none.
+    /// Returns the stream of this object of `ino`; makes it if there is none.
     pub(crate) fn of(&self, ino: Ino, piece: Piece, peer: &Arc<Peer>) -> Arc<WriteStream> {
         let mut open = self.open.lock();
         if let Some(stream) = open.get(&(ino, piece)).and_then(Weak::upgrade) {
@@ -57,14 +56,13 @@ struct Pending {
 
 #[derive(Default)]
 struct State {
-    /// There while something is under way.
+    /// Set while writes are in flight.
     connection: Option<Connection>,
     next: u64,
     pending: VecDeque<Pending>,
     bytes: usize,
     spare: Vec<Vec<u8>>,
-    /// Attempts since the last answer: there while the connection breaks again
-    /// and again.
+    /// Attempts since the last reply: set while the connection breaks again and again.
     retry: Option<Retry>,
     failures: Failures,
 }
@@ -76,27 +74,27 @@ struct Failures {
     last: Option<Errno>,
 }
 
-/// How many failures a handle has been told of.
+/// How many failures a handle has reported.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Told(u64);
 
-/// The writes under way to one object.
+/// The writes in flight to one object.
 pub(crate) struct WriteStream {
     peer: Arc<Peer>,
     state: Mutex<State>,
 }
 
 impl WriteStream {
-    /// What a handle that is opened now has nothing to do with.
+    /// Returns the failures so far, which a handle that is opened now does not report.
     pub(crate) fn told(&self) -> Told {
         Told(self.state.lock().failures.count)
     }
 
-    /// Sends a write. Returns when it is on its way.
+    /// Sends a write. Returns when it is in flight.
     ///
     /// # Errors
-    /// A failure of an earlier write that `told` does not know of. `EHOSTDOWN` when the
-    /// program that asked is being ended: nothing of this write was accepted.
+    /// A failure of an earlier write that `told` does not include. `EHOSTDOWN` when the program
+    /// that asked is being ended: nothing of this write was accepted.
     pub(crate) fn write(
         &self,
         call: ObjectCall,
@@ -109,6 +107,8 @@ impl WriteStream {
         {
             self.settle_one(&mut state)?;
         }
+        // Before the write is accepted: a caller that gets an error must not find its bytes
+        // written.
         report(&state.failures, told)?;
         let mut buffer = state.spare.pop().unwrap_or_default();
         buffer.clear();
@@ -119,28 +119,29 @@ impl WriteStream {
             Some(connection) => send(connection, &pending).is_ok(),
             None => false,
         };
+        // Also after a failed send: the write is accepted, and the reconnect sends all pending
+        // writes in order.
         state.bytes += pending.data.len();
         state.pending.push_back(pending);
         if !sent {
-            // It is accepted: should nobody wait for it any more, it stays in the stream.
+            // The write is accepted: if the program does not wait any more, it stays in the stream.
             let _ = self.reconnect(&mut state);
         }
         Ok(())
     }
 
-    /// Waits until nothing is under way.
+    /// Waits until no write is in flight.
     ///
     /// # Errors
-    /// A failure that `told` does not know of. `EHOSTDOWN` when the program that asked is
-    /// being ended: what is under way stays so.
+    /// A failure that `told` does not include. `EHOSTDOWN` when the program that asked is being
+    /// ended: the writes stay in flight.
     pub(crate) fn flush(&self, told: &mut Told) -> Result<(), Errno> {
         let mut state = lock_patiently(&self.state)?;
         self.settle_all(&mut state)?;
         report(&state.failures, told)
     }
 
-    /// Waits until nothing is under way, for a reader: failures are left to
-    /// the writers.
+    /// Waits until no write is in flight, for a reader: failures are left for the writers.
     ///
     /// # Errors
     /// `EHOSTDOWN` when the program that asked is being ended.
@@ -159,11 +160,11 @@ impl WriteStream {
         Ok(())
     }
 
-    /// Receives the answer to the oldest write under way.
+    /// Receives the reply to the oldest write in flight.
     fn settle_one(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         let State { connection, pending, retry, .. } = &mut **state;
         let Some(oldest) = pending.front() else { return Ok(()) };
-        // Nobody has waited for the connection since it broke.
+        // No thread has waited for the connection since it broke.
         let Some(connection) = connection else { return self.reconnect(state) };
         // The connection may be from an attempt that had little time left.
         connection.set_patience(retry.as_ref().map_or(self.peer.patience(), Retry::time_left));
@@ -192,11 +193,11 @@ impl WriteStream {
         }
     }
 
-    /// Connects anew and sends again all that has no answer. When no answer
-    /// comes for as long as our patience lasts, all of it has failed.
+    /// Connects again and sends all writes without a reply, in their order. When no reply comes for
+    /// the operation timeout, all of them have failed.
     ///
     /// # Errors
-    /// `EHOSTDOWN` when the program that asked is being ended; all of it is still under way.
+    /// `EHOSTDOWN` when the program that asked is being ended; all of them are still in flight.
     fn reconnect(&self, state: &mut MutexGuard<'_, State>) -> Result<(), Errno> {
         state.connection = None;
         let mut retry = match state.retry.take() {
@@ -213,6 +214,8 @@ impl WriteStream {
                 Ok(mut connection) => {
                     if state.pending.iter().all(|p| send(&mut connection, p).is_ok()) {
                         state.connection = Some(connection);
+                        // `retry` is kept until a reply comes: a daemon that accepts connections
+                        // and dies again must not be tried for ever.
                         state.retry = Some(retry);
                         return Ok(());
                     }
@@ -236,6 +239,7 @@ impl WriteStream {
         if waiting::asker_ends() {
             return Err(e);
         }
+        // A later flush must not wait for them again. They count as one failure.
         state.pending.clear();
         state.bytes = 0;
         state.failures = Failures { count: state.failures.count + 1, last: Some(e) };
@@ -244,10 +248,10 @@ impl WriteStream {
 }
 
 impl Drop for WriteStream {
-    /// Whoever drops its last handle without a flush gives up the right to
-    /// hear of failures, not the bytes.
+    /// Waits for the writes in flight. A handle that was dropped without a flush learns of no
+    /// failure, but its bytes are written.
     fn drop(&mut self) {
-        // Whoever closes a file last does so on nobody's behalf: it waits for as long as we are patient.
+        // The last close has no program behind it: it waits for the whole operation timeout.
         let _ = self.settle();
     }
 }

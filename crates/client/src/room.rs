@@ -1,4 +1,5 @@
-//! On which node the bytes of a new file go: our own, or the next one with room where the own disk is full.
+//! The node for the bytes of a new file: the home node, or the next one with room where the home
+//! node's disk is full.
 
 use crate::Client;
 use parking_lot::Mutex;
@@ -8,24 +9,24 @@ use std::time::{Duration, Instant};
 use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
 use tatami_wire::{Layout, NodeId};
 
-/// A disk with fewer bytes available takes no new files.
+/// A disk with fewer available bytes takes no new files.
 const FULL: u64 = 64 << 20;
-/// On small disks that part of them: one in so many.
+/// On small disks this share: one part in `SMALL_SHARE`.
 const SMALL_SHARE: u64 = 16;
-/// What another node has said of its room counts for so long; so does its silence.
+/// How long the reply of another node about its room counts; also a missing reply.
 const ASKED: Duration = Duration::from_secs(2);
 
-/// What becomes of new files when the disk of their own node is full.
+/// Where new files go when the disk of their home node is full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WhenFull {
-    /// They go to the next node that has room, by number; to the own one where none has.
+    /// To the next node that has room, by number; to the home node where none has.
     #[default]
     Next,
-    /// They stay on the own node: writing to them fails with `ENOSPC`.
+    /// To the home node: then writes fail with `ENOSPC`.
     Refuse,
 }
 
-/// What is known of the room on other nodes.
+/// The known room of other nodes.
 #[derive(Default)]
 pub(crate) struct Rooms {
     when_full: WhenFull,
@@ -39,8 +40,8 @@ impl Rooms {
 }
 
 impl Client {
-    /// Where the bytes of a new file go: whole, to the node we are on, or to
-    /// the first node when we are on none; to the next one where that has no room ([`WhenFull`]).
+    /// Returns the layout of a new file: whole, on the home node, or on the first node where there
+    /// is no home node; on the next one where that has no room ([`WhenFull`]).
     pub fn new_layout(&self) -> Layout {
         let node = self.home().unwrap_or(NodeId(0));
         if self.rooms.when_full == WhenFull::Refuse {
@@ -60,7 +61,7 @@ impl Client {
         Layout::Whole { node: next.unwrap_or(node) }
     }
 
-    /// Whether another node has room for new files.
+    /// Returns whether another node has room for new files.
     fn has_room(&self, node: NodeId) -> bool {
         if let Some((at, answer)) = self.rooms.asked.lock().get(&node)
             && at.elapsed() < ASKED
@@ -76,7 +77,8 @@ impl Client {
     }
 }
 
-/// Whether the disk of our own node has room for new files. It is looked at itself: that costs no request.
+/// Returns whether the disk of the home node has room for new files. The client asks the file
+/// system itself: that costs no request.
 fn has_room_here(map: &ClusterMap, home: NodeId) -> bool {
     let info = map.nodes.iter().find(|info| info.id == home);
     let Some(dir) = info.and_then(|info| Path::new(&info.socket).parent()) else { return true };

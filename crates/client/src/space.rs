@@ -1,7 +1,8 @@
-//! Space of the volume, from what its nodes have told.
+//! Space of the volume, from the reports of its nodes.
 //!
-//! An executor tells the space of its node with each term of delegations. So a mount knows it, some seconds old, of
-//! each node that has shards. Nodes without shards are asked now and then; a client without delegations asks all.
+//! An executor reports the space of its node with each term of delegations. So a mount knows the
+//! space, some seconds old, of each node that has shards. Nodes without shards are asked now and
+//! then; a client without delegations asks all.
 
 use crate::Client;
 use crate::waiting::GRACE;
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, Space};
 use tatami_wire::{Errno, NodeId};
 
-/// What a node has told is used without asking for so long: for several terms.
+/// A report is used without a new request for this long: for several terms.
 const FRESH: Duration = Duration::from_secs(10);
-/// What is older than this is not used at all. In between, one node a question is asked, the one that told last the
-/// longest ago.
+/// An older report is not used at all. In between, each call asks one node, the one with the oldest
+/// report.
 const LASTING: Duration = Duration::from_secs(30);
 
 /// Space of a volume: the disks of all nodes that answer, each counted once.
@@ -31,16 +32,16 @@ pub struct VolumeSpace {
     pub inodes: u64,
 }
 
-/// What nodes have told of their space, and when.
+/// The reports of nodes, and when they came.
 #[derive(Default)]
 pub(crate) struct ToldSpace {
     nodes: Mutex<HashMap<NodeId, (Instant, Space)>>,
-    /// Nodes tell without being asked.
+    /// Whether reports come with terms, without a request.
     comes_with_terms: AtomicBool,
 }
 
 impl ToldSpace {
-    /// A node has told its space with a term.
+    /// Records a report that came with a term.
     pub(crate) fn note_with_term(&self, node: NodeId, space: Space) {
         self.note(node, space);
         self.comes_with_terms.store(true, Relaxed);
@@ -54,7 +55,8 @@ impl ToldSpace {
         self.nodes.lock().remove(&node);
     }
 
-    /// How old the last word of a node is. A client that hears nothing without asking relies on no old word.
+    /// Returns the age of a node's last report. A client that gets no reports with terms uses no
+    /// old report.
     fn age(&self, node: NodeId) -> Option<Duration> {
         if !self.comes_with_terms.load(Relaxed) {
             return None;
@@ -62,7 +64,7 @@ impl ToldSpace {
         self.nodes.lock().get(&node).map(|(since, _)| since.elapsed())
     }
 
-    /// Adds up what these nodes have told.
+    /// Adds up the reports of these nodes.
     fn sum(&self, nodes: impl Iterator<Item = NodeId>) -> VolumeSpace {
         let told = self.nodes.lock();
         let mut sum = VolumeSpace::default();
@@ -80,10 +82,11 @@ impl ToldSpace {
 }
 
 impl Client {
-    /// Space of the volume, as its nodes told it some seconds ago. Nodes that are down are left out.
+    /// Returns the space of the volume, some seconds old. Nodes that are down are left out.
     ///
-    /// A client that holds delegations asks no node that has shards. Of the others it asks one at most, if all have
-    /// told within half a minute. A node that says nothing is waited for 1 s, and then not again for some seconds.
+    /// A client that holds delegations asks no node that has shards. Of the others it asks one at
+    /// most, if all have reported within half a minute. A silent node is waited for 1 s, and then
+    /// not again for some seconds.
     pub fn statfs(&self) -> VolumeSpace {
         let map = self.map();
         let nodes = || map.nodes.iter().map(|node| node.id);

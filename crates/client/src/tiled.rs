@@ -1,5 +1,6 @@
-//! The bytes of a tiled file: each is where the tile is that won it, and in the base where
-//! there is none. Writes go in place, so a file that is written through here gets no new tiles.
+//! The bytes of a tiled file: each is in the piece of the tile that covers it last, and in the base
+//! where there is no tile. Writes go in place, so a file that is written through here gets no new
+//! tiles.
 
 use crate::Client;
 use crate::data::DataFile;
@@ -15,11 +16,11 @@ use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::object::{AllocMode, ObjectState, SeekFor};
 use tatami_wire::{Attr, Cap, Errno, Ino, NodeId, Piece};
 
-/// How often a read is tried again because the file was laid out anew meanwhile.
+/// How often a read is repeated because the file was re-laid out meanwhile.
 const ATTEMPTS: usize = 8;
-/// Pieces that one handle keeps open.
+/// Most pieces that one handle keeps open.
 const OPEN_MAX: usize = 64;
-/// Longest stretch of a piece, in bytes, that is read in one go for many small tiles.
+/// Longest stretch of a piece, in bytes, that is read in one request for many small tiles.
 const GATHER_MAX: u64 = PAYLOAD_MAX as u64;
 
 /// One open tiled file.
@@ -32,11 +33,11 @@ pub(crate) struct TiledFile {
     base: Mutex<OpenBase>,
     shared: Arc<SharedTiles>,
     pieces: Mutex<HashMap<Piece, OpenPiece>>,
-    /// The base had all bytes that it was to have when it was looked at, before the first change.
+    /// The base had all its bytes when it was checked, before the first change.
     is_whole: AtomicBool,
 }
 
-/// The base, as far as the last request knew.
+/// The base, as the last request knew it.
 struct OpenBase {
     at: (NodeId, Piece),
     data: Arc<DataFile>,
@@ -48,7 +49,7 @@ struct OpenPiece {
     used: u64,
 }
 
-/// Bytes of a request that lie one behind the other in one piece, or closely so.
+/// Bytes of a request that are contiguous in one piece, or nearly so.
 struct Group {
     piece: Piece,
     /// First byte in the piece, and the end.
@@ -57,12 +58,12 @@ struct Group {
     parts: Vec<Found>,
 }
 
-/// What a read has met.
+/// Missing bytes that a read has met.
 #[derive(Default)]
 struct Seen {
-    /// The base had fewer bytes than were asked for, as it may.
+    /// The base had fewer bytes than the read wanted, which may be right.
     short: bool,
-    /// A piece had fewer bytes than its tiles tell of.
+    /// A piece had fewer bytes than its tiles refer to.
     lost: Option<Short>,
 }
 
@@ -82,12 +83,12 @@ impl TiledFile {
         })
     }
 
-    /// The node that keeps the base.
+    /// Returns the node of the base.
     pub(crate) fn base_peer(&self) -> &Arc<Peer> {
         &self.peer
     }
 
-    /// The base of the file as it is laid out now.
+    /// Returns the base of the file in its present layout.
     fn base(&self, tiles: &Tiles) -> Result<Arc<DataFile>, Errno> {
         let mut base = self.base.lock();
         if base.at != tiles.base {
@@ -106,7 +107,7 @@ impl TiledFile {
         self.shared.now(&self.client, self.ino)
     }
 
-    /// The bytes of one piece.
+    /// Opens the bytes of one piece.
     fn piece(&self, tiles: &Tiles, piece: Piece, write: bool) -> Result<Arc<DataFile>, Errno> {
         let mut open = self.pieces.lock();
         let used = open.values().map(|p| p.used).max().unwrap_or(0) + 1;
@@ -117,7 +118,7 @@ impl TiledFile {
         }
         let place = tiles.pieces.get(&piece.number()).ok_or(Errno::EIO)?;
         if open.len() >= OPEN_MAX {
-            // What was written counts when the file is closed, so it stays.
+            // Written pieces stay open: their state counts when the file is closed.
             let oldest = open.iter().filter(|(_, p)| !p.written).min_by_key(|(_, p)| p.used);
             if let Some(oldest) = oldest.map(|(piece, _)| *piece) {
                 open.remove(&oldest);
@@ -141,7 +142,8 @@ impl TiledFile {
             if !seen.short && result.is_ok() {
                 return result;
             }
-            // Objects that are gone read as empty. Not so if the file still has them.
+            // Removed objects read as empty. If the file still has them, the missing bytes are
+            // real.
             if self.tiles()?.version == tiles.version {
                 if let Some(lost) = &seen.lost {
                     self.client.report_lost(self.ino, lost);
@@ -158,7 +160,8 @@ impl TiledFile {
         Err(Errno::EBUSY)
     }
 
-    /// Whether the base lacks bytes of this range that it has as far as the shard knows; see [`crate::lost`].
+    /// Returns whether the base lacks bytes of this range that it must have by the shard's record;
+    /// see [`crate::lost`].
     fn is_base_lost(&self, offset: u64, len: u64) -> Result<bool, Errno> {
         self.client.is_lost(self.ino, |_| {
             let tiles = self.tiles()?;
@@ -184,7 +187,7 @@ impl TiledFile {
         Ok(())
     }
 
-    /// Reads where these tiles say.
+    /// Reads the bytes from the objects that these tiles name.
     fn read_parts(
         &self,
         tiles: &Tiles,
@@ -199,7 +202,7 @@ impl TiledFile {
             seen.short |= got < part.len();
             part[got..].fill(0);
             if got < part.len() && from + len > tiles.index.size() {
-                // The base ends here, and tiles end before.
+                // The base ends here, and the last tile ends before.
                 let end = tiles.index.size().max(from + got as u64);
                 let len = end.saturating_sub(offset) as usize;
                 let found = self.read_tiles(tiles, &mut found, &mut buf[..len], offset, seen);
@@ -226,7 +229,8 @@ impl TiledFile {
                 if got == part.len() {
                     return Ok(());
                 }
-                // What a tile tells of was written: it is lost, unless the tile is an old one.
+                // The bytes of a tile were written before the tile was published: they are lost,
+                // unless the tile belongs to an older layout.
                 let (node, piece) = (data.peer().node, group.piece);
                 let (least, has) = (at + part.len() as u64, Some(at + got as u64));
                 seen.lost = Some(Short { node, piece, least, has });
@@ -273,13 +277,13 @@ impl TiledFile {
         Ok(data.len())
     }
 
-    /// Appends go to the base, which is first made as long as the file.
+    /// Appends to the base, which is first made as long as the file.
     pub(crate) fn append(&self, data: &[u8]) -> Result<usize, Errno> {
         self.refuse_lost()?;
         let tiles = self.tiles()?;
         let (base, end) = (self.base(&tiles)?, tiles.index.size());
         if end > 0 && base.stat()?.size < end {
-            // Never shorter: another append may have been faster.
+            // Extends and never cuts: another append may have been faster.
             base.allocate(AllocMode::Extend, end - 1, 1)?;
         }
         base.append(data)
@@ -306,7 +310,7 @@ impl TiledFile {
         self.stat()
     }
 
-    /// Cuts the base. That the tiles are cut is the matter of the shard, when it is told of the size.
+    /// Cuts the base. The shard cuts the tiles when it learns the new size.
     pub(crate) fn truncate(&self, size: u64) -> Result<ObjectState, Errno> {
         self.flush()?;
         self.base(&*self.tiles()?)?.truncate_unknown(size)?;
@@ -339,7 +343,7 @@ impl TiledFile {
         self.stat()
     }
 
-    /// A tiled file is all data, but for its end.
+    /// Returns the next data or hole: a tiled file is all data up to its end.
     pub(crate) fn seek(&self, what: SeekFor, offset: u64) -> Result<u64, Errno> {
         self.flush()?;
         let tiles = self.tiles()?;
@@ -351,7 +355,8 @@ impl TiledFile {
         }
     }
 
-    /// Size, times and storage of the file; of the storage of its pieces, what the shard knows.
+    /// Returns size, times and storage of the file; the storage of its pieces is the one that the
+    /// shard knows.
     pub(crate) fn stat(&self) -> Result<ObjectState, Errno> {
         let tiles = self.tiles()?;
         let base = self.base(&tiles)?.stat()?;
@@ -364,7 +369,7 @@ impl TiledFile {
     }
 }
 
-/// The tiles of a request, and what lies in the base: file offsets and lengths.
+/// Returns the tiles of a request, and the ranges in the base as file offsets and lengths.
 fn split(tiles: &Tiles, offset: u64, len: u64) -> (Vec<Found>, Vec<(u64, u64)>) {
     let end = offset.saturating_add(len);
     let (mut found, mut beneath) = (Vec::new(), Vec::new());
@@ -382,7 +387,7 @@ fn split(tiles: &Tiles, offset: u64, len: u64) -> (Vec<Found>, Vec<(u64, u64)>) 
     (found, beneath)
 }
 
-/// Puts together what can be read, or (`exactly`) written, in one go.
+/// Groups the parts that one request can read, or (`exactly`) write.
 fn groups(found: &mut [Found], exactly: bool) -> Vec<Group> {
     found.sort_by_key(|part| (part.piece, part.at));
     let mut all: Vec<Group> = Vec::new();
@@ -402,7 +407,8 @@ fn groups(found: &mut [Found], exactly: bool) -> Vec<Group> {
     all
 }
 
-/// The part of `buf`, whose first byte is byte `offset` of the file, for `len` bytes from `from`.
+/// Returns the part of `buf`, whose first byte is byte `offset` of the file, for `len` bytes from
+/// `from`.
 fn slice(buf: &mut [u8], offset: u64, from: u64, len: u64) -> &mut [u8] {
     let start = ((from - offset) as usize).min(buf.len());
     let end = start.saturating_add(len as usize).min(buf.len());

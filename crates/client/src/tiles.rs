@@ -1,8 +1,8 @@
-//! What a tiled file consists of, as its shard tells it: which object has which byte.
+//! The tiles of a file, as its shard reports them: which object has which byte.
 //!
-//! It is asked for once, and kept for all handles of a file, as long as the inode is in the
-//! version that it was asked at. Whether it is, a mount to which the inode is delegated knows
-//! without asking.
+//! The client asks for them once, and keeps them for all handles of a file while the inode's
+//! version stays the same. A mount to which the inode is delegated knows the version without a
+//! request.
 
 use crate::Client;
 use parking_lot::Mutex;
@@ -13,42 +13,43 @@ use tatami_wire::meta::{DataState, MetaOp, MetaReply};
 use tatami_wire::tiles::{Growth, PAGE_PIECES, Page, Part, PieceInfo};
 use tatami_wire::{Attr, Cred, Errno, Ino, Layout, NodeId, Piece};
 
-/// How often the pages of a file are asked for anew because they changed in between.
+/// How often the pages of a file are fetched again because they changed in between.
 const ATTEMPTS: usize = 16;
 
 /// Pieces, tiles and cuts of one file.
 #[derive(Clone, Debug)]
 pub struct Tiles {
-    /// Goes up with every change of the rest.
+    /// Goes up with every change of the other fields.
     pub version: u64,
-    /// Of each piece, by number: the node that keeps it, whether it grows, how many
-    /// bytes of its object the tiles refer to.
+    /// Each piece, by number: the node that stores it, whether it grows, and how many bytes of its
+    /// object the tiles refer to.
     pub pieces: BTreeMap<u32, PlacedPiece>,
     /// The node and number of the base.
     pub base: (NodeId, Piece),
-    /// Bytes that the base has at least; 0 where it does not go beyond the tiles, and nothing is known.
+    /// Bytes that the base has at least; 0 where it does not extend beyond the tiles, and nothing
+    /// is known.
     pub base_size: u64,
     /// Storage of all pieces, in units of 512 bytes.
     pub blocks: u64,
-    /// Which object has which byte. The base is not in it: what no tile covers is there.
+    /// Which object has which byte. The base is not in it: it has the bytes that no tile covers.
     pub index: Index,
 }
 
-/// Where a piece is.
+/// The place of a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacedPiece {
-    /// The node that keeps its objects.
+    /// The node that stores its objects.
     pub node: NodeId,
-    /// Whether more may be learnt of it.
+    /// Whether its tiles may still grow.
     pub growth: Growth,
     /// Bytes that its object has at least.
     pub len: u64,
-    /// Lowest offset in the file, in bytes, of what it has.
+    /// Lowest offset in the file, in bytes, that it covers.
     pub from: u64,
 }
 
 impl Tiles {
-    /// Objects that the file has besides the base, and how long each is at least.
+    /// Returns the objects that the file has besides the base, and the least length of each.
     pub fn objects(&self) -> impl Iterator<Item = ((NodeId, Piece), u64)> + '_ {
         self.pieces.iter().flat_map(|(number, piece)| {
             let bytes = ((piece.node, Piece::bytes_of(*number)), piece.len);
@@ -58,7 +59,7 @@ impl Tiles {
         })
     }
 
-    /// The size of the file with a base of so many bytes.
+    /// Returns the size of the file with a base of `base` bytes.
     pub fn size(&self, base: u64) -> u64 {
         self.index.size().max(base)
     }
@@ -82,10 +83,11 @@ impl Tiles {
             pieces.insert(piece, PlacedPiece { node, growth, len, from });
         }
         let cuts = page.cuts.iter().map(|cut| Cut { stamp: cut.stamp, size: cut.size }).collect();
-        // Cuts have been carried out on the base.
+        // The base itself was cut at each truncation, so the index cuts only the tiles.
         let index = Index::with_base(decoded, cuts, 0, u64::MAX);
         let Page { version, blocks, base_size, .. } = page;
-        // Who writes a tiled file tells how long all of it is: only what goes beyond the tiles is the base's for sure.
+        // A writer of a tiled file reports the length of the whole file. Only a length beyond the
+        // tiles is surely that of the base.
         let base_size = if base_size > index.size() { base_size } else { 0 };
         Ok(Tiles { version, pieces, base, base_size, blocks, index })
     }
@@ -97,14 +99,14 @@ pub(crate) struct SharedTiles {
     known: Mutex<Option<(u64, Arc<Tiles>)>>,
 }
 
-/// Those of all files that are open.
+/// The tiles of all open files.
 #[derive(Default)]
 pub(crate) struct TiledFiles {
     open: Mutex<HashMap<Ino, Weak<SharedTiles>>>,
 }
 
 impl TiledFiles {
-    /// What all handles of `ino` share.
+    /// Returns the state that all handles of `ino` share.
     pub(crate) fn of(&self, ino: Ino) -> Arc<SharedTiles> {
         let mut open = self.open.lock();
         if let Some(shared) = open.get(&ino).and_then(Weak::upgrade) {
@@ -120,18 +122,20 @@ impl TiledFiles {
 }
 
 impl SharedTiles {
-    /// The tiles of `ino` as they are now, from memory where they have not changed.
+    /// Returns the present tiles of `ino`, from memory where they have not changed.
     ///
     /// # Errors
-    /// Those of the shard; `EIO` for tiles that do not read.
+    /// Those of the shard; `EIO` for tiles that cannot be decoded.
     pub(crate) fn now(&self, client: &Client, ino: Ino) -> Result<Arc<Tiles>, Errno> {
+        // Read before the tiles: a change in between makes the version old, and the next call
+        // fetches again.
         let version = client.getattr(&Cred::ROOT, ino)?.version;
         let mut known = self.known.lock();
         if let Some((at, tiles)) = &mut *known {
             if *at == version {
                 return Ok(tiles.clone());
             }
-            // The inode has changed; most such changes do not concern its tiles.
+            // The inode has changed, but most such changes do not concern its tiles.
             if client.tiles_page(ino, 0, 1)?.version == tiles.version {
                 *at = version;
                 return Ok(tiles.clone());
@@ -144,17 +148,17 @@ impl SharedTiles {
 }
 
 impl Client {
-    /// What a tiled file consists of. A whole file has no pieces.
+    /// Fetches the tiles of a file. A whole file has no pieces.
     ///
     /// # Errors
-    /// Those of the shard; `EIO` for tiles that do not read, `EBUSY` where they change
-    /// all the time.
+    /// Those of the shard; `EIO` for tiles that cannot be decoded, `EBUSY` where they change all
+    /// the time.
     pub fn tiles(&self, ino: Ino) -> Result<Tiles, Errno> {
         let (page, layout) = self.pieces(ino)?;
         Tiles::of(page, (layout.node(), layout.base()))
     }
 
-    /// All pieces of a file as the shard tells them, and its layout at the same time.
+    /// Fetches all pieces of a file, and its layout at the same time.
     ///
     /// # Errors
     /// As for [`Client::tiles`].
@@ -164,7 +168,7 @@ impl Client {
             let page = self.all_pages(ino)?;
             let layout = self.getattr(&Cred::ROOT, ino)?.layout;
             match page {
-                // A base never comes back, so there was no other in between.
+                // A base never returns, so the layout was the same in between (a double collect).
                 Some(page) if layout == before => return Ok((page, layout)),
                 _ => before = layout,
             }
@@ -172,7 +176,7 @@ impl Client {
         Err(Errno::EBUSY)
     }
 
-    /// All pieces of a file as the shard tells them.
+    /// Fetches all pieces of a file as the shard reports them.
     ///
     /// # Errors
     /// Those of the shard; `EBUSY` where they change all the time.
@@ -185,7 +189,7 @@ impl Client {
         Err(Errno::EBUSY)
     }
 
-    /// Goes up with every change of a file's pieces, tiles and cuts.
+    /// Returns a number that goes up with every change of a file's pieces, tiles and cuts.
     ///
     /// # Errors
     /// Those of the shard.
@@ -193,9 +197,9 @@ impl Client {
         Ok(self.tiles_page(ino, 0, 1)?.version)
     }
 
-    /// Makes pieces of a file that is, or could be, open for writing by `cred`: on each of the
-    /// nodes so many. Returns the number of the first, and a stamp that all their tiles
-    /// must be above.
+    /// Makes new pieces, a number for each node, of a file that is, or could be, open for writing
+    /// by `cred`. Returns the number of the first piece, and a stamp that the stamps of all their
+    /// tiles must exceed.
     ///
     /// # Errors
     /// Those of the shard: `EACCES`, `EFBIG` for too many.
@@ -211,11 +215,12 @@ impl Client {
         }
     }
 
-    /// Replaces the tiles of some pieces, in number order, and adds cuts; `base` is what piece 0
-    /// is now, if it was written. All or nothing, so all of it must fit a frame.
+    /// Replaces the tiles of some pieces, in number order, and adds cuts; `base` is the present
+    /// state of piece 0, if it was written. The shard does all or nothing, so all of it must fit a
+    /// frame.
     ///
     /// # Errors
-    /// Those of the shard: `EACCES`, `ESTALE` for a piece that is gone or closed.
+    /// Those of the shard: `EACCES`, `ESTALE` for a piece that is removed or closed.
     pub fn publish(
         &self,
         cred: &Cred,
@@ -230,7 +235,7 @@ impl Client {
         }
     }
 
-    /// All pages in one; `None` when they do not belong together.
+    /// Fetches all pages as one; `None` when they are of different versions.
     fn all_pages(&self, ino: Ino) -> Result<Option<Page>, Errno> {
         let mut all = self.tiles_page(ino, 0, PAGE_PIECES)?;
         while !all.end {
@@ -239,7 +244,7 @@ impl Client {
             if page.version != all.version {
                 return Ok(None);
             }
-            // Forward, or a broken shard would be asked for ever.
+            // The number must advance: otherwise a broken shard would be asked for ever.
             if page.pieces.first().is_none_or(|piece| piece.piece <= after) && !page.end {
                 return Err(Errno::EPROTO);
             }

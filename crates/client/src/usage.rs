@@ -1,5 +1,5 @@
-//! What is below a directory, added up on the servers: each tells of a stretch of a directory what its files have
-//! together, and the names of the directories in it.
+//! Disk usage below a directory, added up by the servers. Each server returns for a stretch of a
+//! directory the sum over its files, and the names of its subdirectories.
 
 use crate::tree::{Tree, join};
 use crate::walk::{Stretch, Walk};
@@ -8,10 +8,10 @@ use tatami_wire::act::{Act, Sum};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Attr, Errno, Ino, Kind, READDIR_MAX, hash};
 
-/// What files have together.
+/// Sums over files and directories.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Used {
-    /// Names of anything but directories. One of several names of a file counts.
+    /// Names of anything but directories. A file with several names counts once.
     pub files: u64,
     /// Directories.
     pub dirs: u64,
@@ -34,29 +34,30 @@ impl Used {
     }
 }
 
-/// What was found below a path.
+/// The usage below a path.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
-    /// Each directory with all that is below it: those below come before those above, the path itself last.
+    /// Each directory with the sum of all below it: subdirectories before their parents, the path
+    /// itself last.
     pub paths: Vec<(Vec<u8>, Used)>,
-    /// What could not be looked at, and is not in the sums.
+    /// Paths that could not be read, and are not in the sums.
     pub failed: Vec<(Vec<u8>, Errno)>,
 }
 
-/// A sum that is being made.
+/// A sum in progress.
 struct Adding<'a> {
     tree: &'a Tree,
     walk: Walk,
-    /// What is in each directory, by the numbers of the walk.
+    /// The sum of each directory, by the numbers of the walk.
     used: Vec<Used>,
-    /// Files of several names that have been counted.
+    /// Files with several names that have been counted.
     counted: HashSet<Ino, hash::Build>,
     failed: Vec<(Vec<u8>, Errno)>,
 }
 
 impl Tree {
-    /// Adds up what is below a path; a file with several names counts once. `watch` is told how many files and directories were found since
-    /// it was told last.
+    /// Adds up the usage below a path; a file with several names counts once. `watch` gets the
+    /// number of files and directories found since its last call.
     ///
     /// # Errors
     /// Of the path itself.
@@ -78,7 +79,7 @@ impl Tree {
 }
 
 impl Adding<'_> {
-    /// Asks for many stretches. Whether there were any.
+    /// Asks for many stretches. Returns whether there were any.
     fn do_wave(&mut self, watch: &mut dyn FnMut(u64)) -> bool {
         let wave = self.walk.wave();
         let ops = wave.iter().map(|stretch| MetaOp::Sum {
@@ -96,7 +97,7 @@ impl Adding<'_> {
                     told.push((stretch, end, upto));
                     found += self.take(stretch, sum, &mut elsewhere);
                 }
-                // It was removed meanwhile.
+                // The directory was removed meanwhile.
                 Err(Errno::ENOENT | Errno::ESTALE)
                     if self.walk.dirs[stretch.dir].above.is_some() => {}
                 other => {
@@ -106,13 +107,14 @@ impl Adding<'_> {
             }
         }
         found += self.take_elsewhere(elsewhere);
-        // All is added up at the end: when a directory is done does not matter.
+        // The sums are added up at the end, so the directories that are done now do not matter.
         self.walk.go_on(client, cred, told);
         watch(found);
         any
     }
 
-    /// Number of what was found. What is still to be asked for goes to `elsewhere`, with its directory.
+    /// Records the sum of a stretch. Returns the number of entries found. Inodes that must be asked
+    /// for go to `elsewhere`, with their directory.
     fn take(&mut self, stretch: Stretch, sum: Sum, elsewhere: &mut Vec<(usize, Ino)>) -> u64 {
         let dir = stretch.dir;
         let Sum { files, size, blocks, linked, elsewhere: more, dirs } = sum;
@@ -148,7 +150,7 @@ impl Adding<'_> {
                     self.take_linked(dir, ino, size, blocks);
                 }
                 Ok(MetaReply::Attr(attr)) => self.used[dir].add_file(attr.size, attr.blocks),
-                // It was removed meanwhile.
+                // The file was removed meanwhile.
                 Err(Errno::ENOENT | Errno::ESTALE) => {}
                 other => {
                     let path = join(&self.walk.dirs[dir].path, ino.to_string().as_bytes());
@@ -159,10 +161,11 @@ impl Adding<'_> {
         found
     }
 
-    /// Each directory with what is below it, in the order of du: by name, what is below before what is above.
+    /// Returns each directory with the sum of all below it, in the order of du: by name,
+    /// subdirectories before their parents.
     fn end(self) -> Usage {
         let Adding { walk, mut used, failed, .. } = self;
-        // A directory has a higher number than the one above it.
+        // A directory has a higher number than its parent.
         let mut below: Vec<Vec<usize>> = vec![Vec::new(); used.len()];
         for dir in (1..used.len()).rev() {
             let sum = used[dir];

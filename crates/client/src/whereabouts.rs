@@ -1,19 +1,19 @@
-//! Which node has which bytes of a file: not block by block but by pattern, since the pieces of
-//! a regular job have blocks at equal distances, a million or more.
+//! Data locations: which node has which bytes of a file. They are given as patterns, not block by
+//! block, because the pieces of a regular job have a million blocks or more at equal distances.
 
 use crate::{Client, Tiles};
 use std::collections::BTreeMap;
 use tatami_wire::{Attr, Errno, NodeId, Piece};
 
-/// Most patterns of one file that are told.
+/// Most patterns of one file that are returned.
 pub const PATTERNS_MAX: usize = 4096;
-/// Most runs of one file that are looked at to find them.
+/// Most runs of one file that are examined to find them.
 const RUNS_MAX: u64 = 16 << 20;
-/// Bytes of a tiled file that are looked at in one go.
+/// Bytes of a tiled file that are examined at a time.
 const LOOK: u64 = 4 << 20;
 
-/// Bytes of a file at equal distances, and the object in which they lie one behind the other (in
-/// the base: where they are in the file).
+/// Bytes of a file at equal distances, and the object in which they are contiguous (in the base:
+/// where they have the same offsets as in the file).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Whereabouts {
     /// First byte in the file.
@@ -24,7 +24,7 @@ pub struct Whereabouts {
     pub block: u64,
     /// From the start of one block to that of the next; `len` for a single one.
     pub stride: u64,
-    /// Number of blocks; 0 where they are not at equal distances, and not told one by one.
+    /// Number of blocks; 0 where they are not at equal distances, and not given one by one.
     pub count: u64,
     /// The node.
     pub node: NodeId,
@@ -34,9 +34,10 @@ pub struct Whereabouts {
     pub at: u64,
 }
 
-/// On which nodes the bytes of the file with these attributes lie, in the order in which they begin.
-/// Of a tiled file with more than [`PATTERNS_MAX`] patterns, object by object: with the offset of the
-/// first byte and the number of bytes that were written there, whether or not all still count.
+/// Returns on which nodes the bytes of the file with these attributes are, in the order in which
+/// they begin. A tiled file with more than [`PATTERNS_MAX`] patterns is described object by object:
+/// with the offset of the first byte and the number of bytes that were written there, whether or
+/// not later tiles cover them.
 ///
 /// # Errors
 /// Those of [`Client::tiles`].
@@ -55,8 +56,8 @@ impl Whereabouts {
         Whereabouts { offset, len, block, stride, count, node, piece: piece.0, at }
     }
 
-    /// Adds a later run of the same object, if it is one more block. In the base, blocks do
-    /// not lie one behind the other but where they are in the file.
+    /// Adds a later run of the same object, if it is one more block. In the base, blocks are not
+    /// contiguous but have the same offsets as in the file.
     fn take(&mut self, run: &Whereabouts, in_base: bool) -> bool {
         let stride = if self.count == 1 { run.offset - self.offset } else { self.stride };
         let goes_on = in_base || run.at == self.at + self.len;
@@ -75,7 +76,7 @@ impl Whereabouts {
 /// Finds patterns in runs that come in file order.
 #[derive(Default)]
 struct Patterns {
-    /// The last run: it may go on.
+    /// The last run: the next one may extend it.
     last: Option<Whereabouts>,
     open: BTreeMap<u32, Whereabouts>,
     done: Vec<Whereabouts>,
