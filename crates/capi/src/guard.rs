@@ -1,4 +1,4 @@
-//! The edge: what a call returns, and the sentence that goes with it.
+//! The boundary to C: the number that a call returns, and the sentence that goes with it.
 
 use rustix::io::Errno;
 use std::cell::RefCell;
@@ -17,16 +17,16 @@ pub fn remember(why: &str) {
     let _ = LAST.try_with(|last| *last.borrow_mut() = text);
 }
 
-/// The thread's last error, for `tio_error`.
+/// Returns the thread's last error, for `tio_error`.
 pub fn last() -> *const c_char {
     LAST.try_with(|last| last.borrow().as_ptr()).unwrap_or(c"".as_ptr())
 }
 
-/// Something that did not work, on its way to C.
+/// An error on its way to C.
 pub enum Failure {
     /// An error of the engine.
     Engine(Error),
-    /// An argument that cannot be.
+    /// An invalid argument.
     Argument(&'static str),
 }
 
@@ -55,6 +55,7 @@ impl Failure {
 
 /// Runs `call`; errors and panics become negative numbers.
 pub fn count(call: impl FnOnce() -> Result<i64, Failure>) -> i64 {
+    // A panic must not unwind into C: that is undefined behaviour.
     match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(n)) => n,
         Ok(Err(failure)) => {

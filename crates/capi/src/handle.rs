@@ -1,6 +1,6 @@
 //! Files: `tio_begin` to `tio_close`.
 
-// Each function's pointers are the caller's, as the header says; see the crate's first lines.
+// Each function's pointers come from the caller, as the header says; see the crate's documentation.
 #![allow(clippy::missing_safety_doc, non_camel_case_types)]
 
 use crate::guard::{Failure, count, last, status};
@@ -15,16 +15,16 @@ use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, file, machine
 
 const VERSION: u32 = 3;
 
-/// `tio_file`: a rank's handle, and what it sealed last.
+/// `tio_file`: a rank's handle, and the bytes of its last seal.
 pub struct tio_file {
     file: File,
     sealed: Mutex<Vec<u8>>,
 }
 
-/// The handle behind a pointer.
+/// Returns the handle behind a pointer.
 ///
 /// # Safety
-/// NULL, or a handle that nobody closes meanwhile.
+/// NULL, or a handle that no thread closes meanwhile.
 unsafe fn handle<'a>(file: *const tio_file) -> Result<&'a tio_file, Failure> {
     // SAFETY: the caller's.
     unsafe { file.as_ref() }.ok_or(Failure::Argument("the file handle is NULL"))
@@ -55,7 +55,7 @@ pub extern "C" fn tio_error() -> *const c_char {
     last()
 }
 
-/// The answer of [`tio_claims`] for a file of a volume that is named by a link.
+/// The result of [`tio_claims`] for a file of a volume that is named by a link.
 const CLAIMED_LINK: c_int = 2;
 
 /// See the header.
@@ -133,7 +133,8 @@ pub unsafe extern "C" fn tio_begin(
     })
 }
 
-/// This machine, if all ranks are on it, as rank 0 is, which calls this. Ranks with one mount of a volume are.
+/// Returns the number of this machine if all ranks are on it, else 0. The caller is rank 0. Ranks
+/// with one mount of a volume are on one machine.
 fn same(nodes: &[u32]) -> u32 {
     let is_one = nodes.iter().all(|node| Some(node) == nodes.first());
     if is_one { machine::id() } else { 0 }
@@ -181,7 +182,7 @@ pub unsafe extern "C" fn tio_epoch(file: *mut tio_file, stamp: u64) -> c_int {
     status(|| Ok(unsafe { handle(file) }?.file.epoch(stamp).map(|()| 0)?))
 }
 
-/// The filetype of a view.
+/// Returns the filetype of a view.
 ///
 /// # Safety
 /// As for [`get`].
@@ -436,7 +437,7 @@ pub unsafe extern "C" fn tio_delete(path: *const c_char) -> c_int {
     status(|| Ok(stat::delete(unsafe { text::path(path) }?).map(|()| 0)?))
 }
 
-/// `tio_stat`: a file as of one ordinary file.
+/// `tio_stat`: the attributes of a file, shown as one ordinary file.
 #[repr(C)]
 pub struct tio_stat {
     size: u64,

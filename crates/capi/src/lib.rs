@@ -1,11 +1,10 @@
 //! The C interface of tiled files, as `include/tatami_io.h` describes it.
 //!
-//! This crate translates: pointers to values, errors to negative numbers and a
-//! sentence, panics to `-EIO`. It holds no rule of its own.
+//! This crate translates: pointers to values, errors to negative numbers and a sentence, panics to
+//! `-EIO`. It has no rules of its own.
 //!
-//! Every function is `unsafe` for the same reason: its pointers are the
-//! caller's. Each must be NULL where the header allows it, or point to what the
-//! header says, for the length of the call.
+//! Every function is `unsafe` for the same reason: its pointers come from the caller. Each must be
+//! NULL where the header allows that, or valid as the header says, for the length of the call.
 
 mod guard;
 mod handle;

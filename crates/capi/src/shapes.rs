@@ -1,6 +1,6 @@
 //! Shapes: `tio_bytes` and its like.
 
-// Each function's pointers are the caller's, as the header says; see the crate's first lines.
+// Each function's pointers come from the caller, as the header says; see the crate's documentation.
 #![allow(clippy::missing_safety_doc, non_camel_case_types)]
 
 use crate::guard::{Failure, count, remember};
@@ -33,16 +33,16 @@ fn make(shape: impl FnOnce() -> Option<Result<Shape, ShapeError>>) -> Made {
     }
 }
 
-/// The shape behind a pointer.
+/// Returns the shape behind a pointer.
 ///
 /// # Safety
-/// NULL, or a shape that nobody releases meanwhile.
+/// NULL, or a shape that no thread releases meanwhile.
 pub(crate) unsafe fn get<'a>(shape: *const tio_shape) -> Option<&'a Shape> {
     // SAFETY: the caller's.
     unsafe { shape.as_ref() }.map(|shape| &shape.0)
 }
 
-/// The elements of an array.
+/// Returns the elements of an array.
 ///
 /// # Safety
 /// `n` elements, or NULL if there are none.
@@ -241,7 +241,7 @@ fn checked(buffer: &Buffer<'_>, null: bool, room: usize) -> Result<usize, Failur
     }
 }
 
-/// The caller's buffer: `n` elements of `mem`, or bytes.
+/// Returns the caller's buffer: `n` elements of `mem`, or bytes.
 ///
 /// # Safety
 /// As for [`Buffer::new`].

@@ -6,10 +6,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use tatami_tiled::Hints;
 
-/// Pairs of hints looked at; more are ignored.
+/// Most pairs of hints that are read; more are ignored.
 const HINTS_MAX: usize = 4096;
 
-/// A path argument.
+/// Converts a path argument.
 ///
 /// # Safety
 /// NULL, or a string that ends in NUL and lives as long as the result is used.
@@ -25,10 +25,10 @@ pub unsafe fn path<'a>(text: *const c_char) -> Result<&'a Path, Failure> {
     }
 }
 
-/// A NULL-terminated array of keys and values.
+/// Converts a NULL-terminated array of keys and values.
 ///
 /// # Safety
-/// NULL, or an array as the header describes.
+/// NULL, or an array as the header describes it.
 pub unsafe fn hints(array: *const *const c_char) -> Hints {
     let mut pairs = Vec::new();
     if !array.is_null() {

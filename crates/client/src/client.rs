@@ -366,7 +366,7 @@ impl Client {
     }
 
     /// Returns for how long the kernel may cache these attributes. The time is zero unless they are
-    /// delegated to this client. The kernel is told to drop them before they change: see
+    /// delegated to this client. The client makes the kernel drop them before they change: see
     /// [`Client::hold_delegations`].
     pub fn attr_time(&self, attr: &Attr) -> Duration {
         let times = self.delegations(attr.ino).into_iter().flatten();

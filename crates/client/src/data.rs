@@ -216,7 +216,8 @@ impl DataFile {
     /// [`OPEN_MAX`](tatami_wire::object::OPEN_MAX).
     ///
     /// # Errors
-    /// Those of the disk; `EINVAL` for an object of another node; `ENFILE` where this process has no room for them.
+    /// Those of the disk; `EINVAL` for an object of another node; `ENFILE` where this process has
+    /// no room for them.
     pub fn make_local_files(&self, more: &[Piece]) -> Result<Vec<OwnedFd>, Errno> {
         let Place::Here { peer, .. } = &self.place else { return Err(Errno::EINVAL) };
         let op = ObjectOp::OpenSeveral { more: more.to_vec() };

@@ -238,7 +238,7 @@ impl Delegations {
     }
 
     /// Returns for how long the kernel may cache these attributes, if they are delegated. From then
-    /// on the kernel is told when they change.
+    /// on the client revokes them when they change.
     pub(crate) fn lend_attr(&self, attr: &Attr) -> Option<Duration> {
         self.kernel()?;
         let now = uptime();

@@ -226,7 +226,7 @@ fn ask(
     if !sent {
         connection.send(Class::Meta, seq, call, &[])?;
     }
-    // Whatever is read stays in the buffer of the connection: the payload is small, and decoded at
+    // All read bytes stay in the buffer of the connection: the payload is small, and decoded at
     // once.
     let (reply, payload) = connection.receive_along(Class::Meta, seq, Granted::LEN_MAX)?;
     let granted = (!payload.is_empty()).then(|| Granted::decode(payload)).transpose()?;

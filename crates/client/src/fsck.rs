@@ -1,16 +1,15 @@
-//! Checking a volume while it is in use: names against inodes, inodes against
-//! the objects on all nodes.
+//! Check of a volume while it is in use (fsck): names against inodes, inodes against the objects on
+//! all nodes.
 //!
-//! Each executor verifies the records of its own shards in one step, so nothing can change
-//! between two looks there. Where several executors have shards, names are then compared with
-//! the inodes that they lead to, in number order, with a few words of memory for each directory;
-//! what is wrong there is mended by one transaction each, which does nothing if something
-//! is not as it was seen any more. (Partitions of directories come before all that: an executor would take the entries of one
-//! whose record is lost for lost themselves.) Inodes and objects are then walked side by side,
-//! both in number order, in bounded memory. They are asked for one after the
-//! other, so what does not fit is only a suspicion: it is looked at again,
-//! one inode at a time, and dropped when somebody has the file open for
-//! writing, when its objects wait for removal, or when it fits now.
+//! Each executor verifies the records of its own shards in one step, so nothing changes between two
+//! looks there. Where several executors have shards, names are then compared with their inodes, in
+//! number order, with a few words of memory for each directory. Each fault is repaired by one
+//! transaction, which does nothing if a record is not as it was seen any more. (Partitions of
+//! directories come before all that: an executor would take the entries of a partition with a lost
+//! record for lost themselves.) Then inodes and objects are walked side by side, both in number
+//! order, in bounded memory. They are listed one after the other, so a mismatch is only a
+//! suspicion. It is checked again, one inode at a time. It is dropped when a client has the file
+//! open for writing, when its objects wait for removal, or when all agrees now.
 
 mod mend;
 mod names;
@@ -36,43 +35,44 @@ const CHECK_STEP: u32 = 16 * 1024;
 /// Most findings that are kept; more are only counted.
 pub const FINDINGS_MAX: usize = 100_000;
 
-/// What sort of thing is wrong.
+/// The kind of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wrong {
-    /// The records of a shard contradict each other: link counts, entries
-    /// without inodes, inodes without names.
+    /// The records of a shard contradict each other: link counts, entries without inodes, inodes
+    /// without names.
     Names,
     /// An object whose inode does not exist.
     NoInode,
     /// An object on a node, or with a number, where its file has none.
     Misplaced,
-    /// A file that has bytes, without the object that should hold them, or all of it.
+    /// A file with bytes whose object is missing, in whole or in part.
     NoObject,
     /// A file whose object is longer than the inode says.
     Size,
 }
 
-/// One thing that is wrong, or was.
+/// One fault, repaired or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// What sort.
+    /// Its kind.
     pub wrong: Wrong,
     /// The inode concerned.
     pub ino: Ino,
-    /// A path of it from the root, where one leads to it. Only of what was not mended.
+    /// A path of the inode from the root, where one leads to it. Only of faults that were not
+    /// repaired.
     pub path: Option<String>,
     /// The node whose disk is concerned; `None` for names.
     pub node: Option<NodeId>,
-    /// What is lost of an object.
+    /// The lost part of an object.
     pub lost: Option<Lost>,
-    /// What is wrong, in a sentence.
+    /// The fault, in a sentence.
     pub what: String,
-    /// It was mended.
+    /// Whether it was repaired.
     pub repaired: bool,
 }
 
-/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them fails, until the file is written
-/// anew, or cut to what is left.
+/// Bytes that a file has and its object has not. A repair leaves them as they are: reads of them
+/// fail, until the file is written from the start, or cut to the part that is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Which object of the file.
@@ -83,16 +83,16 @@ pub struct Lost {
     pub has: u64,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Inodes looked at.
+    /// Inodes checked.
     pub inodes: u64,
-    /// Objects looked at.
+    /// Objects checked.
     pub objects: u64,
-    /// What is wrong, at most [`FINDINGS_MAX`].
+    /// The faults, at most [`FINDINGS_MAX`].
     pub findings: Vec<Finding>,
-    /// How much more is wrong.
+    /// The number of further faults.
     pub more: u64,
     /// Suspicions that a second look dispelled.
     pub dispelled: u64,
@@ -111,7 +111,7 @@ pub enum FsckError {
 }
 
 impl FsckError {
-    /// The error number below.
+    /// Returns the error number.
     pub fn errno(&self) -> Errno {
         match self {
             FsckError::Shard { errno, .. }
@@ -121,17 +121,17 @@ impl FsckError {
     }
 }
 
-/// Times that a check begins anew because shards have moved.
+/// Times that a check starts again because shards have moved.
 const ATTEMPTS: usize = 20;
 
-/// Checks the whole volume; with `repair`, mends what can be mended.
-/// `progress` is told the numbers of inodes and objects looked at so far.
+/// Checks the whole volume; with `repair`, also repairs faults where possible. `progress` gets the
+/// numbers of inodes and objects checked so far.
 ///
-/// Needs a trusted connection to every node: the superuser, or whoever runs
-/// the daemons, with the volume's key.
+/// Needs a trusted connection to every node: as the superuser, or as the user of the daemons, with
+/// the volume's key.
 ///
 /// # Errors
-/// [`FsckError`] when a node or an executor cannot be asked: a check of a part would tell nothing.
+/// [`FsckError`] when a node or an executor cannot be asked: a partial check would prove nothing.
 pub fn check(
     client: &Arc<Client>,
     repair: bool,
@@ -142,13 +142,15 @@ pub fn check(
     for _ in 0..ATTEMPTS {
         let report = Report::default();
         let mut fsck = Fsck { client, repair, report, progress, lost: None };
+        // Partitions first, see the module. Names before objects, because a repair of names may add
+        // or remove inodes.
         fsck.partitions()?;
         for (shard, _) in client.map().leads() {
             fsck.names(shard)?;
         }
         fsck.ties()?;
         fsck.bytes()?;
-        // What has moved meanwhile was seen twice, or not at all.
+        // Records that moved meanwhile were seen twice, or not at all.
         let before = std::mem::replace(&mut epoch, client.refresh_map());
         let mut report = fsck.report;
         if before == epoch {
@@ -159,7 +161,7 @@ pub fn check(
             paths::add(client, &mut report.findings);
             return Ok(report);
         }
-        // That is done, and not found again.
+        // These repairs are done, and the next check does not find them again.
         mended.extend(report.findings.into_iter().filter(|finding| finding.repaired));
         mended.truncate(FINDINGS_MAX);
     }
@@ -187,7 +189,7 @@ impl Fsck<'_> {
         reply.map_err(|errno| FsckError::Shard { shard, executor, what, errno })
     }
 
-    /// The executor that serves the shard, or one that there surely is.
+    /// Returns the executor that serves the shard, or one that surely exists.
     fn owner(&self, shard: ShardId) -> ExecutorId {
         self.client.map().owner(shard).unwrap_or(ExecutorId::first(NodeId(0)))
     }
@@ -243,13 +245,14 @@ impl Fsck<'_> {
                 });
             }
             (self.progress)(self.report.inodes, self.report.objects);
-            // A shard that did not go forward would be asked for ever.
+            // The number must advance: otherwise a broken shard would be asked for ever.
             next = following.filter(|n| *n > after);
         }
         Ok(())
     }
 
-    /// Whether several executors serve shards, or did. If not, the one of all shards compares names with inodes by itself.
+    /// Returns whether several executors serve shards, or did. If not, the executor of all shards
+    /// compares names with inodes by itself.
     fn is_spread(&self) -> bool {
         let map = self.client.map();
         map.leads().len() > 1 || map.moves.iter().any(|moves| *moves > 0)
@@ -259,14 +262,14 @@ impl Fsck<'_> {
         self.failed_at(shard, what, Errno::EPROTO)
     }
 
-    /// Walks inodes and objects side by side and examines what does not fit.
+    /// Walks inodes and objects side by side, and checks mismatches again.
     fn bytes(&mut self) -> Result<(), FsckError> {
         let mut nodes: Vec<Objects> =
             self.client.map().nodes.iter().map(|n| Objects::of(n.id)).collect();
         let mut inodes: Vec<Inodes> =
             self.client.map().leads().iter().map(|(_, id)| Inodes::of(*id)).collect();
         loop {
-            // The next inode number that anybody knows.
+            // The next inode number in any of the lists.
             let mut next: Option<Ino> = None;
             for inodes in &mut inodes {
                 let at = inodes.peek(self)?.map(|attr| attr.ino);
@@ -298,19 +301,21 @@ impl Fsck<'_> {
         }
     }
 
-    /// A second look at one inode, with its objects as they are now.
+    /// Checks one inode a second time, with its objects as they are now.
     fn examine(
         &mut self,
         ino: Ino,
         seen: &BTreeMap<(NodeId, Piece), u64>,
     ) -> Result<(), FsckError> {
+        // The version before and after shows whether a client changed the inode in between (a
+        // double collect).
         let before = self.attr(ino)?;
         let tiles = self.tiles(before.as_ref())?;
         let mut places: BTreeSet<(NodeId, Piece)> = seen.keys().copied().collect();
         places.extend(before.iter().flat_map(|attr| right(attr, tiles.as_ref()).into_keys()));
         let mut states = BTreeMap::new();
         for (node, piece) in places {
-            // Before the object is looked at: what was garbage may be gone now.
+            // Before the state of the object is read: garbage may have been removed since.
             if self.in_flux(node, ino)? {
                 self.report.dispelled += 1;
                 return Ok(());
@@ -338,13 +343,14 @@ impl Fsck<'_> {
         match self.client.getattr(&Cred::ROOT, ino) {
             Ok(attr) => Ok(Some(attr)),
             Err(Errno::ENOENT | Errno::ESTALE) => Ok(None),
-            // An object may bear the number of a shard that there never was.
+            // An object may bear the number of a shard that never existed.
             Err(_) if self.client.map().owner(ino.shard()).is_none() => Ok(None),
             Err(errno) => Err(self.failed_at(ino.shard(), "read an inode", errno)),
         }
     }
 
-    /// The tiles of a tiled file. Those that do not read are a matter of the shard's own check.
+    /// Returns the tiles of a tiled file. Tiles that cannot be decoded are found by the shard's own
+    /// check.
     fn tiles(&self, attr: Option<&Attr>) -> Result<Option<Tiles>, FsckError> {
         let Some(attr) = attr.filter(|a| a.kind == Kind::File && a.layout.is_tiled()) else {
             return Ok(None);
@@ -410,7 +416,7 @@ impl Fsck<'_> {
         let right = right(attr, tiles);
         let unknown = attr.kind == Kind::File && attr.layout.is_tiled() && tiles.is_none();
         if unknown {
-            // Which objects are right nobody can tell before the tiles have been mended.
+            // Before the tiles are repaired, the right objects are not known.
             return Ok(());
         }
         for &(node, piece) in states.keys().filter(|at| !right.contains_key(at)) {
@@ -450,8 +456,9 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// Makes an inode that says too little agree with its objects: the bytes are what they are. Done as any client cuts a file, so that whoever opens
-    /// it in this moment meets nothing unusual.
+    /// Corrects the size of an inode that is shorter than its objects: the bytes are valid. The
+    /// correction is done as any client cuts a file, so that a client that opens the file at the
+    /// same moment meets nothing unusual.
     fn adopt(&self, attr: &Attr, size: u64) -> Result<bool, FsckError> {
         let cut = || {
             let (attr, cap) = self.client.open(&Cred::ROOT, attr.ino, Access::WRITE)?;

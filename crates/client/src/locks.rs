@@ -29,7 +29,7 @@ const MARGIN: u32 = 10;
 /// The lease, in case the executor has not stated it yet.
 const SHORT_LEASE: Duration = Duration::from_secs(1);
 
-/// What a front end does about the bytes of files whose locks come and go.
+/// The actions of a front end on the bytes of files when their locks come and go.
 pub trait LockedBytes: Sync {
     /// Another client may get a lock that this one had: all written bytes must be where other
     /// clients find them.
@@ -66,7 +66,7 @@ pub struct LockNews {
     pub wanted: BTreeSet<Ino>,
     /// Waits that have come to their end.
     pub ready: BTreeSet<u64>,
-    /// Executors that must be told all locks, by [`Client::reclaim_locks`].
+    /// Executors that need all locks again, by [`Client::reclaim_locks`].
     pub reclaim: BTreeSet<ExecutorId>,
 }
 

@@ -233,7 +233,7 @@ impl Client {
     }
 }
 
-/// The open files that an executor was told of, and the epoch of the map that selected them.
+/// The open files that an executor knows, and the epoch of the map that selected them.
 struct Told {
     epoch: u64,
     inos: Vec<Ino>,

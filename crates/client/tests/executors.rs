@@ -1,5 +1,5 @@
-//! A client and nodes with several executors: each is reached over connections of its own, and what one has
-//! delegated is nobody else's.
+//! A client and nodes with several executors: each has connections of its own, and the delegations
+//! of one do not mix with those of another.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
@@ -19,16 +19,17 @@ use tatami_wire::handshake::{self, Hello, Identity, Role, Transport};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::*;
 
-/// Who has been asked what.
+/// The requests that came.
 #[derive(Default)]
 struct Asked {
-    /// What connections were opened for: the node to which all is passed on, if any, and its executor.
+    /// The purpose of each connection: the role, the node to which the daemon passes everything on,
+    /// if any, and its executor.
     opened: BTreeSet<(u8, Option<NodeId>, u8)>,
-    /// Requests about names, by the executor that each came to.
+    /// Requests about names, by the executor that got them.
     requests: BTreeMap<ExecutorId, u32>,
 }
 
-/// A daemon of node 0 that passes on to node 1, or so it says.
+/// A daemon of node 0 that claims to pass requests on to node 1.
 struct Daemon {
     asked: Arc<Mutex<Asked>>,
     dir: tempfile::TempDir,
@@ -131,13 +132,13 @@ fn map() -> ClusterMap {
     }
 }
 
-/// An executor of which all inodes are there, and are delegated to whoever asks.
+/// Serves an executor that has all inodes, and delegates them to every client.
 fn meta(hello: &Hello, call: &MetaCall, asked: &Mutex<Asked>, granted: &mut Vec<u8>) -> MetaResult {
     let id = ExecutorId { node: hello.node.unwrap_or(NodeId(0)), index: hello.executor };
     assert_eq!(map().owner(call.shard), Some(id), "{call:?} came to {id}");
     *asked.lock().requests.entry(id).or_default() += 1;
     match call.op {
-        // Of the third one's inodes, the last has a part in the names.
+        // The last executor takes part in the names of the third one's inodes.
         MetaOp::SyncNames { ref inos } => {
             let also = if inos.contains(&ino(2)) { vec![EXECUTORS[3]] } else { Vec::new() };
             Ok(MetaReply::NamesSynced { epoch: 1, also })
@@ -206,7 +207,8 @@ fn only_executors_that_have_something_of_a_file_are_asked_to_sync_it() {
     });
 }
 
-/// The daemon here answers any question with its map, so a node that is asked for its space counts as one that is away.
+/// This daemon answers every administrative request with its map, so a node that is asked for its
+/// space counts as away.
 #[test]
 fn space_that_came_with_terms_costs_no_request() {
     let daemon = Daemon::start();

@@ -1,5 +1,5 @@
-//! A client against a daemon that breaks connections whenever it likes: what
-//! was accepted arrives, once and in order, and what can't be done is told.
+//! A client against a daemon that breaks connections at any time. Accepted writes arrive, once and
+//! in order, and impossible ones are reported.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
@@ -20,17 +20,17 @@ use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::*;
 
-/// What the daemon does with its connections.
+/// The faults of the daemon's connections.
 #[derive(Clone, Debug, Default)]
 struct Plan {
-    /// Numbers of the requests (over all connections) at which the connection
-    /// breaks before the request is executed.
+    /// Numbers of the requests (over all connections) at which the connection breaks before the
+    /// request is executed.
     before: Vec<u64>,
-    /// The same, after it is executed and before it is answered.
+    /// The same, after the request is executed and before its reply.
     after: Vec<u64>,
-    /// The same, half-way through the answer.
+    /// The same, half-way through the reply.
     within: Vec<u64>,
-    /// Object bytes the disk can hold.
+    /// Object bytes that the disk can hold.
     capacity: u64,
 }
 
@@ -39,7 +39,7 @@ struct World {
     plan: Plan,
     requests: u64,
     bytes: HashMap<Ino, Vec<u8>>,
-    /// Executed `(slot, seq)` pairs with their answers, as `meta` keeps them.
+    /// Executed `(slot, seq)` pairs with their replies, as `meta` keeps them.
     answers: HashMap<(u32, u64), MetaResult>,
     removed: u64,
 }
@@ -161,8 +161,8 @@ fn map(address: &str) -> ClusterMap {
     }
 }
 
-/// A shard with one rule: a name can be removed any number of times, and each
-/// removal is counted.
+/// Serves a shard with one rule: a name can be removed any number of times, and each removal is
+/// counted.
 fn meta(world: &mut World, hello: &Hello, seq: u64, op: &MetaOp) -> MetaResult {
     if let Some(answer) = world.answers.get(&(hello.slot, seq)) {
         return answer.clone();
@@ -210,7 +210,7 @@ fn object(
     Ok(ObjectReply::Written { offset: at, len: payload.len() as u64 })
 }
 
-/// Where the bytes of a read go.
+/// Collects the bytes of a read.
 #[derive(Default)]
 struct Memory {
     bytes: Vec<u8>,
@@ -256,8 +256,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// Write-behind over connections that break before and after requests are
-    /// executed: reads through any handle see all writes, in order.
+    /// Write-behind over connections that break before and after requests are executed: reads
+    /// through any handle see all writes, in order.
     #[test]
     fn writes_survive_broken_connections(
         steps in steps(),
@@ -298,8 +298,8 @@ proptest! {
         prop_assert_eq!(world.bytes.get(&ino).cloned().unwrap_or_default(), model);
     }
 
-    /// Requests that change names are repeated under the same number, so that
-    /// each takes effect once however often the connection breaks.
+    /// Requests that change names are repeated under the same number, so that each takes effect
+    /// once, however often the connection breaks.
     #[test]
     fn a_repeated_request_takes_effect_once(
         before in prop::collection::vec(1..30u64, 0..6),
@@ -376,7 +376,7 @@ fn a_daemon_that_has_no_time_for_strangers_is_called_again() {
     let busy = listener.local_addr().unwrap().to_string();
     let (world, address, key) = (daemon.world.clone(), busy.clone(), daemon.key.clone());
     let asked = thread::spawn(move || {
-        // It drops the first as they come, and others when they have said who they are.
+        // The daemon drops some connections at once, and others after the hello.
         for n in 0..6 {
             let (mut stream, _) = listener.accept().unwrap();
             if n % 2 == 1 {
@@ -389,7 +389,7 @@ fn a_daemon_that_has_no_time_for_strangers_is_called_again() {
     options.key = Some(daemon.key.clone());
     drop(Client::connect(options.clone()).unwrap());
     asked.join().unwrap();
-    // Where nobody is, nobody is waited for.
+    // Without a daemon, the client does not wait.
     options.patience = Duration::from_secs(3600);
     assert!(Client::connect(options).is_err());
 }

@@ -1,8 +1,8 @@
 //! A bounded set of open objects, shared by all threads.
 //!
-//! When it is full, the hand of a clock looks for an object that was not used
-//! since the hand last passed (second chance, Corbató 1968): nearly as good as
-//! LRU, and a hit costs one hash look-up and one flag.
+//! When it is full, the hand of a clock searches for an object that was not used since the hand
+//! last passed (second chance, Corbató 1968): nearly as good as LRU, and a hit costs one hash
+//! look-up and one flag.
 
 use crate::name::Key;
 use crate::object::Object;
@@ -11,7 +11,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use tatami_wire::Ino;
 
-/// Removed inodes that are remembered: so many, the oldest forgotten first.
+/// Most removed inodes that are remembered; the oldest are forgotten first.
 const REMOVED_MAX: usize = 64 * 1024;
 
 struct Slot {
@@ -36,14 +36,13 @@ pub(crate) struct Cache {
     inner: Mutex<Inner>,
 }
 
-/// The answer to a look-up.
+/// The result of a look-up.
 pub(crate) enum Found {
     /// The object is open.
     Open(Arc<Object>),
-    /// It is not. The number must be handed to [`Cache::insert`].
+    /// It is not open. The caller must pass the number to [`Cache::insert`].
     Absent(u64),
-    /// Its inode was removed. Inode numbers are not used twice, so this is a
-    /// request that came too late.
+    /// Its inode was removed. Inode numbers are not used twice, so this request came too late.
     Removed,
 }
 
@@ -82,9 +81,9 @@ impl Cache {
         }
     }
 
-    /// Keeps `object`, which was opened after [`Cache::get`] told `Absent`.
-    /// Returns the object to use: another thread may have been faster. An
-    /// object opened while a removal went on is not kept: it may be gone.
+    /// Keeps `object`, which was opened after [`Cache::get`] returned `Absent`. Returns the object
+    /// to use: another thread may have been faster. An object that was opened during a removal is
+    /// not kept, because it may be removed.
     pub(crate) fn insert(&self, object: Arc<Object>, removals: u64) -> Arc<Object> {
         let inner = &mut *self.inner.lock();
         if let Some(&at) = inner.index.get(&object.key) {
@@ -113,8 +112,8 @@ impl Cache {
         }
     }
 
-    /// Forgets all objects of an inode and remembers that it was removed.
-    /// To be called before the backing files are removed.
+    /// Forgets all objects of an inode and remembers its removal. Must be called before the backing
+    /// files are removed.
     pub(crate) fn remove(&self, ino: Ino) {
         let inner = &mut *self.inner.lock();
         inner.removals += 1;
@@ -129,8 +128,8 @@ impl Cache {
         inner.forget(|key| key.0 == ino);
     }
 
-    /// Forgets one object, of an inode that is still there. To be called before the backing
-    /// file is removed.
+    /// Forgets one object of an inode that lives on. Must be called before the backing file is
+    /// removed.
     pub(crate) fn forget(&self, key: Key) {
         let inner = &mut *self.inner.lock();
         inner.removals += 1;

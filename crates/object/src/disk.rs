@@ -1,13 +1,13 @@
-//! The calls that touch bytes on a disk, behind a trait, so that tests can
-//! put a disk there that is full or breaks (see [`crate::fault`]).
+//! The system calls that touch bytes on a disk, behind a trait, so that tests can use a disk that
+//! is full or breaks (see [`crate::fault`]).
 
 use rustix::fs::FallocateFlags;
 use rustix::io::ReadWriteFlags;
 use std::io::{self, IoSlice};
 use std::os::fd::BorrowedFd;
 
-/// What an object store asks of a disk. Each method is one system call and
-/// may do less than asked, like the call; the defaults are the kernel's.
+/// The operations that an object store needs of a disk. Each method is one system call and may do
+/// less than asked, like the call; the defaults are the kernel's.
 pub trait Disk: Send + Sync {
     /// pread(2).
     ///
@@ -25,8 +25,8 @@ pub trait Disk: Send + Sync {
         Ok(rustix::io::pwrite(fd, data, offset)?)
     }
 
-    /// pwritev2(2) with `RWF_APPEND`; leaves the descriptor's position behind
-    /// the last byte written, which tells where the bytes went.
+    /// pwritev2(2) with `RWF_APPEND`; leaves the descriptor's position behind the last byte
+    /// written, which shows their offset.
     ///
     /// # Errors
     /// Those of the call.

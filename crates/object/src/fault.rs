@@ -1,4 +1,4 @@
-//! A disk that is full or breaks on order, for tests of this crate and of those above.
+//! A disk that is full or fails on request, for tests of this crate and of those above.
 
 use crate::disk::{Disk, Kernel};
 use parking_lot::Mutex;
@@ -23,9 +23,9 @@ pub enum Call {
 #[derive(Clone, Copy, Debug)]
 struct Fault {
     call: Call,
-    /// How many such calls still succeed first.
+    /// How many such calls succeed first.
     after: u32,
-    /// How many then fail.
+    /// How many fail then.
     times: u32,
     errno: Errno,
 }
@@ -39,26 +39,25 @@ struct Script {
     chunk: Option<usize>,
 }
 
-/// The kernel's disk with faults on order.
+/// The kernel's disk with planned faults.
 #[derive(Debug, Default)]
 pub struct FaultyDisk {
     script: Mutex<Script>,
 }
 
 impl FaultyDisk {
-    /// A disk without faults.
+    /// Returns a disk without faults.
     pub fn new() -> FaultyDisk {
         FaultyDisk::default()
     }
 
-    /// Lets `after` calls of a kind pass and then `times` calls fail with `errno`.
+    /// Lets `after` calls of a kind pass, and then `times` calls fail with `errno`.
     pub fn fail(&self, call: Call, after: u32, times: u32, errno: Errno) {
         self.script.lock().faults.push(Fault { call, after, times, errno });
     }
 
-    /// From now on the disk takes `bytes` more bytes and is full after that:
-    /// the call that meets the end is cut short, the next gets `ENOSPC`.
-    /// `None` ends the shortage.
+    /// From now on the disk takes `bytes` more bytes and is full after that: the call that reaches
+    /// the end is cut short, the next gets `ENOSPC`. `None` ends the shortage.
     pub fn set_room(&self, bytes: Option<u64>) {
         self.script.lock().room = bytes;
     }
@@ -81,7 +80,7 @@ impl FaultyDisk {
         Ok(())
     }
 
-    /// How many of `wanted` bytes fit, taken from the room.
+    /// Returns how many of `wanted` bytes fit, and takes them from the room.
     fn take_room(&self, wanted: usize) -> io::Result<usize> {
         let mut script = self.script.lock();
         let mut fits = wanted.min(script.chunk.unwrap_or(usize::MAX));

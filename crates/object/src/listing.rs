@@ -1,9 +1,9 @@
-//! Which objects are there, in order, for checking.
+//! Ordered lists of the existing objects, for checks.
 //!
-//! The order of buckets is not the order of inode numbers, so a listing must
-//! look at all buckets. To do that seldom, one look collects the next
-//! [`WINDOW`] objects, and later calls that continue the listing are served
-//! from them. An object made or removed meanwhile may or may not be listed.
+//! The order of buckets is not the order of inode numbers, so a listing must read all buckets. To
+//! do that rarely, one pass collects the next [`WINDOW`] objects, and later calls that continue the
+//! listing are served from them. An object that is made or removed meanwhile may or may not be
+//! listed.
 
 use crate::name::{self, Key};
 use rustix::fs::{Dir, Mode, OFlags};
@@ -11,10 +11,10 @@ use std::collections::BinaryHeap;
 use std::os::fd::BorrowedFd;
 use tatami_wire::Ino;
 
-/// Most objects that one look at the buckets collects.
+/// Most objects that one pass over the buckets collects.
 const WINDOW: usize = 64 * 1024;
 
-/// The objects that one look collected.
+/// The objects that one pass collected.
 #[derive(Debug, Default)]
 pub(crate) struct Window {
     /// In order; those already listed are at the front.
@@ -25,7 +25,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The next at most `limit` keys above `after`, and whether none follows.
+    /// Returns at most `limit` keys above `after`, and whether none follows.
     pub(crate) fn next(
         &mut self,
         objects: BorrowedFd<'_>,
@@ -59,7 +59,7 @@ impl Window {
     }
 }
 
-/// The smallest `most` keys above `after`, and whether these were all.
+/// Returns the smallest `most` keys above `after`, and whether these are all.
 fn collect(
     objects: BorrowedFd<'_>,
     after: Option<Key>,
@@ -84,7 +84,7 @@ fn collect(
     Ok((heap.into_sorted_vec(), all))
 }
 
-/// The objects of one inode.
+/// Returns the objects of one inode.
 pub(crate) fn of_inode(objects: BorrowedFd<'_>, ino: Ino) -> rustix::io::Result<Vec<Key>> {
     let Some(dir) = open_bucket(objects, name::bucket_of(ino))? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -94,7 +94,7 @@ pub(crate) fn of_inode(objects: BorrowedFd<'_>, ino: Ino) -> rustix::io::Result<
     Ok(found)
 }
 
-/// The directory of a bucket, if it was made.
+/// Returns the directory of a bucket, if it exists.
 fn open_bucket(objects: BorrowedFd<'_>, bucket: u16) -> rustix::io::Result<Option<Dir>> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::openat(objects, name::bucket_name(bucket), flags, Mode::empty()) {

@@ -1,41 +1,41 @@
-//! How an object's backing file is named.
+//! The names of backing files.
 
 use tatami_wire::{Ino, Piece};
 
-/// Number of bucket directories. Inode numbers are handed out one after the
-/// other, so their low byte spreads objects evenly and keeps directories small.
+/// Number of bucket directories. Inode numbers are handed out in sequence, so their low byte
+/// spreads objects evenly and keeps directories small.
 pub(crate) const BUCKETS: u16 = 256;
 
-/// Which object: an inode and a piece of it.
+/// An object: an inode and a piece of it.
 pub(crate) type Key = (Ino, Piece);
 
-/// The bucket of an inode; all its pieces share it.
+/// Returns the bucket of an inode; all its pieces share it.
 pub(crate) fn bucket_of(ino: Ino) -> u16 {
     (ino.0 % u64::from(BUCKETS)) as u16
 }
 
-/// The bucket's directory name.
+/// Returns the bucket's directory name.
 pub(crate) fn bucket_name(bucket: u16) -> String {
     format!("{bucket:02x}")
 }
 
-/// The backing file's name within its bucket.
+/// Returns the backing file's name within its bucket.
 pub(crate) fn file_name(key: Key) -> String {
     format!("{}.{:08x}", key.0, key.1.0)
 }
 
-/// The backing file's path within the objects directory.
+/// Returns the backing file's path within the objects directory.
 pub(crate) fn path(key: Key) -> String {
     format!("{}/{}", bucket_name(bucket_of(key.0)), file_name(key))
 }
 
-/// Where in the data directory `dir` the backing file of an object lies, whether or
-/// not it exists.
+/// Returns the path of an object's backing file, in the data directory `dir`, whether or not the
+/// file exists.
 pub fn backing_path(dir: &std::path::Path, ino: Ino, piece: Piece) -> std::path::PathBuf {
     dir.join(crate::OBJECTS_DIR).join(path((ino, piece)))
 }
 
-/// Reads what [`file_name`] wrote; `None` for any other name.
+/// Decodes a name that [`file_name`] made; `None` for any other name.
 pub(crate) fn parse(name: &[u8]) -> Option<Key> {
     let hex = |digits: &[u8]| {
         digits.iter().try_fold(0u64, |n, c| {
@@ -70,7 +70,7 @@ mod tests {
             prop_assert_eq!(name, file_name(key));
         }
 
-        /// Whatever lies in a bucket, only names that we would write are objects.
+        /// In a bucket with any files, only names that the store would write are objects.
         #[test]
         fn other_names_are_no_objects(name in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(key) = parse(&name) {

@@ -1,4 +1,4 @@
-//! One object with its backing file open, and what can be done to it.
+//! One object with its backing file open, and the operations on it.
 
 use crate::disk::Disk;
 use crate::name::Key;
@@ -37,7 +37,7 @@ impl Object {
         Object { key, fd, position: Mutex::new(()), name_durable: AtomicBool::new(false) }
     }
 
-    /// Size and storage now.
+    /// Returns size and storage now.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -46,6 +46,7 @@ impl Object {
     }
 
     pub(crate) fn name_is_durable(&self) -> bool {
+        // Acquire: pairs with the release after the sync of the directory.
         self.name_durable.load(Ordering::Acquire)
     }
 
@@ -80,8 +81,8 @@ impl Object {
         Ok(())
     }
 
-    /// Appends and returns where the bytes went. Atomic with regard to other
-    /// appends, also to those of processes that hold the backing file itself.
+    /// Appends, and returns the offset of the first byte. Atomic with regard to other appends, also
+    /// to those of processes that hold the backing file itself.
     pub(crate) fn append(&self, disk: &dyn Disk, data: &[u8]) -> Result<u64, Errno> {
         if data.is_empty() {
             return Ok(self.state()?.size);
@@ -94,6 +95,9 @@ impl Object {
                 Ok(0) => return Err(Errno::EIO),
                 Ok(n) => {
                     done += n;
+                    // The kernel leaves the position behind the bytes that it appended, which is
+                    // the only report of their offset. The lock keeps other appends of this
+                    // descriptor from moving it in between.
                     let end = rustix::fs::tell(&self.fd).map_err(errno)?;
                     start.get_or_insert(end - n as u64);
                 }
@@ -133,8 +137,8 @@ impl Object {
         }
     }
 
-    /// What `FALLOC_FL_ZERO_RANGE` does, on file systems that lack it. Zeros
-    /// past the end need no storage: growing the file makes them.
+    /// Writes zeros where the file system lacks `FALLOC_FL_ZERO_RANGE`. Zeros past the end need no
+    /// storage: the longer file has them by itself.
     fn write_zeros(&self, disk: &dyn Disk, offset: u64, len: u64, grow: bool) -> Result<(), Errno> {
         let size = self.state()?.size;
         let end = offset + len;
@@ -156,6 +160,7 @@ impl Object {
             SeekFor::Data => SeekFrom::Data(offset),
             SeekFor::Hole => SeekFrom::Hole(offset),
         };
+        // A seek for data moves the position that appends read.
         let _position = self.position.lock();
         rustix::fs::seek(&self.fd, from).map_err(errno)
     }
@@ -175,7 +180,7 @@ impl Object {
             let moved = match disk.copy_range(source.as_fd(), from, self.as_fd(), to, n) {
                 Ok(n) => n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
-                // Two disks, or a file system that cannot: by hand, then.
+                // Two disks, or a file system that cannot copy: the daemon copies.
                 Err(e)
                     if matches!(
                         Errno::from(&e),
@@ -198,7 +203,7 @@ impl Object {
     }
 }
 
-/// Checks that a range lies in what a signed offset can address.
+/// Checks that a signed offset can address the range.
 pub(crate) fn check_range(offset: u64, len: u64) -> Result<(), Errno> {
     if offset > FILE_SIZE_MAX {
         return Err(Errno::EINVAL);

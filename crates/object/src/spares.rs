@@ -1,5 +1,5 @@
-//! Empty files that are lent to mounts of this node and become objects when they have
-//! bytes or when somebody asks for the object; see `tatami_lend`.
+//! Spare files: empty files that are lent to mounts of this node. They become objects when they
+//! have bytes, or at a request for the object; see `tatami_lend`.
 
 use crate::name::{self, Key};
 use crate::object::errno;
@@ -12,30 +12,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tatami_lend::{SLOTS, Table};
 use tatami_wire::{Errno, Ino, Piece};
 
-/// Where spares and their tables lie, within the data directory.
+/// The directory of spare files and their tables, within the data directory.
 pub(crate) const LENT_DIR: &str = "lent";
-/// Ends the name of a file of which nobody knows what it stood for.
+/// The suffix of a file whose inode is not known any more.
 const ASIDE: &str = ".lost";
 /// Most tables at a time: one for each mount of the node.
 const TABLES_MAX: usize = 64;
-/// File systems that write a page of a file where it lies, so that memory shared through it
-/// needs no room on the disk later: ext4, XFS, tmpfs.
+/// File systems that write a page of a file in place, so that memory shared through the file needs
+/// no new room on the disk later: ext4, XFS, tmpfs.
 const IN_PLACE: [i64; 3] = [0xef53, 0x5846_5342, 0x0102_1994];
 
-/// All that is lent.
+/// All spare files.
 pub(crate) struct Spares {
     dir: OwnedFd,
-    /// Nothing is lent where this is not so.
+    /// Files are lent only where the file system suits.
     suits: bool,
     boot: u64,
     any: AtomicBool,
-    /// Held from the look for a spare until its file has the object's name.
+    /// Held from the search for a spare file until it has the object's name.
     tables: Mutex<BTreeMap<u64, Table>>,
 }
 
 impl Spares {
-    /// The place for spares in a data directory, where `objects` is, too. What was lent before becomes objects, by
-    /// [`Spares::settle`].
+    /// Opens the directory of spare files in a data directory, beside `objects`. [`Spares::settle`]
+    /// makes objects of files that were lent before.
     pub(crate) fn open(parent: BorrowedFd<'_>) -> rustix::io::Result<Spares> {
         match rustix::fs::mkdirat(parent, LENT_DIR, Mode::RWXU) {
             Ok(()) | Err(rustix::io::Errno::EXIST) => {}
@@ -48,8 +48,8 @@ impl Spares {
         Ok(Spares { dir, suits, boot: boot(), any, tables: Mutex::default() })
     }
 
-    /// Takes over what a daemon before us has lent, in the same boot of the machine, and
-    /// removes what is left of others.
+    /// Takes over the tables of an earlier daemon, in the same boot of the machine, and removes the
+    /// rest.
     pub(crate) fn settle(&self, objects: BorrowedFd<'_>) -> rustix::io::Result<()> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.dir)? {
@@ -59,12 +59,12 @@ impl Spares {
         for (name, id) in names.clone().iter().filter_map(|name| Some((name, parse_table(name)?))) {
             let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let file = rustix::fs::openat(&self.dir, name, flags, Mode::empty())?;
-            // After a power cut there may be anything in it.
+            // After a power cut it may contain anything.
             let table = Table::map_of(file, self.boot).ok().flatten();
             if let Some(table) = table
                 && self.finish(objects, id, &table).is_err()
             {
-                // The disk may be full. It goes on as if the daemon had not ended.
+                // The disk may be full. The table goes on as if the daemon had not ended.
                 names.retain(|other| !other.starts_with(name));
                 self.tables.lock().insert(id, table);
                 self.any.store(true, Ordering::SeqCst);
@@ -74,7 +74,7 @@ impl Spares {
         Ok(())
     }
 
-    /// A new table.
+    /// Makes a new table.
     pub(crate) fn begin(&self, id: u64) -> Result<OwnedFd, Errno> {
         let mut tables = self.tables.lock();
         if !self.suits {
@@ -91,13 +91,13 @@ impl Spares {
         Ok(file)
     }
 
-    /// Makes objects of all that a table has lent, and removes the rest.
+    /// Makes objects of all files that a table has lent, and removes the rest.
     pub(crate) fn end(&self, objects: BorrowedFd<'_>, id: u64) -> Result<(), Errno> {
         let mut tables = self.tables.lock();
         let Some(table) = tables.remove(&id) else { return Ok(()) };
         let finished = self.finish(objects, id, &table);
         if finished.is_err() {
-            // The rest is settled at the next start; till then it is found.
+            // The table stays, so that its files are found; the next start handles them again.
             tables.insert(id, table);
         } else {
             self.remove(&table_name(id));
@@ -107,6 +107,7 @@ impl Spares {
     }
 
     fn finish(&self, objects: BorrowedFd<'_>, id: u64, table: &Table) -> rustix::io::Result<()> {
+        // First: the mount must not assign a slot after the loop has passed it.
         table.end();
         for slot in 0..SLOTS {
             let name = spare_name(id, slot);
@@ -118,7 +119,8 @@ impl Spares {
             if let Some(ino) = table.stands_for(slot) {
                 table.take(ino);
             }
-            // Of one that was taken before, the file is an object, unless the daemon died.
+            // The file of a slot that was taken before is an object already, unless the daemon died
+            // in between.
             if let Some(ino) = table.was_taken_for(slot)
                 && self.size_of(&name).is_some()
             {
@@ -129,7 +131,7 @@ impl Spares {
         Ok(())
     }
 
-    /// Keeps the bytes of a file of which nobody knows what it stood for.
+    /// Keeps the bytes of a file whose inode is not known any more.
     fn set_aside(&self, name: &str, size: Option<i64>) -> rustix::io::Result<()> {
         if size == Some(0) {
             self.remove(name);
@@ -145,7 +147,7 @@ impl Spares {
         Ok(())
     }
 
-    /// A new file for a slot. The object of what the slot stood for must have been made before.
+    /// Makes a new file for a slot. The file that the slot had before must be an object already.
     pub(crate) fn renew(&self, id: u64, slot: usize) -> Result<OwnedFd, Errno> {
         let tables = self.tables.lock();
         let table = tables.get(&id).ok_or(Errno::ENOENT)?;
@@ -155,7 +157,7 @@ impl Spares {
         if table.stands_for(slot).is_some() {
             return Err(Errno::EBUSY);
         }
-        // Before there is a file that could be taken for the one that the slot had.
+        // Before the new file exists: it must not be taken for the slot's old file.
         table.renew(slot);
         let name = spare_name(id, slot);
         match self.make(&name) {
@@ -167,19 +169,20 @@ impl Spares {
         }
     }
 
-    /// What a slot of a table stands for.
+    /// Returns the inode that a slot of a table stands for.
     pub(crate) fn stands_for(&self, id: u64, slot: usize) -> Result<Option<Ino>, Errno> {
         Ok(self.tables.lock().get(&id).ok_or(Errno::ENOENT)?.stands_for(slot))
     }
 
-    /// Whether anything may be lent. Without, an object that is not there is not there.
+    /// Returns whether any table exists. Without one, an object without a backing file does not
+    /// exist.
     pub(crate) fn are_lent(&self) -> bool {
         self.any.load(Ordering::SeqCst)
     }
 
-    /// Makes an object of the spare that stands for it, if there is one. The object must be looked for by name
-    /// after this: it may have become one a moment before. An asker
-    /// who will `make` it if it is not there must say so.
+    /// Makes an object of the spare file that stands for it, if there is one. The caller must look
+    /// for the object by name after this: it may have become one a moment before. A caller that
+    /// will make the object itself must set `make`.
     pub(crate) fn become_object(
         &self,
         objects: BorrowedFd<'_>,
@@ -187,10 +190,13 @@ impl Spares {
         make: bool,
     ) -> rustix::io::Result<()> {
         let tables = self.tables.lock();
+        // Dekker's flag protocol with the mount: this side raises its claim and then reads the
+        // slots, the mount fills its slot and then reads the claims. So at least one of them sees
+        // the other.
         if make {
             tables.values().for_each(Table::claim);
         }
-        // The first piece is all that a mount writes to itself.
+        // A mount writes only the first piece by itself.
         let lent = tables.iter().filter(|_| key.1 == Piece(0));
         for (id, table) in lent {
             if let Some(slot) = table.take(key.0) {
@@ -200,7 +206,7 @@ impl Spares {
         Ok(())
     }
 
-    /// Removes the spare that stands for an inode that was removed.
+    /// Removes the spare file of an inode that was removed.
     pub(crate) fn discard(&self, ino: Ino) {
         for (id, table) in self.tables.lock().iter() {
             if let Some(slot) = table.take(ino) {
@@ -209,7 +215,7 @@ impl Spares {
         }
     }
 
-    /// Gives the file of a taken slot the name of the object.
+    /// Gives the file of a taken slot the object's name.
     fn give_name(
         &self,
         objects: BorrowedFd<'_>,
@@ -219,7 +225,7 @@ impl Spares {
     ) -> rustix::io::Result<()> {
         let from = spare_name(id, slot);
         match self.rename(&from, objects, ino) {
-            // The mount died when it had just noticed that there is an object: see `tatami_lend`.
+            // The mount died just after it had noticed the object: see `tatami_lend`.
             Err(rustix::io::Errno::EXIST) if self.size_of(&from) == Some(0) => Ok(()),
             Err(e) => {
                 table.untake(slot, ino);
@@ -232,11 +238,13 @@ impl Spares {
     fn rename(&self, from: &str, objects: BorrowedFd<'_>, ino: Ino) -> rustix::io::Result<()> {
         let to = name::path((ino, Piece(0)));
         let rename =
+            // Never over an existing object: its bytes would be lost.
             || rustix::fs::renameat_with(&self.dir, from, objects, &to, RenameFlags::NOREPLACE);
         match rename() {
             Err(rustix::io::Errno::NOENT) => {
                 let bucket = name::bucket_name(name::bucket_of(ino));
                 match rustix::fs::mkdirat(objects, bucket, Mode::RWXU) {
+                    // The bucket must be durable before a name in it can be.
                     Ok(()) => rustix::fs::fsync(objects)?,
                     Err(rustix::io::Errno::EXIST) => {}
                     Err(e) => return Err(e),
@@ -258,7 +266,7 @@ impl Spares {
     }
 
     fn remove(&self, name: &str) {
-        // One that is left behind goes with the next start.
+        // The next start removes a file that is left behind.
         let _ = rustix::fs::unlinkat(&self.dir, name, AtFlags::empty());
     }
 }
@@ -278,7 +286,7 @@ fn spare_name(id: u64, slot: usize) -> String {
     format!("{id:016x}.{slot:02x}")
 }
 
-/// A number by which two boots of a machine are told apart.
+/// Returns a number that distinguishes two boots of a machine.
 pub fn boot() -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = DefaultHasher::new();

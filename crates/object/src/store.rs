@@ -23,12 +23,12 @@ use tatami_wire::{Access, Errno, Ino, Piece};
 pub const OBJECTS_DIR: &str = "objects";
 /// Most backing files that are kept open.
 const OPEN_MAX: usize = 1024;
-/// Of the descriptors that the process may have, one in so many is for objects.
+/// One in `DESCRIPTOR_SHARE` of the process's descriptors is for objects.
 const DESCRIPTOR_SHARE: u64 = 4;
-/// Most objects whose failed sync is remembered one by one; with more, the
-/// whole store takes no writes.
+/// Most objects whose failed sync is remembered one by one; with more, the whole store refuses
+/// writes.
 const FAILED_MAX: usize = 4096;
-/// Most objects that one call lists.
+/// Most objects in one listing.
 const LIST_MAX: usize = 4096;
 
 /// Why an object store does not open.
@@ -37,27 +37,26 @@ const LIST_MAX: usize = 4096;
 pub struct OpenError {
     /// The directory.
     pub path: PathBuf,
-    /// What was tried.
+    /// The step that failed.
     pub what: &'static str,
-    /// Why it failed.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// A part of all objects.
+/// A part of the list of all objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Listing {
     /// In (inode, piece) order, with size and storage.
     pub objects: Vec<(Ino, Piece, ObjectState)>,
-    /// Nothing follows.
+    /// Whether this is the last part.
     pub end: bool,
 }
 
 /// The objects below one data directory. See the crate.
 ///
-/// Errors of its calls are those of the system calls that they are named
-/// after, and besides: `EINVAL` and `EFBIG` for offsets beyond what a file can
-/// have, `ESTALE` for an inode whose objects were removed, `EIO` for changes
-/// of an object whose sync failed.
+/// Errors of its calls are those of the system calls of the same name, and besides: `EINVAL` and
+/// `EFBIG` for offsets that no file can have, `ESTALE` for an inode whose objects were removed,
+/// `EIO` for changes of an object whose sync failed.
 pub struct ObjectStore {
     objects: OwnedFd,
     /// See [`Space::disk`].
@@ -66,15 +65,14 @@ pub struct ObjectStore {
     cache: Cache,
     spares: Spares,
     window: Mutex<Window>,
-    /// Objects whose sync failed: the kernel may have dropped what was
-    /// written, and says so once only, so nothing written later can be trusted.
+    /// Objects whose sync failed. The kernel may have dropped the written bytes, and reports that
+    /// only once, so later writes cannot be trusted either.
     failed: Mutex<BTreeSet<Key>>,
     any_failed: AtomicBool,
 }
 
 impl ObjectStore {
-    /// Opens the objects of data directory `dir`, making the place for them if
-    /// there is none yet.
+    /// Opens the objects of data directory `dir`, and makes their directory if there is none yet.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -101,9 +99,11 @@ impl ObjectStore {
             rustix::fs::open(&path, flags, Mode::empty()).map_err(failed("open the directory"))?;
         let parent =
             rustix::fs::open(dir, flags, Mode::empty()).map_err(failed("open what it is in"))?;
-        // A bucket made just before the last daemon died may not be durable yet.
+        // A bucket that was made just before the last daemon died may not be durable yet.
         rustix::fs::fsync(&objects).map_err(failed("sync the directory"))?;
         rustix::fs::fsync(&parent).map_err(failed("sync what it is in"))?;
+        // Before the store serves anything: spare files of the last daemon become objects under
+        // their names.
         let spares = Spares::open(parent.as_fd()).map_err(failed("make the place of spares"))?;
         spares.settle(objects.as_fd()).map_err(failed("take over what was lent"))?;
         let device = rustix::fs::fstat(&objects).map_err(failed("stat the directory"))?.st_dev;
@@ -119,8 +119,8 @@ impl ObjectStore {
         })
     }
 
-    /// Reads from `offset` into `buf`: as much as there is, 0 at and behind the
-    /// end and where there is no object.
+    /// Reads from `offset` into `buf`: as much as there is, 0 at and behind the end and where there
+    /// is no object.
     ///
     /// # Errors
     /// See [`ObjectStore`].
@@ -138,7 +138,7 @@ impl ObjectStore {
         }
     }
 
-    /// The open object, for calls that take a descriptor; `None` where there is none.
+    /// Returns the open object, for calls that take a descriptor; `None` where there is none.
     ///
     /// # Errors
     /// See [`ObjectStore`].
@@ -146,8 +146,8 @@ impl ObjectStore {
         self.find((ino, piece))
     }
 
-    /// Writes all of `data` at `offset`. After an error a part may have been
-    /// written, and what was there before is still readable.
+    /// Writes all of `data` at `offset`. After an error a part may have been written, and the older
+    /// bytes elsewhere stay readable.
     ///
     /// # Errors
     /// See [`ObjectStore`].
@@ -156,8 +156,8 @@ impl ObjectStore {
         self.make((ino, piece))?.write_at(&*self.disk, data, offset)
     }
 
-    /// Writes all of `data` at the end and returns the offset at which it
-    /// begins. No other append comes in between.
+    /// Writes all of `data` at the end and returns the offset of its first byte. No other append
+    /// comes in between.
     ///
     /// # Errors
     /// See [`ObjectStore`]. After `ENOSPC` a part may have been written.
@@ -176,8 +176,8 @@ impl ObjectStore {
         object.state()
     }
 
-    /// Reserves, frees or zeroes a range. Zeroing works on every file system,
-    /// the others give `EOPNOTSUPP` where the disk's cannot.
+    /// Reserves, frees or zeroes a range. Zeroing works on every file system; the others fail with
+    /// `EOPNOTSUPP` where the file system cannot.
     ///
     /// # Errors
     /// See [`ObjectStore`]; `EINVAL` for `len` 0.
@@ -198,7 +198,7 @@ impl ObjectStore {
         object.state()
     }
 
-    /// The next data or hole from `offset` on.
+    /// Returns the next data or hole from `offset` on.
     ///
     /// # Errors
     /// `ENXIO` behind the end, and where there is no object; see [`ObjectStore`].
@@ -209,17 +209,19 @@ impl ObjectStore {
         self.find((ino, piece))?.ok_or(Errno::ENXIO)?.seek(what, offset)
     }
 
-    /// Makes everything written so far survive a power cut: with `data_only`
-    /// the bytes and what is needed to find them, else the times as well.
+    /// Makes everything written so far survive a power cut: with `data_only` the bytes and the
+    /// metadata needed to find them, else the times as well.
     ///
     /// # Errors
-    /// See [`ObjectStore`]. After a failure the object takes no more changes:
-    /// what was written may be lost, and a later sync would not tell.
+    /// See [`ObjectStore`]. After a failure the object refuses further changes: written bytes may
+    /// be lost, and a later sync would not report that.
     pub fn sync(&self, ino: Ino, piece: Piece, data_only: bool) -> Result<ObjectState, Errno> {
         let key = (ino, piece);
         self.refuse_failed(key)?;
         let Some(object) = self.find(key)? else { return Ok(ObjectState::default()) };
         let synced = self.disk.sync(object.as_fd(), data_only).and_then(|()| {
+            // The first sync of an object also syncs the directory that has its name: bytes without
+            // a name would be lost.
             if object.name_is_durable() {
                 return Ok(());
             }
@@ -227,12 +229,14 @@ impl ObjectStore {
             let bucket = name::bucket_name(name::bucket_of(ino));
             let bucket = rustix::fs::openat(&self.objects, bucket, flags, Mode::empty())?;
             self.disk.sync(bucket.as_fd(), false)?;
+            // Release: a thread that sees the flag relies on the sync before it.
             object.name_durable.store(true, Ordering::Release);
             Ok(())
         });
         if let Err(e) = synced {
             let mut failed = self.failed.lock();
             if failed.len() <= FAILED_MAX {
+                // The set first: a thread that sees the flag must find the object in it.
                 failed.insert(key);
             }
             self.any_failed.store(true, Ordering::Release);
@@ -241,7 +245,7 @@ impl ObjectStore {
         object.state()
     }
 
-    /// Size and storage; the default where there is no object, or none any more.
+    /// Returns size and storage; the default where there is no object, or none any more.
     ///
     /// # Errors
     /// See [`ObjectStore`].
@@ -252,6 +256,8 @@ impl ObjectStore {
         }
         let stat = || rustix::fs::statat(&self.objects, name::path(key), AtFlags::SYMLINK_NOFOLLOW);
         let found = match stat() {
+            // A spare file may have the bytes. The look by name comes again after it has become the
+            // object, or another thread has made it one.
             Err(rustix::io::Errno::NOENT) if self.spares.are_lent() => {
                 self.unlend(key, false).and_then(|()| stat())
             }
@@ -264,12 +270,11 @@ impl ObjectStore {
         }
     }
 
-    /// Opens the backing file anew, for `access` only, to be handed to a client
-    /// on this node.
+    /// Opens the backing file once more, for `access` only, to be handed to a client on this node.
     ///
     /// # Errors
-    /// `ENOENT` without `create` where there is no object, `EACCES` for an
-    /// access that allows nothing; see [`ObjectStore`].
+    /// `ENOENT` without `create` where there is no object, `EACCES` for an access that allows
+    /// nothing; see [`ObjectStore`].
     pub fn open_fd(
         &self,
         ino: Ino,
@@ -288,7 +293,7 @@ impl ObjectStore {
             self.refuse_failed(key)?;
         }
         if create {
-            // What was removed must not be made again.
+            // A removed object must not be made again.
             self.absent(key)?;
             return self.create_file(key, flags);
         }
@@ -298,8 +303,8 @@ impl ObjectStore {
         }
     }
 
-    /// A new table by which files are lent that are no object yet; see `tatami_lend`. The
-    /// asker chooses its number.
+    /// Makes a new table by which spare files are lent; see `tatami_lend`. The caller chooses its
+    /// number.
     ///
     /// # Errors
     /// `EOPNOTSUPP` on a disk that does not suit, `EBUSY` for a number in use; see [`ObjectStore`].
@@ -307,8 +312,8 @@ impl ObjectStore {
         self.spares.begin(table)
     }
 
-    /// An empty file for a slot of a table. What the slot stood for is an object afterwards,
-    /// unless it was removed.
+    /// Makes an empty file for a slot of a table. The file that the slot had before is an object
+    /// afterwards, unless its inode was removed.
     ///
     /// # Errors
     /// `ENOENT` without such a table; see [`ObjectStore`].
@@ -319,16 +324,16 @@ impl ObjectStore {
         self.spares.renew(table, slot)
     }
 
-    /// Ends a table: all that it lent is an object afterwards.
+    /// Ends a table: all its files that stand for an inode are objects afterwards.
     ///
     /// # Errors
-    /// See [`ObjectStore`]; what could not be made an object is still lent.
+    /// See [`ObjectStore`]; files that could not become objects are still lent.
     pub fn end_lending(&self, table: u64) -> Result<(), Errno> {
         self.spares.end(self.objects.as_fd(), table)
     }
 
-    /// Copies up to `len` bytes within this node, as far as the source
-    /// reaches, and returns how many.
+    /// Copies up to `len` bytes within this node, as far as the source reaches, and returns the
+    /// number of bytes.
     ///
     /// # Errors
     /// `EINVAL` for overlapping ranges of one object; see [`ObjectStore`].
@@ -353,13 +358,15 @@ impl ObjectStore {
         self.make(target)?.copy_from(&*self.disk, &from, source_offset, offset, len)
     }
 
-    /// Removes the base of an inode, all that a whole file has. The inode's number must never
-    /// be used again: late requests for any of its objects are refused. Descriptors
-    /// that were handed out stay usable.
+    /// Removes the base of an inode, which is all that a whole file has. The inode's number must
+    /// never be used again: late requests for any of its objects are refused. Descriptors that were
+    /// handed out stay usable.
     ///
     /// # Errors
     /// See [`ObjectStore`].
     pub fn remove_base(&self, ino: Ino) -> Result<(), Errno> {
+        // Before the file is removed: an open that runs at the same time must not enter the cache
+        // after the removal.
         self.cache.remove(ino);
         self.failed.lock().retain(|key| key.0 != ino);
         if self.spares.are_lent() {
@@ -368,31 +375,32 @@ impl ObjectStore {
         self.unlink((ino, Piece::BASE))
     }
 
-    /// Removes one object of an inode that may live on. Descriptors that were handed out
-    /// stay usable.
+    /// Removes one object of an inode that may live on. Descriptors that were handed out stay
+    /// usable.
     ///
     /// # Errors
     /// See [`ObjectStore`].
     pub fn remove(&self, ino: Ino, piece: Piece) -> Result<(), Errno> {
         let key = (ino, piece);
+        // Before the file is removed, as in `remove_base`.
         self.cache.forget(key);
         self.failed.lock().remove(&key);
         self.unlink(key)
     }
 
-    /// As [`ObjectStore::remove_base`], for all objects of an inode, whatever their numbers:
-    /// looks through a part of all objects.
+    /// As [`ObjectStore::remove_base`], for all objects of an inode, with any number: reads a whole
+    /// bucket.
     ///
     /// # Errors
-    /// See [`ObjectStore`]; what is left goes with the next call.
+    /// See [`ObjectStore`]; the next call removes the rest.
     pub fn remove_all(&self, ino: Ino) -> Result<(), Errno> {
         self.remove_base(ino)?;
         let pieces = listing::of_inode(self.objects.as_fd(), ino).map_err(errno)?;
         pieces.into_iter().try_for_each(|key| self.unlink(key))
     }
 
-    /// At most `limit` objects after `after` in (inode, piece) order. One that
-    /// is made or removed while a listing goes on may be in it or not.
+    /// Returns at most `limit` objects after `after` in (inode, piece) order. An object that is
+    /// made or removed during a listing may be in it or not.
     ///
     /// # Errors
     /// See [`ObjectStore`].
@@ -407,7 +415,7 @@ impl ObjectStore {
         Ok(Listing { objects, end })
     }
 
-    /// Space on the disk, as the kernel tells it.
+    /// Returns the space on the disk, as the kernel reports it.
     ///
     /// # Errors
     /// Those of statvfs(2).
@@ -423,7 +431,7 @@ impl ObjectStore {
         })
     }
 
-    /// What is wrong, a sentence each; empty when all is well.
+    /// Returns a sentence for each problem; empty when all is well.
     pub fn trouble(&self) -> Vec<String> {
         if !self.any_failed.load(Ordering::Acquire) {
             return Vec::new();
@@ -437,7 +445,7 @@ impl ObjectStore {
         )]
     }
 
-    /// Syncs the whole file system that the objects lie on.
+    /// Syncs the whole file system of the objects.
     ///
     /// # Errors
     /// Those of syncfs(2).
@@ -446,6 +454,7 @@ impl ObjectStore {
     }
 
     fn refuse_failed(&self, key: Key) -> Result<(), Errno> {
+        // Acquire: pairs with the release in `sync`. Without failures, no write takes the lock.
         if self.any_failed.load(Ordering::Acquire) {
             let failed = self.failed.lock();
             if failed.contains(&key) || failed.len() > FAILED_MAX {
@@ -463,7 +472,7 @@ impl ObjectStore {
         }
     }
 
-    /// The open object, if there is one.
+    /// Returns the open object, if there is one.
     fn find(&self, key: Key) -> Result<Option<Arc<Object>>, Errno> {
         match self.cache.get(key) {
             Found::Open(object) => Ok(Some(object)),
@@ -476,8 +485,8 @@ impl ObjectStore {
         }
     }
 
-    /// Tells an object that has no byte yet from one that was removed a moment
-    /// ago: who reads the latter must not take it for an empty file.
+    /// Distinguishes an object without bytes from one that was removed a moment ago: a reader of
+    /// the removed one must not take it for an empty file.
     fn absent(&self, key: Key) -> Result<(), Errno> {
         match self.cache.get(key) {
             Found::Removed => Err(Errno::ESTALE),
@@ -485,7 +494,7 @@ impl ObjectStore {
         }
     }
 
-    /// The open object, made if there is none, for changing it.
+    /// Returns the open object for a change; makes it if there is none.
     fn make(&self, key: Key) -> Result<Arc<Object>, Errno> {
         self.refuse_failed(key)?;
         let removals = match self.cache.get(key) {
@@ -512,18 +521,20 @@ impl ObjectStore {
         rustix::fs::openat(&self.objects, name::path(key), flags, Mode::RUSR | Mode::WUSR)
     }
 
-    /// Makes an object of the file that is lent for it, if one is.
+    /// Makes an object of the spare file that stands for it, if there is one.
     fn unlend(&self, key: Key, make: bool) -> rustix::io::Result<()> {
         if self.absent(key).is_err() {
-            // Its inode was removed before it was lent.
+            // Its inode was removed before the file was lent.
             self.spares.discard(key.0);
             return Ok(());
         }
         self.spares.become_object(self.objects.as_fd(), key, make)
     }
 
-    /// Opens a backing file that may not be there yet, nor its bucket: usually one call.
+    /// Opens a backing file that may not exist yet, nor its bucket: usually one call.
     fn create_file(&self, key: Key, flags: OFlags) -> Result<OwnedFd, Errno> {
+        // A spare file may stand for the object. It must get the object's name before a new file
+        // could take that name.
         if self.spares.are_lent() {
             match self.open_named(key, flags) {
                 Err(rustix::io::Errno::NOENT) => self.unlend(key, true).map_err(errno)?,
@@ -543,6 +554,7 @@ impl ObjectStore {
     fn make_bucket(&self, key: Key) -> Result<(), Errno> {
         let bucket = name::bucket_name(name::bucket_of(key.0));
         match rustix::fs::mkdirat(&self.objects, bucket, Mode::RWXU) {
+            // The bucket must be durable before an object in it can be.
             Ok(()) => Ok(self.disk.sync(self.objects.as_fd(), false)?),
             Err(rustix::io::Errno::EXIST) => Ok(()),
             Err(e) => Err(errno(e)),
@@ -550,8 +562,8 @@ impl ObjectStore {
     }
 }
 
-/// A number for a disk that two nodes on one machine compute alike. The boot
-/// id tells machines apart, and containers of one machine have the same.
+/// Returns a number for a disk that two nodes on one machine compute alike. The boot id
+/// distinguishes machines; containers of one machine have the same.
 fn disk_id(device: u64) -> u64 {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let mut hasher = DefaultHasher::new();
@@ -559,7 +571,7 @@ fn disk_id(device: u64) -> u64 {
     hasher.finish()
 }
 
-/// How many backing files may be open, by what the process may have.
+/// Returns how many backing files may be open, by the limit of the process.
 fn cache_capacity() -> usize {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let share = limit.map_or(OPEN_MAX as u64, |n| n / DESCRIPTOR_SHARE);

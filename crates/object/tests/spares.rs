@@ -1,4 +1,4 @@
-//! Files that are lent and become objects.
+//! Spare files that become objects.
 
 use rustix::fs::OFlags;
 use std::fs::File;
@@ -13,7 +13,7 @@ const INO: Ino = Ino(0x1234);
 const PIECE: Piece = Piece(0);
 const TABLE: u64 = 77;
 
-/// A store and what a mount has of it.
+/// A store, and a mount's part of it.
 struct Loan {
     dir: tempfile::TempDir,
     store: ObjectStore,
@@ -28,7 +28,7 @@ impl Loan {
         Loan { dir, store, table }
     }
 
-    /// Slot `slot` stands for `ino`, and has these bytes.
+    /// Makes slot `slot` stand for `ino`, with these bytes.
     fn lend(&self, slot: usize, ino: Ino, bytes: &[u8]) -> File {
         let mut file = File::from(self.store.spare(TABLE, slot).expect("a spare"));
         assert!(self.table.lend(slot, ino, self.table.now()));
@@ -119,7 +119,7 @@ fn a_slot_gets_a_new_file_when_its_file_has_become_an_object() {
 #[test]
 fn the_end_makes_objects_of_all_that_is_lent() {
     let loan = Loan::new();
-    // A writer may still have the second open: its bytes must go to the object.
+    // A writer may still have the second file open: its bytes must go to the object.
     let (_, mut late) = (loan.lend(0, Ino(1), b"a"), loan.lend(1, Ino(2), b""));
     loan.store.spare(TABLE, 2).expect("a spare");
     loan.store.end_lending(TABLE).expect("ended");
@@ -140,7 +140,8 @@ fn a_daemon_that_starts_makes_objects_of_what_its_predecessor_lent() {
     let (_, mut late) = (loan.lend(0, Ino(1), b"a"), loan.lend(1, Ino(2), b""));
     loan.lend(2, Ino(3), b"c");
     loan.store.spare(TABLE, 3).expect("a spare");
-    // It died when it was about to give this file its name, and had given it to another.
+    // The daemon died just before it gave this file its name, after it had given the name to
+    // another.
     loan.table.take(Ino(1)).expect("taken");
     assert_eq!(content(&loan.store, Ino(3)), b"c");
     let (dir, store) = loan.restart();
@@ -152,7 +153,8 @@ fn a_daemon_that_starts_makes_objects_of_what_its_predecessor_lent() {
     assert_eq!(left_behind(dir.path()), 0);
 }
 
-/// Wherever a bit of the table is flipped, a daemon that starts makes of each file the object that it stood for.
+/// After a flip of any bit of the table, a daemon that starts makes of each file the object that it
+/// stood for.
 #[test]
 fn a_flipped_bit_of_a_table_changes_nothing() {
     for at in 0..1100 {
@@ -174,7 +176,7 @@ fn a_flipped_bit_of_a_table_changes_nothing() {
     }
 }
 
-/// Bytes of which nobody can tell any more whose they are become nobody's, and are kept.
+/// Bytes whose inode cannot be determined any more become no object, and are kept.
 #[test]
 fn bytes_without_an_owner_are_kept_aside() {
     let loan = Loan::new();
@@ -200,7 +202,7 @@ fn after_a_power_cut_a_table_says_nothing() {
     loan.lend(0, Ino(1), b"a");
     let path = loan.dir.path().join("lent").join(format!("{TABLE:016x}"));
     let mut bytes = std::fs::read(&path).expect("read");
-    // Another boot, and the check of that.
+    // Another boot, and its check.
     bytes[8] ^= 1;
     bytes[1056] ^= 1;
     std::fs::write(&path, bytes).expect("written");
@@ -217,15 +219,15 @@ fn what_is_lent_for_a_removed_inode_goes() {
     loan.lend(0, INO, b"a");
     assert_eq!(loan.store.remove_all(INO), Ok(()));
     assert!(!loan.table.give_back(0, INO));
-    // Lent a moment too late.
+    // The file was lent a moment too late.
     loan.lend(1, INO, b"b");
     assert_eq!(loan.store.spare(TABLE, 1).map(|_| ()), Ok(()));
     assert_eq!(objects(&loan.store), []);
     assert_eq!(loan.store.read_at(INO, PIECE, &mut [0], 0), Err(Errno::ESTALE));
 }
 
-/// A mount lends while somebody else writes to the same new inode: the bytes of
-/// both are in one object.
+/// A mount lends a file while another client writes to the same new inode: the bytes of both are in
+/// one object.
 #[test]
 fn a_loan_and_a_first_write_at_the_same_time_make_one_object() {
     let loan = Loan::new();

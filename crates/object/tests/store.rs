@@ -1,4 +1,4 @@
-//! What an object store promises, on a real disk and on one that breaks.
+//! The guarantees of an object store, on a real disk and on one that fails.
 
 use proptest::prelude::*;
 use std::io::{Read, Write};
@@ -78,7 +78,7 @@ fn appends_of_many_threads_and_of_a_handed_out_descriptor_do_not_mix() {
                     let mut back = [0xff; 100];
                     store.read_at(ino, P, &mut back, at).expect("read");
                     assert_eq!(back, record, "the offset told is where the bytes are");
-                    // Looking for data moves the descriptor's position.
+                    // A seek for data moves the descriptor's position.
                     store.seek(ino, P, SeekFor::Data, 0).expect("seek");
                 }
             });
@@ -270,7 +270,7 @@ fn after_a_failed_sync_an_object_takes_no_changes() {
     store.write_at(ino, P, b"perhaps lost", 0).expect("write");
     disk.fail(Call::Sync, 0, 1, Errno::EIO);
     assert_eq!(store.sync(ino, P, true), Err(Errno::EIO));
-    // The kernel tells of the loss once. A second sync must not seem to succeed.
+    // The kernel reports the loss once. A second sync must not seem to succeed.
     assert_eq!(store.sync(ino, P, true), Err(Errno::EIO));
     assert_eq!(store.write_at(ino, P, b"more", 0), Err(Errno::EIO));
     assert_eq!(store.append(ino, P, b"more"), Err(Errno::EIO));
@@ -285,7 +285,7 @@ fn after_a_failed_sync_an_object_takes_no_changes() {
     assert!(store.trouble().is_empty());
 }
 
-/// A disk that notes what is synced, by inode number of the backing file.
+/// A disk that records the backing files that are synced, by their inode numbers.
 #[derive(Default)]
 struct NotingDisk(parking_lot::Mutex<Vec<u64>>);
 
@@ -379,7 +379,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// An object holds what a vector of bytes would, also across restarts.
+    /// An object has the same bytes as a vector would, also across restarts.
     #[test]
     fn an_object_is_a_vector_of_bytes(ops in prop::collection::vec(op(), 1..25)) {
         let (dir, mut store) = store();

@@ -1,4 +1,4 @@
-//! What is known to a client, and lent to its kernel: whatever happens in between, it is never old.
+//! The delegation cache and the kernel's copies are never old, in any order of events.
 
 use super::*;
 use tatami_wire::delegation::Listed;
@@ -52,7 +52,7 @@ fn list() -> MetaOp {
     MetaOp::ReadDir { dir: DIR, after: 0, limit: 1000, plus: true }
 }
 
-/// What a listing of these tells.
+/// Returns the reply to a listing of these names.
 fn listing(names: &HashMap<u64, Ino>) -> MetaReply {
     let entry = |(n, ino): (&u64, &Ino)| {
         let attr = Some(attr(*ino, Kind::File, 1));
@@ -90,7 +90,7 @@ fn what_is_delegated_needs_no_question() {
     let asked = d.ask(&lookup(6));
     d.learn(&lookup(6), asked, Err(Errno::ENOENT), Some(&granted(&[], &[DIR], None)));
     assert_eq!(d.answer(&lookup(6)), Some(Err(Errno::ENOENT)));
-    // What was not delegated is not kept.
+    // Facts that were not delegated are not kept.
     let asked = d.ask(&lookup(7));
     d.learn(&lookup(7), asked, Ok(&found(Ino(7))), Some(&granted(&[], &[], None)));
     assert_eq!((d.answer(&lookup(7)), d.answer(&get(Ino(7)))), (None, None));
@@ -120,7 +120,7 @@ fn what_is_listed_needs_no_question() {
     assert_eq!(d.answer(&find(&of_second)), Some(Ok(MetaReply::Leads(of_second.ino))));
     d.recall(&[DIR]);
     assert_eq!(d.answer(&find(&of_first)), None);
-    // Of a directory that is not delegated, only what the bits say is known.
+    // Of a directory that is not delegated, only the entries with a bit are known.
     granted.delegated.clear();
     let asked = d.ask(&list());
     d.recall(&[of_first.ino]);
@@ -169,7 +169,8 @@ fn a_partition_is_known_until_it_changes() {
     d.learn(&lookup(5), asked, Err(Errno::ENOENT), Some(&with(&[], 1)));
     assert_eq!((version(), d.answer(&lookup(5))), (Some(1), Some(Err(Errno::ENOENT))));
     assert_eq!(d.attr(DIR), None, "it is not the directory");
-    // Our own change tells what it has become, and an answer from before it does not count.
+    // The reply to this client's own change has the new state. A reply from before the change does
+    // not count.
     let asked = d.ask(&create(5));
     assert_eq!(version(), None);
     let made = MetaReply::Created { attr: attr(Ino(15), Kind::File, 1), cap: None, created: true };
@@ -177,7 +178,7 @@ fn a_partition_is_known_until_it_changes() {
     assert_eq!(version(), Some(2));
     d.learn(&lookup(6), early, Err(Errno::ENOENT), Some(&with(&[], 1)));
     assert_eq!(version(), Some(2));
-    // What the kernel keeps of the whole goes with the part.
+    // The kernel's copy of the directory goes with the partition.
     let whole = Ino(99);
     assert!(d.lend_part(&part(1), whole).is_none(), "that is past");
     assert!(d.lend_part(&part(2), whole).is_some());
@@ -252,7 +253,7 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
         MetaReply::Created { attr, cap: None, created: true }
     };
     let told = |size, version| granted(&[DIR], &[DIR], dir(size, version));
-    // While another name is being made, nothing is known of it.
+    // While another name is being made, the directory is not complete.
     let (first, other) = (d.ask(&create(1)), d.ask(&create(2)));
     d.learn(&create(1), first, Ok(&made(1)), Some(&told(1, 1)));
     assert_eq!((d.answer(&lookup(2)), d.answer(&lookup(3))), (None, None));
@@ -264,7 +265,7 @@ fn who_knows_as_many_names_as_there_are_knows_all() {
     assert_eq!(d.answer(&lookup(4)), None);
     d.learn(&create(4), asked, Err(Errno::ENOSPC), Some(&granted(&[], &[], None)));
     d.recall(&[DIR]);
-    // Somebody else has made a name that we do not know.
+    // Another client has made a name that this one does not know.
     let asked = d.ask(&create(5));
     d.learn(&create(5), asked, Ok(&made(5)), Some(&told(5, 5)));
     assert_eq!(d.answer(&lookup(6)), None);
@@ -297,9 +298,9 @@ fn a_change_of_unknown_effect_ends_all_knowledge() {
     assert_eq!(d.answer(&get(Ino(5))), None);
 }
 
-/// Threads of one client and another client, in any order, against a shard
-/// that applies requests one by one. What is answered without the shard must be what
-/// it would say, but for names that a thread is just changing.
+/// Runs threads of one client and another client, in any order, against a shard that applies
+/// requests one by one. A reply without the shard must equal the shard's reply, except for names
+/// that a thread is just changing.
 #[test]
 fn no_interleaving_leaves_something_old() {
     use proptest::prelude::*;
@@ -307,11 +308,11 @@ fn no_interleaving_leaves_something_old() {
     enum Step {
         /// Thread `.0` asks: 0 to look up, 1 to make, 2 to remove name `.2`, 3 to list all.
         Ask(usize, u8, u64),
-        /// The shard applies what thread `.0` has asked.
+        /// The shard applies the request of thread `.0`.
         Apply(usize),
-        /// Its answer comes in.
+        /// Its reply comes in.
         Learn(usize),
-        /// Somebody else makes or removes a name, and the recall comes in.
+        /// Another client makes or removes a name, and the recall comes in.
         Other(u64),
     }
     struct Call {
@@ -450,7 +451,7 @@ fn what_is_remembered_is_bounded() {
     assert!(held <= KNOWN_MAX + SHARDS);
 }
 
-/// Notes what it is told to forget.
+/// Records the inodes that it must forget.
 #[derive(Default)]
 struct Told(Mutex<Vec<Ino>>);
 
@@ -482,7 +483,7 @@ fn what_is_lent_is_forgotten_before_it_is_given_back() {
     d.recall(&[Ino(5)]);
     assert_eq!(*told.0.lock(), [Ino(5)]);
     assert_eq!(d.lend_attr(&file), None);
-    // A change of our own.
+    // A change by this client.
     learn(&d);
     assert!(d.lend_attr(&file).is_some());
     let link = MetaOp::Link { ino: Ino(5), parent: DIR, name: name(6) };

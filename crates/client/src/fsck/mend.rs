@@ -1,8 +1,9 @@
-//! Mending what does not fit between names and inodes of several executors.
+//! Repair of contradictions between names and inodes of several executors.
 //!
-//! A fault is mended by one operation of the executor that has the record, which looks at all that the
-//! fault consists of once more, in a transaction; see [`tatami_wire::mend`]. Then it is looked at again as a whole, so that
-//! what is wrong besides is found, too. What the operation finds changed is looked at again, too.
+//! A fault is repaired by one operation of the executor that has the record. That operation reads
+//! all records of the fault once more, in a transaction; see [`tatami_wire::mend`]. Then the inode
+//! is checked again as a whole, to find further faults. The same happens if the operation finds the
+//! records changed.
 
 use super::names::{Facts, Leads};
 use super::{Fsck, FsckError};
@@ -12,40 +13,40 @@ use tatami_wire::mend::{Mend, NAMED_MAX, Named, Place};
 use tatami_wire::meta::{MetaOp, MetaReply, NewNode};
 use tatami_wire::{Cred, Errno, Ino, Kind};
 
-/// What is wrong with directories that lie in each other.
+/// The fault of directories that lie in each other.
 pub(super) const UNREACHABLE: &str = "it cannot be reached from the root";
 const LOST: &[u8] = b"lost+found";
 const WHAT: &str = "mend names";
-/// So often at most a ring of directories is opened that does not stop changing.
+/// Most attempts to break a ring of directories that does not stop changing.
 const ATTEMPTS: usize = 20;
 /// Most names that a finding shows, and bytes of each.
 const SHOWN: usize = 4;
 const SHOWN_BYTES: usize = 64;
 
-/// What is wrong with an inode.
+/// A fault of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// Entries lead to it, and it is not there.
+    /// Entries lead to it, and it does not exist.
     NoInode { count: u32, dir: Ino },
-    /// It has a record at its home and one where it was made.
+    /// It has a record at its owner shard and another one at its allocating shard.
     Twins,
     /// Entries say that it is of another kind.
     OtherKind { dir: Ino, kind: Kind },
-    /// The root says that it lies in a directory.
+    /// The root's back-pointer names another directory.
     RootLies,
     /// Entries lead to the root.
     RootNamed { count: u32 },
-    /// It has no name, says so, and nobody keeps it.
+    /// It has no name and a link count of 0, and no client keeps it open.
     Unkept { version: u64 },
-    /// It has no name and says that it has.
+    /// It has no name, but a link count above 0.
     Nameless { version: u64, kept: bool },
     /// A directory with several names.
     Names { count: u32, parent: Ino },
-    /// A directory that lies elsewhere than it says.
+    /// A directory whose entry is in another directory than its back-pointer says.
     Lies { dir: Ino, says: Ino },
-    /// A directory that has a name and says that it was removed.
+    /// A directory that has a name and is marked as removed.
     Removed { dir: Ino, version: u64 },
-    /// It has more or fewer names than it says.
+    /// It has more or fewer names than its link count.
     Links { count: u32, nlink: u32, version: u64 },
 }
 
@@ -76,7 +77,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Whether the names are needed to mend it.
+    /// Returns whether the repair needs the names.
     fn needs_names(&self) -> bool {
         match self {
             Fault::NoInode { .. }
@@ -94,34 +95,34 @@ impl Fault {
     }
 }
 
-/// Inodes of which something does not seem to fit.
+/// Inodes that seem to have a fault.
 #[derive(Default)]
 pub(super) struct Doubts {
     pub open: BTreeMap<Ino, Doubt>,
-    /// Something was mended: it is worth to look again at once.
+    /// A fault was repaired, so the next look can follow at once.
     pub went_on: bool,
 }
 
-/// What has been done about one of them.
+/// The history of one of them.
 #[derive(Default)]
 pub(super) struct Doubt {
     pub mended: bool,
-    /// What was found, and had changed when it was to be mended.
+    /// The last fault that had changed before its repair.
     pub last: Option<String>,
 }
 
-/// What came of an attempt.
+/// The result of an attempt.
 pub(super) enum Did {
-    /// It was mended; and what was done, in words.
+    /// It was repaired; with the action, in words.
     Mended(String),
-    /// It was not as it was seen any more.
+    /// The records were not as they were seen any more.
     Changed,
-    /// It cannot be mended; and why.
+    /// It cannot be repaired; with the reason.
     Cannot(String),
 }
 
 impl Did {
-    /// Both together.
+    /// Combines two results.
     fn and(self, other: Did) -> Did {
         match (self, other) {
             (Did::Cannot(why), _) | (_, Did::Cannot(why)) => Did::Cannot(why),
@@ -132,7 +133,7 @@ impl Did {
 }
 
 impl Fsck<'_> {
-    /// Mends these faults, as far as they still are as they were seen.
+    /// Repairs these faults, as far as the records still are as they were seen.
     pub(super) fn mend(
         &mut self,
         leads: &Leads,
@@ -195,7 +196,7 @@ impl Fsck<'_> {
             Fault::Links { version, count, .. } => {
                 self.put(ino, Mend::Links { version, nlink: count }, "set right")
             }
-            // Who keeps it has it until he closes it.
+            // The client that keeps it open has it until the close.
             Fault::Nameless { version, kept: true } => {
                 self.put(ino, Mend::Links { version, nlink: 0 }, "set right")
             }
@@ -206,12 +207,12 @@ impl Fsck<'_> {
         }
     }
 
-    /// The directory of a partition.
+    /// Returns the directory of a partition.
     fn directory_of(&self, part: Ino) -> Option<Ino> {
         Some(self.client.map().shard_map()?.directory_of(part))
     }
 
-    /// Has entries removed, or set right, that do not fit the inode.
+    /// Removes, or corrects, entries that contradict the inode.
     fn each_entry(&self, ino: Ino, names: &[Named], how: &str) -> Result<Did, FsckError> {
         let (mut did, mut done) = (Did::Changed, Vec::new());
         for Named { place, .. } in names {
@@ -227,7 +228,7 @@ impl Fsck<'_> {
         })
     }
 
-    /// Has entries of a directory removed, but for the one that `stays`.
+    /// Removes entries of a directory, except the one that `stays`.
     fn unname(&self, ino: Ino, names: &[Named], stays: Option<&Place>) -> Result<Did, FsckError> {
         let (mut did, mut done) = (Did::Changed, Vec::new());
         for Named { place, .. } in names.iter().filter(|named| Some(&named.place) != stays) {
@@ -244,7 +245,7 @@ impl Fsck<'_> {
         })
     }
 
-    /// Names in directories, as a finding shows them.
+    /// Formats names in directories as a finding shows them.
     fn show(&self, places: &[&Place]) -> String {
         let show = |Place { part, name }: &Place| {
             let shown = &name[..name.len().min(SHOWN_BYTES)];
@@ -259,7 +260,7 @@ impl Fsck<'_> {
         }
     }
 
-    /// Names an inode in `lost+found`.
+    /// Gives an inode a name in `lost+found`.
     fn rescue(&mut self, ino: Ino, version: u64, from: Option<Place>) -> Result<Did, FsckError> {
         let lost = match self.lost {
             Some(lost) => lost,
@@ -271,13 +272,13 @@ impl Fsck<'_> {
         let how = format!("it is /lost+found/{} now", Mend::lost_name(ino));
         let did = self.put(ino, Mend::Rescue { version, lost, from }, &how)?;
         if !matches!(did, Did::Mended(_)) {
-            // Somebody may have removed it.
+            // Another client may have removed the directory.
             self.lost = None;
         }
         Ok(did)
     }
 
-    /// The directory `lost+found`, which is made if need be; or why there is none.
+    /// Returns the directory `lost+found`, which is made if need be; or why there is none.
     fn lost_and_found(&self) -> Result<Result<Ino, String>, FsckError> {
         let cred = Cred::ROOT;
         let found = match self.client.lookup(&cred, Ino::ROOT, LOST) {
@@ -285,7 +286,7 @@ impl Fsck<'_> {
                 let made =
                     self.client.create(&cred, Ino::ROOT, LOST, NewNode::Dir, 0o700, 0, false, None);
                 match made {
-                    // Somebody was faster.
+                    // Another client was faster.
                     Err(Errno::EEXIST) => self.client.lookup(&cred, Ino::ROOT, LOST),
                     made => made.map(|made| made.attr),
                 }
@@ -300,7 +301,7 @@ impl Fsck<'_> {
         }
     }
 
-    /// Takes one directory out of a ring, into which going up from `ino` leads.
+    /// Takes one directory out of the ring that the walk upwards from `ino` enters.
     pub(super) fn open_ring(
         &mut self,
         leads: &Leads,
@@ -313,6 +314,7 @@ impl Fsck<'_> {
                 self.report.dispelled += 1;
                 return Ok(());
             };
+            // The lowest number, so that every attempt picks the same directory of the same ring.
             let Some(first) = dirs.into_iter().min() else { break };
             let seen = self.look(leads, &BTreeSet::from([first]))?;
             let names = self.names_of(leads, vec![first])?.remove(&first).unwrap_or_default();
@@ -339,7 +341,7 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// The entries that lead to these inodes; of very many, some.
+    /// Returns the entries that lead to these inodes; if there are very many, some.
     fn names_of(
         &self,
         leads: &Leads,
@@ -360,11 +362,11 @@ impl Fsck<'_> {
         Ok(all)
     }
 
-    /// One mend; `how` says what it does.
+    /// Sends one repair; `how` describes it.
     pub(super) fn put(&self, ino: Ino, mend: Mend, how: &str) -> Result<Did, FsckError> {
         match self.client.meta(&Cred::ROOT, MetaOp::Mend { ino, mend }) {
             Ok(MetaReply::Mended(true)) => Ok(Did::Mended(how.to_owned())),
-            // What was to be changed may be gone, or the directory that it was to be put into.
+            // The record to be changed may be gone, or the directory that should get the entry.
             Ok(MetaReply::Mended(false)) | Err(Errno::ESTALE) => Ok(Did::Changed),
             Ok(_) => Err(self.failed(ino, Errno::EPROTO)),
             Err(errno) if is_for_all(errno) => Err(self.failed(ino, errno)),
@@ -384,7 +386,7 @@ impl Fsck<'_> {
     }
 }
 
-/// Whether nothing else would work either.
+/// Returns whether every other repair would fail as well.
 fn is_for_all(errno: Errno) -> bool {
     matches!(errno, Errno::EHOSTDOWN | Errno::EPROTO | Errno::EPERM | Errno::EACCES)
 }

@@ -1,8 +1,9 @@
-//! Comparing names and inodes of all executors.
+//! Comparison of the names and inodes of all executors.
 //!
-//! What the executors tell is not from one moment. So whatever does not fit is looked at again: an inode that
-//! is the same before and after all entries that lead to it have been asked for, three times with the same answer, while no
-//! transaction is about to write any of this, has these names and no others.
+//! The reports of the executors are not from one moment. So each mismatch is checked again: an
+//! inode, and all entries that lead to it, are read three times. If the results are the same, and
+//! no transaction is about to write any of these records, the inode had these names, and no others,
+//! at one moment.
 
 use super::mend::{Doubt, Doubts, Fault, UNREACHABLE};
 use super::{Finding, Fsck, FsckError, Wrong};
@@ -12,17 +13,17 @@ use tatami_wire::meta::{MetaOp, MetaReply, Naming, TIES_MAX, Tied};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino, Kind, ShardId};
 
 const WHAT: &str = "tell names and inodes";
-/// So often, at most, an inode is looked at that does not stop changing.
+/// Most looks at an inode that does not stop changing.
 const LOOKS: u32 = 100;
 /// Time between two looks.
 const REST: Duration = Duration::from_millis(10);
-/// Deepest directory that is followed up to the root.
+/// Deepest directory from which the walk upwards goes to the root.
 const DEPTH_MAX: usize = 1 << 20;
 
-/// All that the executors say of one inode.
+/// All records of the executors about one inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Records of the inode, one normally.
+    /// Records of the inode, normally one.
     pub inodes: Vec<Tied>,
     names: Vec<Naming>,
 }
@@ -31,7 +32,7 @@ pub(super) type Leads = [(ShardId, ExecutorId)];
 type Told = BTreeMap<Ino, Facts>;
 
 impl Fsck<'_> {
-    /// Compares names and inodes of all executors; nothing where one always had all of them.
+    /// Compares names and inodes of all executors; does nothing where one always had all of them.
     pub(super) fn ties(&mut self) -> Result<(), FsckError> {
         if !self.is_spread() {
             return Ok(());
@@ -39,7 +40,8 @@ impl Fsck<'_> {
         let leads = self.client.map().leads();
         let mut above: HashMap<Ino, Ino> = HashMap::new();
         let mut after = Ino(0);
-        // The shards of an executor lie side by side, so its inodes are asked for first.
+        // The shards of an executor are contiguous, so the executor that has the inodes is asked
+        // first.
         let blocks = self.blocks();
         for (lead, last) in blocks {
             while after < last {
@@ -51,12 +53,13 @@ impl Fsck<'_> {
         self.rings(&leads, &above)
     }
 
-    /// For each run of shards of one executor, the first shard of that executor and the last number.
+    /// Returns, for each run of shards of one executor, the first shard of that executor and the
+    /// last inode number of the run.
     fn blocks(&self) -> Vec<(ShardId, Ino)> {
         let map = self.client.map();
         let mut blocks: Vec<(ShardId, Ino)> = Vec::new();
         for (number, executor) in map.shards.iter().enumerate() {
-            // There is no shard behind the very last one.
+            // No shard follows the last one.
             let last = match number + 1 < map.shards.len() {
                 true => Ino::first_of(ShardId(number as u16 + 1)).0 - 1,
                 false => u64::MAX,
@@ -71,7 +74,8 @@ impl Fsck<'_> {
         blocks
     }
 
-    /// What all executors say of inodes above `after`; and up to which one.
+    /// Collects the records of all executors about inodes above `after`. Returns also the last
+    /// inode that is covered.
     fn told(
         &mut self,
         leads: &Leads,
@@ -91,7 +95,7 @@ impl Fsck<'_> {
             };
             last = last.min(upto.unwrap_or(last));
             if last <= after {
-                // It would be asked for ever.
+                // Without progress, the executor would be asked for ever.
                 return Err(failed(Errno::EPROTO));
             }
             for tied in inodes {
@@ -105,7 +109,7 @@ impl Fsck<'_> {
         Ok((all, last))
     }
 
-    /// Looks again at what does not fit, and tells or mends it.
+    /// Checks mismatches again, and reports or repairs them.
     fn judge(
         &mut self,
         leads: &Leads,
@@ -124,7 +128,7 @@ impl Fsck<'_> {
                 return Ok(());
             }
             if look > 0 && !std::mem::take(&mut doubts.went_on) {
-                #[allow(clippy::disallowed_methods)] // nobody tells when a transaction is over
+                #[allow(clippy::disallowed_methods)] // the end of a transaction sends no event
                 std::thread::sleep(REST);
             }
             let wanted = doubts.open.keys().copied().collect();
@@ -164,7 +168,8 @@ impl Fsck<'_> {
         self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
     }
 
-    /// What is true at one moment of those of these inodes that do not change.
+    /// Returns the records of those of these inodes that did not change, as they were at one
+    /// moment.
     pub(super) fn look(
         &mut self,
         leads: &Leads,
@@ -187,7 +192,8 @@ impl Fsck<'_> {
         for ino in wanted {
             let [first, second, third] =
                 views.each_mut().map(|view| view.remove(ino).unwrap_or_default());
-            // An entry that a split or a move carries from one executor to another is missed once at most.
+            // An entry that a split or a migration moves from one executor to another is missed
+            // once at most.
             if first.rests() && first == second && second == third {
                 seen.push((*ino, third));
             }
@@ -195,7 +201,7 @@ impl Fsck<'_> {
         Ok(seen)
     }
 
-    /// Directories that cannot be reached from the root, though each lies in another one.
+    /// Finds directories that cannot be reached from the root, though each lies in another one.
     fn rings(&mut self, leads: &Leads, above: &HashMap<Ino, Ino>) -> Result<(), FsckError> {
         let mut rooted: HashMap<Ino, bool> = HashMap::from([(Ino::ROOT, true)]);
         for start in above.keys() {
@@ -204,12 +210,12 @@ impl Fsck<'_> {
                 if let Some(known) = rooted.get(&at) {
                     break *known;
                 }
-                // Until it is known better: who comes by here again goes round in a ring.
+                // Until more is known: a walk that comes here again goes round in a ring.
                 rooted.insert(at, false);
                 path.push(at);
                 match above.get(&at) {
                     Some(parent) => at = *parent,
-                    // It is lost itself, and found as that.
+                    // It is lost itself, and reported as that.
                     None => break true,
                 }
             };
@@ -231,7 +237,8 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// The ring into which going up from a directory leads, twice the same way.
+    /// Returns the ring that the walk upwards from a directory enters, if two walks find the same
+    /// one.
     pub(super) fn ring(&mut self, leads: &Leads, ino: Ino) -> Result<Option<Vec<Ino>>, FsckError> {
         let mut ways = [Vec::new(), Vec::new()];
         let mut at = ino;
@@ -256,19 +263,19 @@ impl Fsck<'_> {
 }
 
 impl Facts {
-    /// Whether no transaction is about to change something of it.
+    /// Returns whether no transaction is about to change a record.
     fn rests(&self) -> bool {
         !self.inodes.iter().any(|tied| tied.changing) && !self.names.iter().any(|n| n.changing)
     }
 
-    /// Notes in which directory a directory lies.
+    /// Records the parent of a directory.
     fn note(&self, ino: Ino, above: &mut HashMap<Ino, Ino>) {
         if let [Tied { kind: Some(Kind::Dir), nlink: 1.., parent, .. }] = self.inodes[..] {
             above.insert(ino, parent);
         }
     }
 
-    /// What is wrong, if something is.
+    /// Returns the fault, if there is one.
     fn fault(&self, ino: Ino) -> Option<Fault> {
         let count: u32 = self.names.iter().map(|naming| naming.count).sum();
         let place = self.names.iter().find(|naming| naming.count > 0);
@@ -278,7 +285,7 @@ impl Facts {
             ([tied], _) => tied,
             _ => return Some(Fault::Twins),
         };
-        // One that does not read is told by its executor.
+        // A record that cannot be decoded is reported by its executor.
         let kind = tied.kind?;
         if let Some(other) = self.names.iter().find(|n| n.count > 0 && n.kind != kind) {
             return Some(Fault::OtherKind { dir: other.dir, kind });

@@ -1,18 +1,19 @@
-//! Which objects a file has, and whether those that are there are these.
+//! The objects that a file must have, compared with those that exist.
 
 use crate::Tiles;
 use std::collections::BTreeMap;
 use tatami_wire::{Attr, Kind, NodeId, Piece};
 
-/// Where an object is.
+/// The location of an object.
 pub(super) type At = (NodeId, Piece);
 
-/// The objects that an inode may have, and how long each is at least.
+/// Returns the objects that an inode may have, and the least length of each.
 pub(super) fn right(attr: &Attr, tiles: Option<&Tiles>) -> BTreeMap<At, u64> {
     if attr.kind != Kind::File {
         return BTreeMap::new();
     }
-    // Who changes a file changes the object first, so it is as long as the inode says, at least.
+    // A client changes the object before the inode, so the object is at least as long as the inode
+    // says.
     let least = match attr.layout.is_tiled() {
         true => tiles.map_or(0, |tiles| tiles.base_size),
         false => attr.size,
@@ -21,13 +22,13 @@ pub(super) fn right(attr: &Attr, tiles: Option<&Tiles>) -> BTreeMap<At, u64> {
     base.chain(tiles.into_iter().flat_map(Tiles::objects)).collect()
 }
 
-/// The size of a file with these objects, in bytes.
+/// Returns the size of a file with these objects, in bytes.
 pub(super) fn size(attr: &Attr, tiles: Option<&Tiles>, objects: &BTreeMap<At, u64>) -> u64 {
     let base = attr.layout.file_size(|node, piece| size_of(objects, (node, piece)));
     tiles.map_or(base, |tiles| tiles.size(base))
 }
 
-/// Objects that are shorter than what the tiles say of them, with both lengths.
+/// Returns objects that are shorter than they must be, with both lengths.
 pub(super) fn short<'a>(
     right: &'a BTreeMap<At, u64>,
     objects: &'a BTreeMap<At, u64>,
@@ -36,7 +37,7 @@ pub(super) fn short<'a>(
     lengths.filter(|(_, len, least)| len < least)
 }
 
-/// Whether an inode, its tiles and the sizes of its objects agree.
+/// Returns whether an inode, its tiles and the sizes of its objects agree.
 pub(super) fn fits(
     attr: Option<&Attr>,
     tiles: Option<&Tiles>,

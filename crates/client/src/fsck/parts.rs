@@ -1,7 +1,9 @@
-//! Partitions of directories that are not there any more, and those of which no directory knows.
+//! Check of partitions: partitions of directories that are missing, and those that no directory
+//! knows.
 //!
-//! Which partitions a directory has follows from what each of them says, see [`tatami_wire::partition`]. They are mended before
-//! the executors verify their own records: entries of a partition without a record would be lost there.
+//! The partitions that a directory must have follow from the ranges of those that exist, see
+//! [`tatami_wire::partition`]. They are repaired before the executors verify their own records:
+//! these would lose the entries of a partition without a record.
 
 use super::mend::Did;
 use super::names::Leads;
@@ -15,24 +17,24 @@ use tatami_wire::partition::Range;
 use tatami_wire::{Cred, Errno, Ino, ShardMap};
 
 const WHAT: &str = "tell partitions of directories";
-/// So often, at most, partitions are looked at that do not stop changing.
+/// Most looks at partitions that do not stop changing.
 const LOOKS: u32 = 50;
 /// Time between two looks.
 const REST: Duration = Duration::from_millis(10);
 /// Most steps in which a partition is emptied.
 const STEPS_MAX: u32 = 1 << 20;
 
-/// What is known of the partitions of a directory, by where their ranges begin.
+/// The known partitions of a directory, by the start of their ranges.
 type Group = BTreeMap<u64, Parted>;
 
-/// What is wrong with the partitions of a directory.
+/// A fault in the partitions of a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The directory itself, its first partition, is not there, and so many others are.
+    /// The directory itself, its first partition, is missing, and `count` others exist.
     First { count: usize, range: Range, like: Ino },
-    /// Another one is not there.
+    /// Another partition is missing.
     Missing { part: Ino, range: Range, like: Ino },
-    /// One of which the directory does not know.
+    /// A partition that the directory does not know.
     Unknown { part: Ino, entries: u64 },
 }
 
@@ -51,7 +53,8 @@ impl fmt::Display for Fault {
 }
 
 impl Fsck<'_> {
-    /// Compares the partitions of each directory; nothing where one executor always had all of them.
+    /// Compares the partitions of each directory; does nothing where one executor always had all of
+    /// them.
     pub(super) fn partitions(&mut self) -> Result<(), FsckError> {
         let map = self.client.map();
         let leads = map.leads();
@@ -67,9 +70,11 @@ impl Fsck<'_> {
                 return Ok(());
             }
             if look > 0 {
-                #[allow(clippy::disallowed_methods)] // nobody tells when a transaction is over
+                #[allow(clippy::disallowed_methods)] // the end of a transaction sends no event
                 std::thread::sleep(REST);
             }
+            // Three looks with the same result, while no transaction is changing any of it: a
+            // partition that moves between executors is missed once at most.
             let mut views = Vec::with_capacity(3);
             for _ in 0..3 {
                 views.push(self.told_parts(&leads, &map)?);
@@ -94,7 +99,7 @@ impl Fsck<'_> {
         Ok(())
     }
 
-    /// What all executors say of directories of which the entries are in several partitions.
+    /// Collects the records of split directories from all executors.
     fn told_parts(&self, leads: &Leads, map: &ShardMap) -> Result<BTreeMap<Ino, Group>, FsckError> {
         let mut all: BTreeMap<Ino, Group> = BTreeMap::new();
         for (shard, executor) in leads {
@@ -110,14 +115,14 @@ impl Fsck<'_> {
                     let dir = map.whole(part.ino, part.range.from);
                     all.entry(dir).or_default().insert(part.range.from, part);
                 }
-                // Who did not go forward would be asked for ever.
+                // The number must advance: otherwise a broken executor would be asked for ever.
                 next = following.filter(|next| *next > after);
             }
         }
         Ok(all)
     }
 
-    /// What is wrong with the partitions of a directory, if something is.
+    /// Returns the fault in the partitions of a directory, if there is one.
     fn fault_of(
         &self,
         map: &ShardMap,
@@ -126,9 +131,9 @@ impl Fsck<'_> {
     ) -> Result<Option<Fault>, FsckError> {
         let fault = fault(map, dir, group);
         match fault {
-            // One that does not read is made anew, too.
+            // A directory whose record cannot be decoded is made again, too.
             Some(Fault::First { .. }) if self.client.getattr(&Cred::ROOT, dir).is_ok() => {
-                // It has all of its entries itself.
+                // The directory exists and has all of its entries itself.
                 let part = group.values().next();
                 let unknown =
                     |part: &Parted| Fault::Unknown { part: part.ino, entries: part.entries };
@@ -138,7 +143,7 @@ impl Fsck<'_> {
         }
     }
 
-    /// Tells of a fault, and mends it if that is wanted. Whether there may be more.
+    /// Reports a fault, and repairs it if that is wanted. Returns whether there may be more.
     fn mend_parts(&mut self, dir: Ino, fault: &Fault) -> Result<bool, FsckError> {
         let what = fault.to_string();
         if !self.repair {
@@ -167,7 +172,7 @@ impl Fsck<'_> {
         Ok(true)
     }
 
-    /// Brings the entries of a partition to where they belong.
+    /// Moves the entries of a partition to the partitions where they belong.
     fn empty(&self, part: Ino) -> Result<Did, FsckError> {
         let mut did = Did::Changed;
         for _ in 0..STEPS_MAX {
@@ -181,7 +186,7 @@ impl Fsck<'_> {
     }
 }
 
-/// What is wrong with the partitions of a directory, as far as they themselves say.
+/// Returns the fault in the partitions of a directory, judged by these partitions alone.
 fn fault(map: &ShardMap, dir: Ino, group: &Group) -> Option<Fault> {
     let Some(first) = group.get(&0) else {
         let range = grown(map, group, Range::ALL);
@@ -206,7 +211,7 @@ fn fault(map: &ShardMap, dir: Ino, group: &Group) -> Option<Fault> {
     Some(Fault::Unknown { part: unknown.ino, entries: unknown.entries })
 }
 
-/// What is left of a range after the splits that have brought forth the others.
+/// Returns the part of a range that remains after the splits that have made the other partitions.
 fn grown(map: &ShardMap, group: &Group, made: Range) -> Range {
     let (mut range, mut bits) = (made, made.bits);
     while let Some(finer) = map.finer(bits) {
@@ -274,7 +279,7 @@ mod tests {
                     }
                     Some(unknown) => panic!("{unknown}"),
                 };
-                // Unless all that it had split into has gone with it.
+                // Unless all partitions that it had split into are lost with it.
                 prop_assert!(range.bits <= whole[&from].range.bits);
                 let part = Parted { range, ..whole[&from] };
                 left.insert(from, part);

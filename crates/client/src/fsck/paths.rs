@@ -5,10 +5,11 @@ use crate::Client;
 use std::collections::HashMap;
 use tatami_wire::{Cred, Errno, Ino, Kind, READDIR_MAX};
 
-/// Most directories that are remembered while the tree is walked; those below others are not walked beyond that.
+/// Most directories that wait for their walk; beyond, subdirectories are not walked.
 const PENDING_MAX: usize = 1_000_000;
 
-/// Goes through the whole tree for a path of each inode that is still wrong. What cannot be read is passed over.
+/// Walks the whole tree for a path of each inode that still has a fault. Directories that cannot be
+/// read are passed over.
 pub(super) fn add(client: &Client, findings: &mut [Finding]) {
     let open = findings.iter_mut().filter(|finding| !finding.repaired);
     let mut wanted: HashMap<Ino, Vec<&mut Finding>> = HashMap::new();
@@ -48,7 +49,7 @@ fn walk(
                 pending.push((entry.ino, path));
             }
         }
-        // Forward, or a broken directory would be asked for ever.
+        // The cookie must advance: otherwise a broken directory would be asked for ever.
         if part.end || after <= before {
             return Ok(());
         }

@@ -1,4 +1,4 @@
-//! Walking all inodes and all objects in number order, some at a time.
+//! Lists of all inodes and all objects in number order, some at a time.
 
 use super::{Fsck, FsckError};
 use std::cmp::Ordering;
@@ -7,14 +7,14 @@ use tatami_wire::admin::{AdminCall, AdminReply};
 use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Attr, Cred, Errno, ExecutorId, Ino, NodeId, Piece, READDIR_MAX};
 
-/// Objects asked for in one request.
+/// Objects in one request.
 const OBJECTS_STEP: u32 = 8 * 1024;
 
 /// All inodes of the shards of an executor in number order, some at a time.
 pub(super) struct Inodes {
     executor: ExecutorId,
     queue: VecDeque<Attr>,
-    /// The last one that was asked for.
+    /// The last inode that has come.
     after: Ino,
     end: bool,
 }
@@ -34,7 +34,7 @@ impl Inodes {
             let MetaReply::Inodes { attrs, end } = reply else {
                 return Err(failed(Errno::EPROTO));
             };
-            // Forward, or a broken shard would be asked for ever.
+            // The numbers must advance: otherwise a broken shard would be asked for ever.
             let forward = attrs.iter().map(|a| a.ino).is_sorted_by(|a, b| a < b)
                 && attrs.first().is_none_or(|a| a.ino > after);
             if !forward || (attrs.is_empty() && !end) {
@@ -47,7 +47,7 @@ impl Inodes {
         Ok(self.queue.front())
     }
 
-    /// The next inode, if it has this number.
+    /// Takes the next inode, if it has this number.
     pub(super) fn take(&mut self, ino: Ino) -> Option<Attr> {
         match self.queue.front()?.ino.cmp(&ino) {
             Ordering::Equal => self.queue.pop_front(),
