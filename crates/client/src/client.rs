@@ -222,7 +222,7 @@ impl Client {
         let shard = call.shard;
         let mut retry = None;
         loop {
-            // Read anew in each round: the reply of the last round may have renewed the map.
+            // Read again in each round: the reply of the last round may have renewed the map.
             let executor = self.owner(shard).ok_or(Errno::ESTALE)?;
             match self.ask(executor, call) {
                 Ok(MetaReply::Elsewhere { .. }) => {
@@ -430,8 +430,8 @@ impl Client {
             }
         }
         *held = Arc::new(ours);
-        // Waiters take the lock of the map while they hold that of `renewed`: so it must be free
-        // here.
+        // Waiters take the lock of the map while they hold the mutex for the wake-up: so it must be
+        // free here.
         drop(held);
         self.wake_for_map();
     }

@@ -461,7 +461,7 @@ impl Connection {
         self.fill_upto(want, RECEIVE_BUFFER)
     }
 
-    /// As `fill`, and reads no more than `most` bytes.
+    /// As [`Connection::fill`], and reads no more than `most` bytes.
     fn fill_upto(&mut self, want: usize, most: usize) -> Result<(), FrameError> {
         while self.end - self.start < want {
             self.make_room();

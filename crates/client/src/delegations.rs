@@ -325,7 +325,7 @@ impl Delegations {
         let mut owed = Owed::default();
         for ino in inos {
             let mut shard = self.shard(*ino).lock();
-            // The kernel's part first, and all under one lock: see `lend_attr`.
+            // The kernel's part first, and all under one lock: see `Delegations::lend_attr`.
             shard.lent.take(*ino, &mut owed);
             // The event stops replies that are in flight: their requests were sent before the
             // recall.
@@ -509,7 +509,7 @@ impl Delegations {
         let mut disturbed = Vec::new();
         if op.is_mutation() {
             // Requests that were sent meanwhile may have been answered from before the change.
-            // `foreseen` inodes come first, each once.
+            // The foreseen inodes come first, each once.
             let mut changed: Vec<Ino> = foreseen(op).collect();
             changed.extend(granted.changed.iter().filter(|ino| foreseen(op).all(|f| f != **ino)));
             disturbed.extend(changed.into_iter().filter(|ino| !self.attr_changes(*ino, asked)));

@@ -99,7 +99,7 @@ impl Executor {
     pub(crate) fn begin(&self, call: &MetaCall) -> Begun {
         let (mut slot, seq) = self.next_slot();
         // A silent node must not delay the requests to the other nodes: it gets little time here,
-        // and the rest in `end`.
+        // and the rest in `Executor::end`.
         let sent = match slot.connection(|number| self.connect_within(GRACE, Role::Meta, number)) {
             Ok(connection) => match connection.send(Class::Meta, seq, call, &[]) {
                 Ok(()) => true,
@@ -109,7 +109,7 @@ impl Executor {
                     false
                 }
             },
-            // `end` tries again, with the full timeout.
+            // `Executor::end` tries again, with the full timeout.
             Err(_) => false,
         };
         Begun { slot, seq, sent }

@@ -166,7 +166,7 @@ impl Relayout {
         let mut parts: Vec<(u64, Vec<u8>)> = vec![(0, Vec::new()); self.targets.len()];
         while !self.failed.load(Ordering::Relaxed) {
             // Relaxed: each thread needs a chunk of its own, and no order between them. The joins
-            // before `finish` order the copies before it.
+            // before `Relayout::finish` order the copies before it.
             let offset = self.next.fetch_add(CHUNK, Ordering::Relaxed);
             if offset >= size {
                 break;
