@@ -253,7 +253,7 @@ impl Client {
             let known = self.delegations(part.attr.ino).into_iter().flatten();
             known.filter_map(|known| known.lend_part(part, attr.ino)).next()
         };
-        // Each partition records the loan, so that a recall of any of them revokes the kernel's
+        // Each partition records the copy, so that a recall of any of them revokes the kernel's
         // copy.
         all.iter().map(lend).try_fold(Duration::MAX, |least, time| Some(least.min(time?)))
     }

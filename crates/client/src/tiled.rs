@@ -1,6 +1,5 @@
-//! The bytes of a tiled file: each is in the piece of the tile that covers it last, and in the base
-//! where there is no tile. Writes go in place, so a file that is written through here gets no new
-//! tiles.
+//! The bytes of a tiled file: each is in the piece of the tile that wins it, and in the base where
+//! no tile covers it. Writes go in place, so a file that is written through here gets no new tiles.
 
 use crate::Client;
 use crate::data::DataFile;
