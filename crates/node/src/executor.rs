@@ -1,10 +1,10 @@
-//! An executor: a thread that owns shards of this node and the connections
-//! for their names, so that a request meets no lock and no other thread.
+//! An executor: a thread that owns shards of this node and the connections for their names. A
+//! request therefore takes no lock and meets no other thread.
 //!
-//! A round drains what has arrived, applies it, commits once, and only then
-//! answers. Whoever asks for durability (`Sync`) is answered after one fsync for
-//! all who asked in the round. Messages of other nodes are drained and applied as requests are, and those
-//! to them leave as answers do. A request that needs other nodes is answered in a later round.
+//! A round drains the requests that have arrived, applies them, commits once, and only then
+//! answers. Requests for durability (`Sync`) are answered after one fsync for all of them in the
+//! round. Messages of other nodes are drained and applied as requests are; messages to other nodes
+//! leave as answers do. A request that needs other nodes is answered in a later round.
 
 use crate::accept::Admission;
 use crate::clock::Clock;
@@ -47,10 +47,10 @@ const ROUND_MAX: usize = 1024;
 const ROUND_OF_ONE_MAX: usize = 16;
 /// Most messages of one node in one round.
 const MESSAGES_MAX: usize = 256;
-/// How long a client that is silent keeps what was delegated to it, and so the
-/// longest time for which it can hold others up.
+/// How long a silent client keeps its delegations, and so the longest time for which it can delay
+/// others.
 const TERM: Duration = Duration::from_secs(5);
-/// Pause between two looks whether a disk that was full has room again, without a request.
+/// Pause between two checks whether a full disk has room again, when no request comes.
 const LOOK_FOR_ROOM: Duration = Duration::from_secs(1);
 /// Events taken from the kernel at a time.
 const EVENTS: usize = 1024;
@@ -65,16 +65,16 @@ pub(crate) struct NewConnection {
     pub(crate) admission: Option<Admission>,
 }
 
-/// What other threads tell the executor.
+/// A message of another thread to the executor.
 enum News {
     Connection(NewConnection),
-    /// The connection to another executor, if it could be made.
+    /// The connection to another executor; `None` if it could not be made.
     Link(ExecutorId, Option<Arc<Stream>>),
-    /// What another executor of the node knows of shards.
+    /// The shard map of another executor of the node.
     Map(Arc<ClusterMap>),
-    /// What became of the log's sync.
+    /// The result of the log's sync.
     Synced(io::Result<()>),
-    /// An order, and where its answer goes.
+    /// An order, and the channel for its answer.
     Order(Order, Sender<Result<(), Errno>>),
 }
 
@@ -95,17 +95,17 @@ pub(crate) struct ExecutorHandle {
 }
 
 impl ExecutorHandle {
-    /// Hands a connection over. The executor may have ended: then it closes.
+    /// Hands a connection over. If the executor has ended, the connection closes.
     pub(crate) fn hand_over(&self, connection: NewConnection) {
         self.tell(News::Connection(connection));
     }
 
-    /// Hands over a connection to another executor, or says that there is none.
+    /// Hands over a connection to another executor, or reports that there is none.
     pub(crate) fn link(&self, to: ExecutorId, link: Option<Arc<Stream>>) {
         self.tell(News::Link(to, link));
     }
 
-    /// Tells what another executor of the node knows of shards.
+    /// Hands over the shard map of another executor of the node.
     pub(crate) fn tell_map(&self, map: Arc<ClusterMap>) {
         self.tell(News::Map(map));
     }
@@ -121,7 +121,7 @@ impl ExecutorHandle {
         }
     }
 
-    /// Makes the executor look at its connections and at the stop flag.
+    /// Makes the executor look at its channel and at the stop flag.
     pub(crate) fn wake(&self) {
         if let Err(e) = self.waker.wake() {
             tracing::error!(error = %e, "cannot wake the executor");
@@ -132,7 +132,7 @@ impl ExecutorHandle {
 /// See the module.
 pub(crate) struct Executor {
     pub(crate) shared: Arc<Shared>,
-    /// Which one it is.
+    /// The number of this executor.
     pub(crate) here: ExecutorId,
     pub(crate) shards: Shards<FjallStore>,
     pub(crate) moving: Moving,
@@ -140,15 +140,16 @@ pub(crate) struct Executor {
     new: Receiver<News>,
     pub(crate) connections: Vec<Option<MetaConnection>>,
     free: Vec<usize>,
-    /// Which connection speaks for a slot of a client: the latest.
+    /// The connection that speaks for a slot of a client: the latest one.
     slots: HashMap<(ClientId, u32), usize>,
     /// Connections that may have requests.
     ready: Vec<usize>,
-    /// Room for those that are looked at.
+    /// The spare buffer for `ready`: the two are swapped each round, so that neither is allocated
+    /// again.
     looked_at: Vec<usize>,
     pub(crate) round: Vec<Answer>,
     pub(crate) recalls: Recalls,
-    /// Requests that are answered when other nodes have been asked.
+    /// Answers that wait until other nodes have replied, by the ticket of their transaction.
     waiting: HashMap<Ticket, Vec<Answer>>,
     pub(crate) links: Links,
     pub(crate) clock: Clock,
@@ -160,8 +161,8 @@ pub(crate) struct Executor {
 }
 
 impl Executor {
-    /// An executor of `shards`, to be run by a thread of its own; below `dir` it keeps
-    /// to whom names may be delegated, and who may hold locks.
+    /// Makes an executor of `shards`, to be run by a thread of its own. Below `dir` it keeps the
+    /// list of clients that may have delegations, and of those that may hold locks.
     ///
     /// # Errors
     /// When the system has no descriptors left.
@@ -205,9 +206,11 @@ impl Executor {
         Ok((executor, handle))
     }
 
-    /// Runs until the node ends; then syncs and gives the shards back.
+    /// Runs until the node ends; then returns the shards. The caller syncs and closes them.
     pub(crate) fn run(mut self) -> Shards<FjallStore> {
         let mut events = Events::with_capacity(EVENTS);
+        // Before the first event: `status`, the stores' background tasks and the shard map must be
+        // current even if no request ever comes.
         self.tell_condition();
         self.give_chores_away();
         self.ask_for_map();
@@ -237,12 +240,16 @@ impl Executor {
                     self.list(at);
                 }
             }
+            // Late clients go first, so that this round can release the answers that waited for
+            // them.
             self.end_terms();
             if self.shards.is_full() {
                 self.shards.look_for_room();
                 self.tell_condition();
                 self.give_chores_away();
             }
+            // After the round: locks that the round freed are granted now, and the log's sync is
+            // due from its commit.
             self.do_round();
             self.tell_of_locks();
             self.sync_log();
@@ -250,11 +257,13 @@ impl Executor {
         self.shards
     }
 
-    /// How long the executor may sleep.
+    /// Returns how long the executor may sleep; `None` stands for ever.
     fn patience(&mut self) -> Option<Duration> {
         let left = |until: Instant| until.saturating_duration_since(Instant::now());
         let left = match self.recalls.closed_until() {
             Some(until) => left(until),
+            // Connections have more requests than the last round could take, so the executor does
+            // not sleep.
             None if !self.ready.is_empty() => return Some(Duration::ZERO),
             None => {
                 let due = self.shards.deadline().map(|due| self.clock.until(due));
@@ -268,7 +277,7 @@ impl Executor {
                 here.into_iter().flatten().map(left).chain(due).chain(room).min()?
             }
         };
-        // Rounded up, so that the moment is not missed by less than epoll can tell.
+        // Rounded up: epoll counts whole milliseconds and would wake before the deadline otherwise.
         Some(left + Duration::from_millis(1))
     }
 
@@ -287,7 +296,8 @@ impl Executor {
         self.release();
     }
 
-    /// Answers requests about locks that need not wait any more, and tells clients what they wait for.
+    /// Answers requests about locks that need not wait any more, and notifies clients of granted
+    /// waits and recalled locks.
     fn tell_of_locks(&mut self) {
         let mut answers = self.locking.released();
         if self.locking.deadline().is_some_and(|deadline| deadline <= Instant::now()) {
@@ -299,7 +309,8 @@ impl Executor {
         }
         self.answer(&mut answers);
         for (client, locks::News { wanted, ready }) in self.locking.take_news() {
-            // Who has no such connection asks again by itself, or tells what it holds when it is back.
+            // A client without a recall connection asks again by itself, or reclaims its locks when
+            // it is back.
             if let Some(at) = self.recalls.connection(client)
                 && let Some(connection) = &mut self.connections[at]
             {
@@ -321,7 +332,7 @@ impl Executor {
                     self.tell_condition();
                 }
                 News::Order(order, answer) => {
-                    // Whoever gave it may have gone.
+                    // The thread that gave the order may have gone.
                     let _ = answer.send(self.obey(order));
                 }
                 News::Link(to, link) => {
@@ -358,6 +369,8 @@ impl Executor {
                 }
             },
             Kind::Peer { from } => {
+                // Messages that were queued while there was no connection leave first, in their
+                // order.
                 let waiting = self.links.came(from, at);
                 self.say_waiting(at, &waiting);
                 None
@@ -376,7 +389,7 @@ impl Executor {
         self.list(at);
     }
 
-    /// Says what has waited for a connection.
+    /// Sends the messages that have waited for a connection.
     fn say_waiting(&mut self, at: usize, waiting: &[PeerMessage]) {
         if let Some(connection) = &mut self.connections[at]
             && !waiting.is_empty()
@@ -386,7 +399,7 @@ impl Executor {
         }
     }
 
-    /// Takes a connection in; its place, and whose it is.
+    /// Registers a connection with the poll. Returns its index and its client.
     fn watch(&mut self, new: NewConnection) -> Option<(usize, ClientId)> {
         let NewConnection { stream, peer, kind, admission } = new;
         let at = self.free.pop().unwrap_or(self.connections.len());
@@ -413,8 +426,11 @@ impl Executor {
         }
     }
 
-    /// Drains, applies, commits, answers.
+    /// Does one round: drains, applies, commits, answers.
     fn do_round(&mut self) {
+        // After a restart, clients may still answer from delegations of the daemon before. No
+        // request is served until they have come back or their term is over. Recall connections are
+        // served all the time, or they could never come back.
         let closed = self.recalls.closed_until().is_some();
         if self.shards.are_spread() && !closed {
             let now = self.clock.now();
@@ -431,6 +447,7 @@ impl Executor {
                 continue;
             }
             if closed {
+                // Stays listed: no further event would come for bytes that have already arrived.
                 self.ready.push(at);
                 continue;
             }
@@ -451,18 +468,24 @@ impl Executor {
         if self.round.is_empty() && !changed {
             return;
         }
+        // The commit goes before every answer and message: none may leave that a crash could take
+        // back.
         self.shared.counters.meta_requests.add(self.round.len() as u64);
         let mut round = std::mem::take(&mut self.round);
         round::commit(&mut self.shards, &mut round);
         if changed {
             self.log_sync.committed(Instant::now());
         }
+        // After the commit: votes and outcomes of transactions refer to records that are in the log
+        // now.
         let mut outs = self.end_waits(&mut round);
         self.job_locks.take(&mut round, |ino, open| self.shards.job_holder(ino, open));
         let lasting = self.shared.durability == Durability::Sync || self.shards.wants_sync();
         if changed && lasting {
             match round::sync(&mut self.shards, &mut round, true) {
                 true => self.log_sync.synced(),
+                // A peer must not learn of a change that a power cut can undo, so the messages are
+                // dropped. The store refuses writes from now on.
                 false => outs = Some(Vec::new()),
             }
             self.settle(&mut round, outs);
@@ -471,7 +494,7 @@ impl Executor {
             let mut waiting: Vec<_> =
                 round.extract_if(.., |answer| answer.waits_for_sync()).collect();
             self.settle(&mut round, outs);
-            // Nobody else waits for the disk.
+            // Only `Sync` requests wait for the disk. All other answers leave before the fsync.
             self.answer(&mut round);
             if !waiting.is_empty() {
                 if round::sync(&mut self.shards, &mut waiting, false) {
@@ -480,26 +503,29 @@ impl Executor {
                 self.answer(&mut waiting);
             }
         }
-        // The room is used again.
+        // Keeps the buffer for the next round.
         self.round = round;
+        // The map only now: it may name shards whose move this round has committed.
         self.publish_map();
         self.tell_condition();
         self.give_chores_away();
     }
 
-    /// Begins to write the log out, if it is time, by a thread of its own: it takes long.
+    /// Begins to sync the log, if that is due, on a thread of its own: an fsync can take long.
     fn sync_log(&mut self) {
         let now = Instant::now();
         if self.log_sync.due().is_none_or(|due| now < due) {
             return;
         }
+        // Begins the interval even if the sync fails: a failing disk is not tried in a loop.
         self.log_sync.begin(now);
         match self.shards.begin_sync() {
             Ok(Some(work)) => {
                 let handle = self.handle.clone();
                 let run = move || handle.tell(News::Synced(work()));
                 if let Err(error) = std::thread::Builder::new().name("log".to_owned()).spawn(run) {
-                    // The work is lost with the thread that there is not.
+                    // The closure is lost with the thread that could not start, so the executor
+                    // syncs by itself.
                     tracing::warn!(%error, "no thread for the log; it is synced here");
                     if self.shards.sync().is_ok() {
                         self.log_sync.ended();
@@ -507,13 +533,13 @@ impl Executor {
                 }
             }
             Ok(None) => self.log_sync.ended(),
-            // The store refuses everything from now on; what was begun never ends.
+            // The store refuses all writes from now on. The sync that was begun never ends.
             Err(_) => {}
         }
         self.tell_condition();
     }
 
-    /// Has the stores' chores done by a thread of their own: they take long.
+    /// Runs the stores' background tasks on threads of their own: they can take long.
     fn give_chores_away(&mut self) {
         while let Some(chore) = self.shards.take_chore() {
             let spawned = std::thread::Builder::new().name("tables".to_owned()).spawn(chore);
@@ -523,11 +549,13 @@ impl Executor {
         }
     }
 
-    /// Puts those requests of a round aside that wait for other nodes, and brings in those that do so
-    /// no longer. Returns what is to be said to other nodes; `None` where they have nothing
-    /// to do with this round.
+    /// Sets those requests of a round aside that wait for other nodes, and brings in those that
+    /// wait no longer. Returns the messages to other nodes; `None` if other nodes have no part in
+    /// this round.
     fn end_waits(&mut self, round: &mut Vec<Answer>) -> Option<Vec<Out>> {
         if !self.shards.are_spread() {
+            // Without shards on other executors no transaction exists, and the round keeps its
+            // order.
             return None;
         }
         for answer in round.extract_if(.., |answer| answer.waits.is_some()) {
@@ -550,7 +578,7 @@ impl Executor {
         Some(outs)
     }
 
-    /// Says to other nodes what may leave.
+    /// Sends the messages to other nodes that may leave.
     pub(crate) fn say(&mut self, outs: Vec<Out>) {
         let mut spoken = Vec::new();
         for Out { to, message, .. } in outs {
@@ -558,6 +586,7 @@ impl Executor {
                 && let Some(Some(connection)) = self.connections.get_mut(at)
             {
                 connection.say(&message);
+                // One `send` a connection, after all messages: fewer system calls.
                 if !spoken.contains(&at) {
                     spoken.push(at);
                 }
@@ -566,7 +595,8 @@ impl Executor {
         spoken.into_iter().for_each(|at| self.send(at));
     }
 
-    /// Sends what the round recalls, and keeps the answers and messages that must wait for it.
+    /// Queues the recalls of the round, and holds back the answers and messages that must wait for
+    /// them.
     fn settle(&mut self, round: &mut Vec<Answer>, outs: Option<Vec<Out>>) {
         let outs = match outs {
             None => {
@@ -574,10 +604,13 @@ impl Executor {
                 Vec::new()
             }
             Some(outs) => {
+                // Other executors apply changes in an order that is not known here. The attributes
+                // of each answer are compared with the current ones before they are delegated.
                 let shards = &mut self.shards;
                 self.recalls.settle_all(round, outs, |attr| shards.is_current(attr))
             }
         };
+        // Free messages first: peers can work while the clients answer their recalls.
         self.say(outs);
         self.send_recalls();
     }
@@ -591,7 +624,7 @@ impl Executor {
         }
     }
 
-    /// Sends the answers that need not wait any more.
+    /// Sends the answers and messages whose recalls have been answered.
     fn release(&mut self) {
         let shards = &mut self.shards;
         let mut released = self.recalls.released(|attr| shards.is_current(attr));
@@ -600,18 +633,19 @@ impl Executor {
         self.say(outs);
     }
 
-    /// Takes what a client says on its recall connection.
+    /// Handles the messages of a client on its recall connection.
     fn hear(&mut self, at: usize) {
         while let Some(connection) = &mut self.connections[at] {
             let client = connection.client();
             match connection.next_word() {
                 Ok(RecallCall::Alive) => {
+                    // Both clocks: the term of its delegations, and the lease of its session.
                     self.recalls.alive(client);
                     self.shared.clients.hear(client);
                     let millis = self.recalls.term().as_millis() as u32;
                     let lease = self.shared.lease.as_millis().min(u128::from(u32::MAX)) as u32;
                     let epoch = self.moving.map.epoch;
-                    // Rounded up: younger than this is what may be lost.
+                    // Rounded up. Changes younger than this may be lost in a power cut.
                     let undone = self.shards.undone_since().map(|since| self.clock.since(since));
                     let lag = self.log_sync.lag(Instant::now()).max(undone.unwrap_or_default());
                     let lasting =
@@ -634,12 +668,15 @@ impl Executor {
                 }
             }
         }
+        // Once for all messages of the client: a returned delegation may free answers of other
+        // clients.
         self.release();
     }
 
-    /// Takes what another executor says.
+    /// Receives messages of another executor.
     fn drain_messages(&mut self, at: usize, from: ExecutorId) {
         let now = self.clock.now();
+        // Bounded, so that one busy peer does not starve the requests of this round.
         for _ in 0..MESSAGES_MAX {
             let Some(connection) = &mut self.connections[at] else { return };
             match connection.next_message() {
@@ -664,6 +701,8 @@ impl Executor {
             match connection.next_request() {
                 Ok((seq, MetaCall { op: MetaOp::Locks { ino, session, op }, shard, cred })) => {
                     let trusted = connection.peer.is_trusted();
+                    // The user that the handshake bound to the connection wins over the one that
+                    // the request names.
                     let cred = connection.peer.bound_to.clone().unwrap_or(cred);
                     let client = connection.client();
                     let delegates = self.recalls.may_delegate(client);
@@ -680,6 +719,8 @@ impl Executor {
                         seq,
                         call,
                     );
+                    // Delegations exist: the answer must know its read and changed inodes before
+                    // another request overwrites them.
                     if let (true, None, Some((ctx, call))) =
                         (self.recalls.are_used(), answer.waits, &answer.request)
                     {
@@ -690,7 +731,7 @@ impl Executor {
                     self.round.push(answer);
                 }
                 Err(NoRequest::None) => return,
-                // When the answers are gone, an event brings it back.
+                // The connection is listed again when its answers have been sent.
                 Err(NoRequest::Paused) => return,
                 Err(NoRequest::Broken(e)) => {
                     match &e {
@@ -711,7 +752,8 @@ impl Executor {
         }
     }
 
-    /// Of clients, locks are part of what is kept for them.
+    /// Adds the clients that only the lock table knows, and expires a client's locks with its
+    /// session.
     fn keep_house(&mut self, answer: &mut Answer) {
         let Some((_, MetaCall { op, .. })) = &answer.request else { return };
         match (op, &mut answer.result) {
@@ -728,7 +770,7 @@ impl Executor {
     fn answer(&mut self, round: &mut Vec<Answer>) {
         let mut last = None;
         for Answer { to: at, seq, result, granted, .. } in round.drain(..) {
-            // Those to one connection follow each other.
+            // Answers to one connection follow each other, so one `send` serves them all.
             if let Some(before) = last.replace(at).filter(|before| *before != at) {
                 self.send(before);
             }
@@ -741,7 +783,7 @@ impl Executor {
         }
     }
 
-    /// Sends waiting answers, and takes up a connection that paused for them.
+    /// Sends buffered answers, and lists a connection that paused until they had left.
     pub(crate) fn send(&mut self, at: usize) {
         let Some(Some(connection)) = self.connections.get_mut(at) else { return };
         if let Err(e) = connection.send(self.poll.registry(), Token(at)) {
@@ -758,6 +800,8 @@ impl Executor {
         let Some(connection) = self.connections[at].take() else { return };
         connection.deregister(self.poll.registry());
         let client = connection.client();
+        // Nobody would read these answers. The requests themselves go on and keep their slots'
+        // results.
         self.waiting.retain(|_, answers| {
             answers.retain(|answer| answer.to != at);
             !answers.is_empty()
@@ -766,6 +810,7 @@ impl Executor {
         self.job_locks.closed(at);
         self.moving.closed(at);
         match connection.kind {
+            // Only if this is still the slot's connection: a newer one may have replaced it.
             Kind::Requests { slot } if self.slots.get(&(client, slot)) == Some(&at) => {
                 self.slots.remove(&(client, slot));
                 self.recalls.closed(at, None);
@@ -777,9 +822,10 @@ impl Executor {
         self.free.push(at);
     }
 
-    /// Tells the other threads how the shards are, and wakes housekeeping when
-    /// there is something for it.
+    /// Publishes the condition of the shards for other threads, and wakes housekeeping when there
+    /// is garbage for it.
     fn tell_condition(&mut self) {
+        // Relaxed: a figure for `status` that orders no other memory.
         self.condition.inodes.store(self.shards.inodes(), Relaxed);
         self.shards.tell_trouble(&self.condition.trouble);
         if self.shards.note_garbage().contains(&self.shared.node()) {
@@ -788,12 +834,12 @@ impl Executor {
     }
 }
 
-/// The name of a file that each executor has for itself.
+/// Returns the name of a file that each executor has for itself.
 fn of_executor(name: &str, index: u8) -> String {
     if index == 0 { name.to_owned() } else { format!("{name}.{index}") }
 }
 
-/// Checks who asks for what, and applies one request.
+/// Checks the permission to send the request, and applies it.
 fn apply(
     shared: &Shared,
     map: &ClusterMap,
@@ -819,8 +865,8 @@ fn apply(
     Answer::of(to, seq, applied, (ctx, call))
 }
 
-/// Whether the request may be put to the shard at all. What the user may do
-/// there, the shard decides.
+/// Checks whether the connection may put the request to the shard at all. The shard checks the
+/// permissions of the user.
 fn may(shared: &Shared, map: &ClusterMap, trusted: bool, call: &MetaCall) -> Result<(), Errno> {
     if map.owner(call.shard).is_none() {
         return Err(Errno::ESTALE);
@@ -848,7 +894,7 @@ fn may(shared: &Shared, map: &ClusterMap, trusted: bool, call: &MetaCall) -> Res
         MetaOp::Reserve { nodes, .. } if !nodes.iter().all(|node| known(*node)) => {
             return Err(Errno::EINVAL);
         }
-        // It came back: what it holds stays.
+        // The client came back: its session stays.
         MetaOp::ExpireClient { client } if shared.clients.is_connected(*client) => {
             return Err(Errno::EBUSY);
         }

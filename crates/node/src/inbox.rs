@@ -1,15 +1,15 @@
-//! Bytes received and not yet used, of one blocking connection.
+//! Received bytes of one blocking connection that are not yet used.
 
 use crate::stream::Stream;
 use std::io::{self, Read};
 use tatami_wire::frame::{self, FrameError, HEADER_LEN, Header};
 
-/// Bytes of a payload that are received, and written to disk, at a time: large
-/// enough that system calls don't count, small enough for the processor's cache.
+/// Bytes of a payload that are received, and written to disk, at a time: large enough that system
+/// calls don't count, small enough for the processor's cache.
 pub(crate) const CHUNK: usize = 256 * 1024;
-/// Read ahead of what is needed at most: a few small requests.
+/// Most bytes that are read ahead: a few small requests.
 const AHEAD: usize = 64 * 1024;
-/// Room that is kept; a larger one is given back after use.
+/// Size of the buffer that is kept; a larger one is freed after use.
 const KEEP: usize = CHUNK + AHEAD;
 
 /// See the module.
@@ -24,9 +24,8 @@ impl Inbox {
         Inbox { bytes: vec![0; AHEAD], start: 0, end: 0 }
     }
 
-    /// The header of the next frame and the place of its body, if it is here
-    /// already. The body must be taken by [`Inbox::body`], then the payload by
-    /// [`Inbox::payload`].
+    /// Returns the header of the next frame, if header and body have arrived. The caller must take
+    /// the body with [`Inbox::body`], then the payload with [`Inbox::payload`].
     ///
     /// # Errors
     /// Bytes that are no frame.
@@ -34,22 +33,22 @@ impl Inbox {
         Ok(frame::split(self.waiting())?.map(|(header, _)| header))
     }
 
-    /// The body of the frame whose header was seen.
+    /// Returns the body of the frame of this header.
     pub(crate) fn body(&mut self, header: &Header) -> &[u8] {
         let from = self.start + HEADER_LEN;
         self.start = from + header.body_len as usize;
         &self.bytes[from..self.start]
     }
 
-    /// The next `len` bytes of a payload, received if need be.
+    /// Returns the next `len` bytes of a payload, receiving the missing ones.
     ///
     /// # Errors
     /// Those of the stream, and its end.
     pub(crate) fn payload(&mut self, stream: &Stream, len: usize) -> io::Result<&[u8]> {
         self.make_room(len);
         while self.end - self.start < len {
-            // No further than needed: so the next piece begins at the front
-            // and nothing has to be moved.
+            // Reads no further than needed: so the next chunk begins at the front of the buffer,
+            // and no bytes have to be moved.
             let upto = self.start + len;
             self.receive(stream, upto)?;
         }
@@ -58,7 +57,7 @@ impl Inbox {
         Ok(&self.bytes[from..self.start])
     }
 
-    /// Receives what there is, waiting for at least one byte.
+    /// Receives the bytes that have arrived, waiting for at least one.
     ///
     /// # Errors
     /// Those of the stream; `UnexpectedEof` at its end.
@@ -75,7 +74,7 @@ impl Inbox {
         self.receive(stream, upto)
     }
 
-    /// Bytes that are here.
+    /// Returns the number of received bytes that are not yet used.
     pub(crate) fn len(&self) -> usize {
         self.end - self.start
     }
@@ -98,8 +97,7 @@ impl Inbox {
         }
     }
 
-    /// Makes room for `len` bytes from the start on, without moving what is
-    /// here if that can be helped.
+    /// Makes room for `len` bytes from the start on, without moving received bytes if possible.
     fn make_room(&mut self, len: usize) {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
@@ -132,8 +130,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
-        /// However frames are cut on their way, and however payloads are
-        /// taken, they come out as they went in.
+        /// Frames come out as they went in, however they are cut on their way and however payloads
+        /// are taken.
         #[test]
         fn frames_come_out_as_they_went_in(
             frames in prop::collection::vec((0usize..2000, prop_oneof![0usize..100, 0usize..700_000]), 1..6),

@@ -1,15 +1,15 @@
-//! The daemon of one node: listeners, connections and threads around the
-//! namespace (`meta`) and the objects (`object`). It holds no rules of a file
-//! system, only of who may ask, how much at a time, and in what order answers go out.
+//! The daemon of one node: listeners, connections and threads around the namespace (`meta`) and the
+//! objects (`object`). It has no rules of a file system. It decides which clients are admitted, how
+//! much work one round takes, and in what order replies leave.
 //!
 //! ```text
-//! acceptor ─ handshakes (all on its one thread; places and times are bounded), then admission
+//! acceptor ─ handshakes (all on its one thread; slots and times are bounded), then admission
 //!    ├─ Meta  → an executor: a thread that owns shards; drain, apply, commit once, answer
-//!    ├─ Recall → an executor as well: who may answer questions about names by itself
-//!    ├─ Peer  → an executor, too: what others say, here and on other nodes
+//!    ├─ Recall → an executor as well: delegations, and their recalls
+//!    ├─ Peer  → an executor, too: messages of other executors, here and on other nodes
 //!    ├─ Data  → a thread of its own: blocking, in order
 //!    └─ Admin → likewise
-//! housekeeping: removes objects of gone inodes, expires clients, settles sizes
+//! housekeeping: removes the objects of removed inodes, expires clients, recovers sizes
 //! ```
 
 mod accept;

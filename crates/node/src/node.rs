@@ -1,4 +1,4 @@
-//! One daemon: starting its threads, waiting for its end, ending well.
+//! Starts the threads of one daemon, waits for its end, and ends it in order.
 
 use crate::accept::Door;
 use crate::clients::Clients;
@@ -22,7 +22,7 @@ use tatami_object::ObjectStore;
 use tatami_wire::NodeId;
 use tatami_wire::handshake::Identity;
 
-/// How long connections may take to finish what they are at when the node ends.
+/// How long connections may take to finish their requests when the node ends.
 const LEAVE: Duration = Duration::from_secs(10);
 
 /// A daemon that has started: it listens and answers. Dropping it ends it.
@@ -32,7 +32,8 @@ pub struct Node {
     housekeeper: Option<JoinHandle<()>>,
     ended: bool,
     socket: listen::SocketName,
-    /// Its lock is held until the node has ended. Threads that end later have no part of it.
+    /// The lock of the data directory, held until the node has ended. Threads that outlive the node
+    /// do not have it.
     _dir: DataDir,
 }
 
@@ -49,7 +50,7 @@ impl StopHandle {
 
 /// Why a node did not end well.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the messages say it
 pub enum RunError {
     #[error("cannot wait for signals: {0}")]
     Signals(io::Error),
@@ -83,6 +84,7 @@ impl Node {
         let info = map.nodes.iter().find(|n| n.id == node).cloned();
         let info = info.ok_or(StartError::UnknownNode(node))?;
         tatami_client::raise_descriptor_limit();
+        // Takes the lock of the data directory first: two daemons must never open the same stores.
         let dir = DataDir::open_or_replace(&dir, map.volume, node, had_directory)?;
         let loss_mark = dir.loss_mark();
         if loss_mark.since().is_some() {
@@ -126,6 +128,7 @@ impl Node {
             socket,
             _dir: dir,
         };
+        // The executors open their stores before the first connection is accepted.
         shared.executors.start(&shared)?;
         let shared = node.shared.clone();
         let door = Door::new(tcp, unix, &shared.stop).map_err(system("watch the listeners"))?;
@@ -144,13 +147,13 @@ impl Node {
         Ok(node)
     }
 
-    /// A handle that ends the node.
+    /// Returns a handle that ends the node from another thread.
     pub fn stop_handle(&self) -> StopHandle {
         StopHandle(self.shared.clone())
     }
 
-    /// Serves until somebody orders the end, or SIGTERM or SIGINT comes; then
-    /// finishes what is under way, syncs, and returns.
+    /// Serves until a caller orders the end, or SIGTERM or SIGINT arrives. Then finishes the
+    /// requests that are under way, syncs, and returns.
     ///
     /// # Errors
     /// [`RunError`]. The node has ended in any case.
@@ -161,7 +164,8 @@ impl Node {
                 PollFd::new(&self.shared.stop, PollFlags::IN),
                 PollFd::new(signalled, PollFlags::IN),
             ];
-            // Interrupted, most likely by the signal that the flag tells of.
+            // An interrupted poll is no error: most likely the signal that the flag reports
+            // interrupted it.
             let _ = poll(&mut fds, None);
             if signalled.is_set() {
                 tracing::info!("signal to end");
@@ -178,6 +182,7 @@ impl Node {
         let shared = &self.shared;
         let node = shared.node();
         let mut result = Ok(());
+        // The flag goes first: each thread that is woken below must see it.
         shared.stop.set();
         shared.nudge.give();
         if let Some(thread) = self.acceptor.take()
@@ -187,6 +192,7 @@ impl Node {
         }
         // From here on a new daemon may take the socket's name.
         self.socket.remove();
+        // Executors end before the data connections: their last round is committed and synced here.
         for thread in shared.executors.close() {
             match thread.join() {
                 Ok(mut shards) => {
@@ -197,6 +203,8 @@ impl Node {
                 Err(_) => result = Err(RunError::Died { node, what: "executor" }),
             }
         }
+        // Only now are connections with threads of their own ended; each finishes its request
+        // first.
         let left = shared.registry.close(LEAVE);
         if left > 0 {
             tracing::warn!(left, "connections did not end; they are broken off");
@@ -206,10 +214,13 @@ impl Node {
         {
             result = Err(RunError::Died { node, what: "housekeeping" });
         }
+        // After all writers have ended, so that this sync covers the last byte that was
+        // acknowledged.
         if let Err(errno) = shared.objects.sync_all() {
             result = Err(RunError::Sync { node, what: "objects", errno });
         }
         tracing::info!(%node, "ended");
+        // The clients that ordered the end wait for these connections to close: all is on disk now.
         shared.farewell.lock().clear();
         result
     }
@@ -223,7 +234,7 @@ impl Drop for Node {
     }
 }
 
-/// Ends the node when a thread dies that it cannot do without.
+/// Ends the node when a thread dies that the node cannot do without.
 pub(crate) struct Alarm(pub(crate) Arc<Shared>);
 
 impl Drop for Alarm {

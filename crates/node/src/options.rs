@@ -1,4 +1,4 @@
-//! What a node is started with, and why it does not start.
+//! The options with which a node starts, and the reasons for which it does not.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,29 +9,31 @@ use tatami_object::OpenError;
 use tatami_wire::admin::{ClusterMap, Durability};
 use tatami_wire::{NodeId, VolumeKey};
 
-/// What a node is started with.
+/// The options with which a node starts.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
     /// The data directory; made if it is not there.
     pub dir: PathBuf,
     /// All nodes of the volume.
     pub map: ClusterMap,
-    /// Which of them this is.
+    /// The number of this node among them.
     pub node: NodeId,
     /// The volume's key.
     pub key: VolumeKey,
-    /// How long a client may be without a connection before what it held is released.
+    /// How long a client may be without a connection before its locks and open files are released.
     pub lease: Duration,
-    /// Bytes of the disk that are kept for names, whatever the bytes of files take: a sixteenth of the disk at most.
+    /// Bytes of the disk that are reserved for names and that the bytes of files cannot take: a
+    /// sixteenth of the disk at most.
     pub reserve: u64,
-    /// What an acknowledged change of names survives.
+    /// The failures that an acknowledged change of names survives.
     pub durability: Durability,
-    /// Whether other users of this machine than the daemon's own and the superuser may use the volume, as
-    /// themselves.
+    /// Whether users of this machine other than the daemon's own and the superuser may use the
+    /// volume, as themselves.
     pub allow_other: bool,
     /// Version of the program, as `status` shows it.
     pub version: String,
-    /// The node has had a data directory before: if it is to be made now, that one was lost.
+    /// The node has had a data directory before. If the directory must be made now, the old one was
+    /// lost.
     pub had_directory: bool,
 }
 
@@ -41,8 +43,8 @@ impl NodeOptions {
     /// Default of [`NodeOptions::reserve`].
     pub const RESERVE: u64 = 256 << 20;
 
-    /// The options of a node with default lease, default reserve and this crate's version. The node is open to other
-    /// users if the superuser starts it.
+    /// Returns the options of a node with default lease, default reserve and this crate's version.
+    /// The node is open to other users if the superuser starts it.
     pub fn new(dir: PathBuf, map: ClusterMap, node: NodeId, key: VolumeKey) -> NodeOptions {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         NodeOptions {
@@ -60,9 +62,9 @@ impl NodeOptions {
     }
 }
 
-/// Why a node does not start. Each text says what to do.
+/// Why a node does not start. Each message says how to correct it.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // the texts say it
+#[allow(missing_docs)] // the messages say it
 pub enum StartError {
     #[error("node {0} is not in the volume's map: check volume.toml and the node's number")]
     UnknownNode(NodeId),
@@ -100,7 +102,7 @@ pub enum StartError {
 }
 
 impl StartError {
-    /// Whether a store is damaged: what is not in it can be served all the same.
+    /// Whether a store is damaged. The node can serve everything outside that store all the same.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self, StartError::Meta { source, .. } if source.is_damage())
     }

@@ -1,5 +1,5 @@
-//! The answers of one round of the executor, from the moment that the requests
-//! were applied until the answers may leave.
+//! The answers of one round of the executor: from the moment that the requests were applied until
+//! the answers may leave.
 
 use crate::recalls::Met;
 use crate::shards::Shards;
@@ -8,24 +8,24 @@ use tatami_wire::Errno;
 use tatami_wire::delegation::Granted;
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 
-/// An answer that waits for its round to be settled.
+/// An answer that waits for the end of its round.
 pub(crate) struct Answer {
     /// The connection that it goes to.
     pub(crate) to: usize,
     pub(crate) seq: u64,
     pub(crate) result: MetaResult,
-    /// What was put to a shard; `None` when it was refused before.
+    /// The request that was put to a shard; `None` if it was refused before.
     pub(crate) request: Option<(Context, MetaCall)>,
-    /// What it met there, if that matters.
+    /// The inodes that the request has read and changed, if delegations need them.
     pub(crate) met: Met,
-    /// What is delegated with it.
+    /// The delegations that the answer carries.
     pub(crate) granted: Option<Granted>,
-    /// It is not there yet: other nodes must be asked.
+    /// The answer waits for other nodes, under this ticket.
     pub(crate) waits: Option<Ticket>,
 }
 
 impl Answer {
-    /// An answer that may leave when the round is settled.
+    /// Makes an answer that may leave at the end of the round.
     pub(crate) fn new(
         to: usize,
         seq: u64,
@@ -35,7 +35,7 @@ impl Answer {
         Answer { to, seq, result, request, met: Met::default(), granted: None, waits: None }
     }
 
-    /// What became of a request that was put to a shard.
+    /// Makes the answer to a request that was put to a shard.
     pub(crate) fn of(
         to: usize,
         seq: u64,
@@ -54,7 +54,7 @@ impl Answer {
         }
     }
 
-    /// The other nodes have been asked.
+    /// Takes over the outcome, after the other nodes have replied.
     pub(crate) fn finish(&mut self, finished: &Finished, delegates: bool) {
         let Finished { result, seen, changed, dir, .. } = finished;
         self.waits = None;
@@ -67,7 +67,7 @@ impl Answer {
         self.met = Met { seen, changed: changed.clone(), dir, part: None };
     }
 
-    /// Whether the asker waits for everything to survive a power cut.
+    /// Whether the client waits for everything to survive a power cut.
     pub(crate) fn waits_for_sync(&self) -> bool {
         let syncs = |op: &MetaOp| matches!(op, MetaOp::Sync | MetaOp::SyncNames { .. });
         matches!(&self.request, Some((_, call)) if syncs(&call.op))
@@ -78,21 +78,21 @@ impl Answer {
     }
 }
 
-/// Makes the round lasting. Afterwards every answer says what has happened.
+/// Commits the round. Afterwards every answer states the true outcome.
 pub(crate) fn commit<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
     if shards.commit().is_err() {
         redo(shards, round);
     }
 }
 
-/// After a commit that failed, nothing of the round has happened,
-/// and what was read there may be wrong. Each request is done
-/// again, with a commit of its own: on a full disk removals may still go
-/// through, and an answer that was given before is given again.
+/// After a commit that failed, no change of the round has happened, and the round's reads may have
+/// seen such changes. Each request is applied again, with a commit of its own: on a full disk
+/// removals may still succeed, and a repeated request gets its former answer again.
 fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
     for answer in round {
         let Some((ctx, call)) = &answer.request else { continue };
         let applied = shards.apply(ctx, call);
+        // The inodes of the first attempt are void, too: delegations must follow the second.
         answer.met = shards.met(call, answer.met.dir.is_some());
         answer.become_of(applied);
         if let Err(e) = shards.commit() {
@@ -101,8 +101,9 @@ fn redo<S: Store>(shards: &mut Shards<S>, round: &mut [Answer]) {
     }
 }
 
-/// Makes everything committed survive a power cut. Where that fails, those who
-/// asked for it are told, and with `all` whoever changed something. Whether it did not fail.
+/// Makes everything committed survive a power cut. If that fails, the `Sync` requests of the round
+/// get the error, and with `all` also every request that changed something. Returns whether the
+/// sync succeeded.
 pub(crate) fn sync<S: Store>(shards: &mut Shards<S>, round: &mut [Answer], all: bool) -> bool {
     let Err(e) = shards.sync() else { return true };
     for answer in round {
@@ -136,7 +137,8 @@ mod tests {
         };
         let meta = Meta::open(FaultyStore::new(), config, Timestamp::from_sec(1)).expect("opens");
         let mut shards = Shards::of(Some(meta));
-        // A number is reserved with a commit of its own, which shall not be the one that fails.
+        // The shard reserves inode numbers with a commit of its own, which must not be the one that
+        // fails.
         let mut first = vec![put(&mut shards, 0, 1, mkdir("first"))];
         commit(&mut shards, &mut first);
         shards
@@ -172,7 +174,7 @@ mod tests {
         let mut round = vec![
             put(&mut shards, 1, 1, mkdir("a")),
             put(&mut shards, 2, 1, lookup("a")),
-            // Sent again: its answer was given before and must not change.
+            // A repetition: its answer was given before and must not change.
             put(&mut shards, 0, 1, mkdir("first")),
             put(&mut shards, 3, 1, mkdir("b")),
         ];
@@ -187,7 +189,7 @@ mod tests {
         assert!(matches!(round[3].result, Ok(MetaReply::Created { .. })));
         assert_eq!(put(&mut shards, 2, 2, lookup("a")).result, Err(Errno::ENOENT));
         assert!(put(&mut shards, 2, 3, lookup("b")).result.is_ok());
-        // The one that failed is not done by repeating it with its old number either.
+        // Repeating the failed request with its old number does not apply it either.
         assert!(put(&mut shards, 1, 2, mkdir("a")).result.is_ok());
     }
 
@@ -225,7 +227,7 @@ mod tests {
         shards.look_for_room();
         shards.tell_trouble(&trouble);
         assert!(shards.is_full() && trouble.lock().is_some(), "it is full still");
-        // Nobody asks for anything; the disk has room.
+        // No request comes; the disk has room.
         shards.meta().store_mut().set_full(false);
         shards.look_for_room();
         shards.tell_trouble(&trouble);

@@ -21,16 +21,16 @@ use tatami_wire::{Attr, ClientId, Errno, ExecutorId, Ino, NodeId, ShardId, Times
 pub(crate) struct Shards<S> {
     /// `None` for an executor that never had shards.
     meta: Option<Meta<S>>,
-    /// How to make the store of such an executor.
+    /// Makes the store of such an executor.
     maker: Option<Maker>,
-    /// Of which nodes there may be garbage. A store that merges logs
-    /// steps over all that was removed before it finds nothing, and nodes ask often.
+    /// Nodes that may have garbage. A store that merges logs must step over everything that was
+    /// removed before it can answer "none", and nodes ask often.
     garbage: BTreeSet<NodeId>,
-    /// The same, of single objects whose inodes may be there.
+    /// The same for single objects whose inodes may still exist.
     dropped: BTreeSet<NodeId>,
 }
 
-/// What it takes to open the store.
+/// The arguments with which the store is opened.
 struct Maker {
     path: PathBuf,
     /// Bytes of the disk that are kept for the store: its part of the node's reserve.
@@ -58,7 +58,7 @@ impl Maker {
     }
 }
 
-/// The directory of an executor's store, below that of the namespace.
+/// Returns the directory of an executor's store, below that of the namespace.
 fn store(dir: &Path, index: u8) -> PathBuf {
     dir.join(format!("{index:04}"))
 }
@@ -69,8 +69,8 @@ impl Shards<FjallStore> {
         store(dir, index).exists()
     }
 
-    /// Opens the shards of an executor of this node below `dir`, making their store if it is not there yet. Returns what they know
-    /// better than `map`, too.
+    /// Opens the shards of an executor of this node below `dir`, making their store if it is not
+    /// there yet. Also returns `map` with the newer entries of the store's own map.
     pub(crate) fn open(
         dir: &Path,
         shared: &Shared,
@@ -88,7 +88,7 @@ impl Shards<FjallStore> {
         }
         let Identity { node, volume, ref key } = shared.identity;
         let executor = ExecutorId { node, index };
-        // Executors share the disk.
+        // The executors of a node share its disk, so each gets an equal part of the reserve.
         let others = map.shards.iter().filter(|other| other.node == node && other.index != index);
         let executors = 1 + others.collect::<BTreeSet<_>>().len() as u64;
         let config = Config { executor, map: shard_map, volume, key: key.clone() };
@@ -106,19 +106,20 @@ impl Shards<FjallStore> {
         Ok((shards, map))
     }
 
-    /// What was cut off the log, or lost of it, when the store was opened.
+    /// Returns a description of the bytes that were cut off the log, or lost from it, when the
+    /// store was opened.
     pub(crate) fn cut(&mut self) -> Option<String> {
         self.meta.as_mut()?.store_mut().cut().map(str::to_owned)
     }
 
-    /// Learns what a map knows better.
+    /// Takes over the newer entries of a map.
     pub(crate) fn learn(&mut self, map: &ClusterMap) {
         if let Some(meta) = &mut self.meta {
             meta.learn(now(), map);
         }
     }
 
-    /// Makes the store of an executor that has none, since it is to have shards.
+    /// Makes the store of an executor that has none, because shards are to move to it.
     pub(crate) fn make(&mut self, map: &ClusterMap) {
         let (None, Some(maker)) = (&self.meta, &mut self.maker) else { return };
         let Some(shard_map) = map.shard_map() else { return };
@@ -128,7 +129,7 @@ impl Shards<FjallStore> {
                 meta.learn(now(), map);
                 self.meta = Some(meta);
             }
-            // Whoever wanted to give shards asks again, and gives up.
+            // The source of the shards asks again, and gives up in the end.
             Err(error) => tracing::error!(%error, "no shards can be taken"),
         }
     }
@@ -152,33 +153,34 @@ impl<S: Store> Shards<S> {
         self.meta.as_mut().expect("the test has it")
     }
 
-    /// The namespace, for what moves of shards need.
+    /// Returns the namespace, for the migration of shards.
     pub(crate) fn moving(&mut self) -> Option<&mut Meta<S>> {
         self.meta.as_mut()
     }
 
-    /// The map as the shards know it.
+    /// Returns the map as the shards know it.
     pub(crate) fn map(&self) -> Option<&ClusterMap> {
-        // What is not known to be on disk must not be told.
+        // After a failed commit the map may hold entries that are not on disk. Others must not
+        // learn them.
         Some(self.meta.as_ref().filter(|meta| !meta.is_poisoned())?.map())
     }
 
-    /// Whether a shard is ours.
+    /// Whether this executor serves the shard.
     pub(crate) fn serves(&self, shard: ShardId) -> bool {
         self.meta.as_ref().is_some_and(|meta| meta.serves(shard))
     }
 
-    /// Whether a move keeps the shard closed.
+    /// Whether a migration keeps the shard closed.
     pub(crate) fn is_closed(&self, shard: ShardId) -> bool {
         self.meta.as_ref().is_some_and(|meta| meta.is_closed(shard))
     }
 
-    /// Whether nothing may leave before everything survives a power cut.
+    /// Whether no answer may leave before all changes survive a power cut.
     pub(crate) fn wants_sync(&self) -> bool {
         self.meta.as_ref().is_some_and(Meta::wants_sync)
     }
 
-    /// Whether something waits for a commit.
+    /// Whether a change waits for a commit.
     pub(crate) fn is_dirty(&self) -> bool {
         self.meta.as_ref().is_some_and(Meta::is_dirty)
     }
@@ -192,26 +194,27 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref().is_some_and(Meta::is_spread)
     }
 
-    /// Takes a message of another executor.
+    /// Receives a message of another executor.
     pub(crate) fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         if let Some(meta) = &mut self.meta {
             meta.receive(now, from, message);
         }
     }
 
-    /// Does what is due by now.
+    /// Does the work that is due by now.
     pub(crate) fn tick(&mut self, now: Timestamp) {
         if let Some(meta) = &mut self.meta {
             meta.tick(now);
         }
     }
 
-    /// When [`Shards::tick`] has something to do.
+    /// Returns the time when [`Shards::tick`] has work; `None` if it has none.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         self.meta.as_ref().filter(|meta| meta.is_spread())?.deadline()
     }
 
-    /// What may leave after the last commit: messages to other executors, and answers that had to wait.
+    /// Returns what may leave after the last commit: messages to other executors, and answers that
+    /// waited.
     pub(crate) fn take_ready(&mut self) -> (Vec<Out>, Vec<Finished>) {
         match &mut self.meta {
             Some(meta) if meta.is_spread() => (meta.outbox(), meta.finished()),
@@ -231,19 +234,22 @@ impl<S: Store> Shards<S> {
             }
             _ => return meta.apply(ctx, &call.cred, &call.op),
         };
+        // Answers "none" without a scan of the store, which would be a long walk over removed
+        // records.
         if ctx.trusted && !may_have.contains(&node) {
             meta.meet_nothing();
             return Applied::Done(Ok(none));
         }
         let applied = meta.apply(ctx, &call.cred, &call.op);
+        // A full scan has found none, so the node is taken off until new garbage is recorded.
         if matches!(&applied, Applied::Done(Ok(reply)) if *reply == none) {
             may_have.remove(&node);
         }
         applied
     }
 
-    /// What the operation that was applied last, `call`, has met; the directory only if it
-    /// may be delegated.
+    /// Returns the inodes that the last applied operation, `call`, has read and changed. The
+    /// directory is part of it only if it may be delegated.
     pub(crate) fn met(&mut self, call: &MetaCall, delegates: bool) -> Met {
         let Some(meta) = &mut self.meta else { return Met::default() };
         let (seen, changed) = (meta.seen().to_vec(), meta.changed().to_vec());
@@ -259,13 +265,13 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref()?.job_holder(ino, open)
     }
 
-    /// Whether attributes are those of the inode now.
+    /// Whether the attributes are still those of the inode.
     pub(crate) fn is_current(&mut self, attr: &Attr) -> bool {
         let now = self.meta.as_mut().and_then(|meta| meta.attr(attr.ino));
         now.is_some_and(|now| now.version == attr.version)
     }
 
-    /// Commits what was changed, if anything was.
+    /// Commits the pending changes, if there are any.
     pub(crate) fn commit(&mut self) -> Result<(), Errno> {
         let Some(meta) = self.meta.as_mut().filter(|meta| meta.is_dirty()) else { return Ok(()) };
         meta.commit().map_err(|e| {
@@ -292,7 +298,8 @@ impl<S: Store> Shards<S> {
         })
     }
 
-    /// Makes everything survive a power cut, for the last time: what is missing at the next start was lost.
+    /// Makes everything survive a power cut, for the last time. From then on the next start counts
+    /// any missing record as lost.
     pub(crate) fn close(&mut self) -> Result<(), Errno> {
         let Some(meta) = &mut self.meta else { return Ok(()) };
         meta.close().map_err(|e| {
@@ -301,7 +308,7 @@ impl<S: Store> Shards<S> {
         })
     }
 
-    /// Takes the result of a sync that was begun. Whether it went well.
+    /// Takes the result of a sync that was begun. Returns whether it succeeded.
     pub(crate) fn end_sync(&mut self, result: std::io::Result<()>) -> bool {
         let Some(meta) = &mut self.meta else { return true };
         let ended = meta.end_sync(result);
@@ -313,7 +320,7 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref().and_then(Meta::undone_since)
     }
 
-    /// Work of a store that waits, if there is some; any thread may do it.
+    /// Returns a background task of the store that waits, if there is one. Any thread may run it.
     pub(crate) fn take_chore(&mut self) -> Option<Chore> {
         self.meta.as_mut().and_then(Meta::take_chore)
     }
@@ -323,28 +330,29 @@ impl<S: Store> Shards<S> {
         self.meta.as_ref().map_or(0, Meta::inodes)
     }
 
-    /// Puts what is wrong with the shards into `trouble`, or that nothing is any more.
+    /// Writes the shards' trouble into `trouble`, or clears it.
     pub(crate) fn tell_trouble(&self, trouble: &Mutex<Option<String>>) {
         let now = self.meta.as_ref().and_then(Meta::trouble);
         let mut trouble = trouble.lock();
+        // Compared first: this runs after every round, and the text hardly ever changes.
         if trouble.as_deref() != now {
             *trouble = now.map(str::to_owned);
         }
     }
 
-    /// Whether the disk was full when it was looked at last.
+    /// Whether the disk was full at the last check.
     pub(crate) fn is_full(&self) -> bool {
         self.meta.as_ref().is_some_and(Meta::is_full)
     }
 
-    /// Looks whether a disk that was full has room again.
+    /// Checks whether a full disk has room again.
     pub(crate) fn look_for_room(&mut self) {
         if let Some(meta) = &mut self.meta {
             meta.look_for_room();
         }
     }
 
-    /// Nodes on which objects may have become garbage since the last call. To be
+    /// Returns the nodes on which objects may have become garbage since the last call. Must be
     /// called after every round, and once after opening.
     pub(crate) fn note_garbage(&mut self) -> Vec<NodeId> {
         let nodes = self.meta.as_mut().map(Meta::take_garbage_nodes).unwrap_or_default();
@@ -354,7 +362,7 @@ impl<S: Store> Shards<S> {
     }
 }
 
-/// What an executor says that never had shards.
+/// The reply of an executor that never had shards.
 fn without_shards(op: &MetaOp) -> MetaResult {
     match op {
         MetaOp::Sync => Ok(MetaReply::Synced { epoch: 0 }),

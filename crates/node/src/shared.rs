@@ -1,4 +1,4 @@
-//! What all threads of a node share.
+//! State that all threads of a node share.
 
 use crate::clients::Clients;
 use crate::counters::{Counters, Doorway};
@@ -20,7 +20,7 @@ use tatami_wire::admin::{ClusterMap, Durability, MountInfo, NodeInfo, NodeStatus
 use tatami_wire::handshake::Identity;
 use tatami_wire::{Errno, NodeId, PROTOCOL_VERSION, Timestamp};
 
-/// Below this share of the disk free, one in so many, `status` complains.
+/// `status` complains when less than one part in this number of the disk is free.
 const NEARLY_FULL: u64 = 20;
 
 /// See the module.
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     /// See [`NodeOptions::reserve`](crate::NodeOptions::reserve).
     pub(crate) reserve: u64,
     pub(crate) durability: Durability,
-    /// Whether other users than the daemon's own and the superuser are let in.
+    /// Whether users other than the daemon's own and the superuser are admitted.
     pub(crate) allow_other: bool,
     pub(crate) started: Instant,
     pub(crate) objects: ObjectStore,
@@ -60,7 +60,7 @@ impl Shared {
         self.identity.node
     }
 
-    /// The cluster map, as far as this node knows it.
+    /// Returns the cluster map as this node knows it.
     pub(crate) fn map(&self) -> Arc<ClusterMap> {
         self.current_map.read().clone()
     }
@@ -76,7 +76,7 @@ impl Shared {
         PathBuf::from(&self.info.socket)
     }
 
-    /// The condition of this node, as everybody may know it.
+    /// Returns the condition of this node. Any client may see it.
     pub(crate) fn status(&self) -> NodeStatus {
         NodeStatus {
             id: self.node(),
@@ -105,8 +105,7 @@ impl Shared {
         }
     }
 
-    /// Since when, in seconds since 1970, the node is there without what it had before.
-    /// Space of the node's disk, and the inodes of all its executors.
+    /// Returns the space of the node's disk, and the number of inodes of all its executors.
     ///
     /// # Errors
     /// Those of the disk.
@@ -114,6 +113,7 @@ impl Shared {
         Ok(Space { inodes: self.executors.inodes(), ..self.objects.space()? })
     }
 
+    /// Returns the time, in seconds since 1970, since which the node runs without its former data.
     fn lost_since(&self) -> Option<u64> {
         let since = self.loss_mark.since()?.duration_since(UNIX_EPOCH);
         Some(since.map_or(0, |since| since.as_secs()))
@@ -147,14 +147,14 @@ impl Shared {
     }
 }
 
-/// The clock for names and capabilities. It is the one from which the kernel
-/// stamps backing files, so that times of names and of bytes compare.
+/// Returns the time for names and capabilities. The kernel stamps backing files from the same
+/// clock, so times of names and of bytes compare.
 pub(crate) fn now() -> Timestamp {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
-/// All connections that have a thread, so that they can be ended.
+/// All connections that have a thread, so that the node can end them.
 #[derive(Default)]
 pub(crate) struct Registry {
     inner: Mutex<RegistryInner>,
@@ -168,7 +168,7 @@ struct RegistryInner {
     closing: bool,
 }
 
-/// A place in the registry, left when dropped.
+/// An entry in the registry, removed when dropped.
 pub(crate) struct Registered<'a> {
     registry: &'a Registry,
     /// The connection's number, never used twice.
@@ -176,7 +176,7 @@ pub(crate) struct Registered<'a> {
 }
 
 impl Registry {
-    /// Notes a connection; `None` when the node is ending.
+    /// Registers a connection; `None` when the node is ending.
     pub(crate) fn add(&self, stream: &Arc<Stream>) -> Option<Registered<'_>> {
         let mut inner = self.inner.lock();
         if inner.closing {
@@ -188,12 +188,15 @@ impl Registry {
         Some(Registered { registry: self, id })
     }
 
-    /// Lets every connection finish the request it is at, and waits for that,
-    /// no longer than `patience`; then breaks them off and waits as long again.
-    /// Returns how many are left.
+    /// Lets every connection finish its current request, and waits for that at most `patience`.
+    /// Then breaks the rest off and waits as long again. Returns the number of connections that are
+    /// left.
     pub(crate) fn close(&self, patience: Duration) -> usize {
         let mut inner = self.inner.lock();
+        // Set under the lock: no connection can register after this loop has seen them all.
         inner.closing = true;
+        // Closing the reading side first: a connection still sends its answer, and then finds no
+        // next request.
         for how in [Shutdown::Read, Shutdown::Both] {
             inner.streams.values().for_each(|stream| stream.shutdown(how));
             let deadline = Instant::now() + patience;
@@ -217,7 +220,7 @@ impl Drop for Registered<'_> {
     }
 }
 
-/// Wakes housekeeping when there may be something to do.
+/// Wakes housekeeping when there may be work for it.
 #[derive(Default)]
 pub(crate) struct Nudge {
     wanted: Mutex<bool>,
@@ -226,6 +229,7 @@ pub(crate) struct Nudge {
 
 impl Nudge {
     pub(crate) fn give(&self) {
+        // A flag, not a count: any number of wake-ups before the next pass are one.
         let mut wanted = self.wanted.lock();
         if !*wanted {
             *wanted = true;
@@ -233,9 +237,10 @@ impl Nudge {
         }
     }
 
-    /// Waits for a nudge, or for the time to pass. Whether there was one.
+    /// Waits for a wake-up, at most `timeout`. Returns whether there was one.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut wanted = self.wanted.lock();
+        // The flag may have been set while housekeeping was busy; then it does not sleep.
         if !*wanted {
             self.changed.wait_for(&mut wanted, timeout);
         }
@@ -243,10 +248,10 @@ impl Nudge {
     }
 }
 
-/// Makes the buffers of a UNIX socket large enough for a few of the largest
-/// frames. The system may give less, which only costs speed. TCP is left
-/// alone: the kernel sizes its buffers by what the path needs, up to more than may be
-/// asked for on an untuned machine, and stops doing so when it is told a size.
+/// Makes the buffers of a UNIX socket large enough for a few of the largest frames. The system may
+/// grant less, which costs only speed. TCP sockets stay as they are: the kernel sizes their buffers
+/// by the path, to more than an untuned machine lets a program ask for, and stops doing so once a
+/// program sets a size.
 pub(crate) fn enlarge_buffers(stream: &Stream) {
     const BUFFER: usize = 4 << 20;
     if let Stream::Unix(socket) = stream {
