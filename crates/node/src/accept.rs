@@ -1,7 +1,7 @@
-//! New connections: accepting them, shaking hands, and handing them on.
+//! New connections: accepting them, the handshake, and handing them on.
 //!
-//! One thread accepts and shakes hands with all strangers at once. Only a peer that has proved who it is, and has
-//! got a place, gets a thread or an executor.
+//! One thread accepts, and does all handshakes at once. A peer gets a thread or an executor only
+//! after it has proved its identity and has got a slot.
 
 use crate::executor::{ExecutorHandle, NewConnection};
 use crate::meta_conn::Kind;
@@ -24,23 +24,24 @@ use std::time::{Duration, Instant};
 use tatami_wire::handshake::{self, Greeting, HandshakeError, Hello, Role};
 use tatami_wire::{ClientId, ExecutorId};
 
-/// What epoll(7) calls the node's end, the listeners, and the first stranger.
+/// The epoll(7) tokens of the node's end, the listeners, and the first connection in its handshake.
 const STOP: u64 = 0;
 const TCP: u64 = 1;
 const UNIX: u64 = 2;
 const FIRST_STRANGER: u64 = 3;
-/// Most events that are looked at before the next are asked for.
+/// Most events that are handled before the next wait.
 const EVENTS_MAX: usize = 256;
-/// Most connections that are accepted at a listener before the other, and strangers, have their turn.
+/// Most connections that are accepted at a listener before the other listener and the handshakes
+/// get their turn.
 const ACCEPT_MAX: usize = 64;
-/// A peer that takes none of our bytes for so long loses its connection.
+/// A peer that takes no bytes for this time loses its connection.
 pub(crate) const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Pause after an accept that failed because descriptors or memory ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// Seconds after which a silent TCP peer is probed, between probes, and probes
-/// without an answer until it counts as dead.
+/// Seconds after which a silent TCP peer is probed, seconds between probes, and the number of
+/// unanswered probes after which the peer counts as dead.
 const KEEPALIVE: (u64, u64, u32) = (15, 5, 3);
-/// Accepts connections, and shakes hands with all of them at once, until the node ends.
+/// Accepts connections, and does their handshakes all at once, until the node ends.
 pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
     let Door { tcp, unix, epoll } = door;
     let mut reception = Reception { shared, epoll, strangers: Strangers::new(FIRST_STRANGER) };
@@ -53,10 +54,10 @@ pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
         });
         events.clear();
         let room = rustix::buffer::spare_capacity(&mut events);
-        // Interrupted is as good as a time that is over.
+        // An interrupted wait is handled as one whose time is over.
         let _ = epoll::wait(&reception.epoll, room, timeout.as_ref());
         let has = |token| events.iter().any(|event| event.data.u64() == token);
-        // Whoever has said something goes on before newcomers take places.
+        // Handshakes under way go on before new connections take slots.
         for event in events.iter().filter(|event| event.data.u64() >= FIRST_STRANGER) {
             reception.hear(event.data.u64());
         }
@@ -70,7 +71,7 @@ pub(crate) fn run(shared: &Arc<Shared>, door: Door) {
     }
 }
 
-/// Where connections come in.
+/// The listeners.
 pub(crate) struct Door {
     tcp: TcpListener,
     unix: UnixListener,
@@ -94,7 +95,7 @@ impl Door {
     }
 }
 
-/// The acceptor's thread at work.
+/// The state of the acceptor's thread.
 struct Reception<'a> {
     shared: &'a Arc<Shared>,
     epoll: OwnedFd,
@@ -102,18 +103,21 @@ struct Reception<'a> {
 }
 
 impl Reception<'_> {
-    /// Accepts what waits, some at a time: the strangers that are here already have their turn in between.
+    /// Accepts waiting connections, a limited number at a time: the handshakes under way get their
+    /// turn in between.
     fn let_in(&mut self, accept: impl Fn() -> io::Result<Stream>) {
         for _ in 0..ACCEPT_MAX {
             match accept() {
                 Ok(stream) => self.greet(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                // The peer may be gone before we accept it; all others pass.
+                // The peer may be gone before it is accepted. All other errors go to the next arm.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => {
                     self.shared.doorway.not_accepted.note(|n| {
                         tracing::error!(error = %e, so_far = n, "cannot accept connections");
                     });
+                    // A dropped handshake frees a descriptor for the next accept. Without one to
+                    // drop, a pause keeps this loop from spinning.
                     match self.strangers.spare_one() {
                         Some(stranger) => self.crowd_out(&stranger),
                         None => drop(self.shared.stop.wait(ACCEPT_PAUSE)),
@@ -147,7 +151,7 @@ impl Reception<'_> {
         if let Some(gone) = gone {
             self.crowd_out(&gone);
         }
-        // Mostly it has said its first words by now, and is not silent any more.
+        // Mostly the first bytes have arrived by now, so the connection need not be watched at all.
         self.hear(number);
         let Some(stranger) = self.strangers.get(number) else { return };
         let data = EventData::new_u64(number);
@@ -159,16 +163,16 @@ impl Reception<'_> {
         }
     }
 
-    /// Takes what a stranger has said.
+    /// Handles the bytes that a connection in its handshake has sent.
     fn hear(&mut self, number: u64) {
-        // It may have gone since the event.
+        // The connection may have gone since the event.
         let Some(stranger) = self.strangers.get(number) else { return };
         let heard = stranger.hear(&self.shared.identity);
         if matches!(heard, Heard::Waits) {
             return;
         }
         let Some(Stranger { stream, peer, .. }) = self.strangers.remove(number) else { return };
-        // It is not watched yet if this was its first word.
+        // The connection is not watched yet if its handshake ended with its first bytes.
         let _ = epoll::delete(&self.epoll, &stream);
         match heard {
             Heard::Waits => {}
@@ -200,9 +204,10 @@ fn log_refusal(shared: &Shared, peer: &Peer, hello: &Hello, why: &str) {
     });
 }
 
-/// Gives a peer that is known now its places, and goes on with it on a thread of its own: so there are no more
-/// threads than places.
+/// Gives a known peer its slot, and continues on a thread of its own. So there are no more threads
+/// than slots.
 fn admit_on_a_thread(shared: &Arc<Shared>, stream: Stream, mut peer: Peer, hello: Hello) {
+    // The binding comes first: slots and permissions count for the bound user.
     let bound = hello.user.as_ref().map_or(Ok(()), |user| peer.bind(user));
     let admitted = bound.map_err(str::to_owned).and_then(|()| admit(shared, &hello, &peer));
     let admission = match admitted {
@@ -242,6 +247,8 @@ fn receive(
         let _ = handshake::refuse(timed, why);
     };
     if let Some(node) = hello.node.filter(|node| *node != shared.node()) {
+        // Reached first, admitted second: the client learns from the answer whether its node is
+        // there.
         match relay::connect(shared, hello, &peer, node) {
             Ok(far) if handshake::admit(&mut timed).is_ok() => {
                 tracing::debug!(%peer, client = %hello.client, role = ?hello.role, %node, "passed on");
@@ -254,6 +261,8 @@ fn receive(
         }
         return;
     }
+    // Before the executor is looked up: a damaged store is reported as such, not as an unknown
+    // executor.
     if !matches!(hello.role, Role::Data | Role::Admin)
         && let Some(why) = shared.executors.refused(hello.executor)
     {
@@ -272,6 +281,7 @@ fn receive(
     if let Some((executor, kind)) = executor {
         if stream.set_nonblocking().is_ok() {
             let (stream, admission) = (stream.clone(), Some(admission));
+            // The seat goes along, so that it stays taken for as long as the connection lives.
             executor.hand_over(NewConnection { stream, peer, kind, admission });
         }
         return;
@@ -288,7 +298,7 @@ fn receive(
     }
 }
 
-/// Which executor the connection is for, if it is for one, and what it is there.
+/// Returns the executor that the connection is for, if it is for one, and its purpose there.
 fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandle, Kind)>, String> {
     let kind = match hello.role {
         Role::Meta => Kind::Requests { slot: hello.slot },
@@ -300,7 +310,7 @@ fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandl
         Role::Data | Role::Admin => return Ok(None),
     };
     let executor = match kind {
-        // It may be about to get shards.
+        // An executor without shards is started for a peer: shards may be about to move to it.
         Kind::Peer { .. } => shared.executors.get_or_start(shared, hello.executor),
         _ => shared.executors.get(hello.executor),
     };
@@ -310,11 +320,11 @@ fn executor(shared: &Arc<Shared>, hello: &Hello) -> Result<Option<(ExecutorHandl
     }
 }
 
-/// What an admitted connection holds until it ends.
+/// The slot and the registration of an admitted connection, held until it ends.
 pub(crate) struct Admission {
     _seat: Seat,
     shared: Arc<Shared>,
-    /// Whose connection it is.
+    /// The client of the connection.
     pub(crate) client: ClientId,
 }
 
@@ -331,7 +341,8 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
     if !shared.allow_other
         && let Some(user) = peer.uid().filter(|user| !is_own_user(*user))
     {
-        // The socket's mode says so as well; this is for what comes by way of other nodes.
+        // The mode of the socket already keeps local users out; this check is for connections that
+        // other nodes relay.
         return Err(format!(
             "user {user} may not use this volume: it is open to other users than its own only with \
              mount.allow_other = true in its tatami.toml"
@@ -339,13 +350,14 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
     }
     let passed_on = hello.node.is_some_and(|node| node != shared.node());
     let row = match hello.role {
-        // It has threads here, whatever it is for there.
+        // A relayed connection has threads here, whatever its purpose at the other node.
         _ if passed_on => Row::Bytes,
         Role::Meta | Role::Recall | Role::Peer => Row::Names,
         Role::Data => Row::Bytes,
         Role::Admin => Row::Questions,
     };
-    // Others wait until it gives back what it was given.
+    // Other clients wait until a holder returns its delegations, so an ordinary user must not
+    // become one.
     if hello.role == Role::Recall && !peer.is_trusted() {
         return Err("names are delegated to the superuser's mounts only".to_owned());
     }
@@ -358,6 +370,7 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
         }
     }
     let full = || format!("node {} has too many connections for {row}", shared.node());
+    // The seat before the client's entry: a refused connection must leave no entry behind.
     let seat = shared.seats.take(row, peer.uid()).ok_or_else(full)?;
     if !shared.clients.arrive(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());
@@ -374,14 +387,15 @@ pub(crate) fn prepare(stream: &Stream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(tcp, Duration::from_secs(idle))?;
     sockopt::set_tcp_keepintvl(tcp, Duration::from_secs(interval))?;
     sockopt::set_tcp_keepcnt(tcp, probes)?;
-    // Probes are not sent while bytes of ours wait to be acknowledged.
+    // The kernel sends no probes while sent bytes wait to be acknowledged, so this timeout covers
+    // that case.
     let silence = idle + interval * u64::from(probes);
     sockopt::set_tcp_user_timeout(tcp, (silence * 1000) as u32)?;
     Ok(())
 }
 
-/// Tells of a failed handshake. Each reason has a count and a share of the log of its own: no flood of one hides
-/// another.
+/// Logs a failed handshake. Each reason has a counter and a log limit of its own, so a flood of one
+/// does not hide another.
 fn log_failure(shared: &Shared, peer: &Peer, e: &HandshakeError) {
     let kind = match e {
         HandshakeError::Key => &shared.doorway.wrong_key,

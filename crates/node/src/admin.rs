@@ -1,4 +1,4 @@
-//! A connection for questions and orders to the node itself.
+//! A connection for requests and orders to the node itself.
 
 use crate::executor::Order;
 use crate::peer::Peer;
@@ -13,12 +13,13 @@ use tatami_wire::admin::{AdminCall, AdminReply, AdminResult, ClusterMap};
 use tatami_wire::frame::{self, Class, FrameError};
 use tatami_wire::{Errno, PATH_MAX};
 
-/// Most mounts that one node shows. With the bounds of what each tells of itself, a
-/// status fits a frame.
+/// Most mounts that one node lists. With the bounds on each mount's description, a status fits a
+/// frame.
 const MOUNTS_MAX: usize = 128;
-/// How long an executor may take to answer an order: it may be waiting for clients of the daemon before.
+/// How long an executor may take to carry out an order: it may be waiting for clients of the daemon
+/// before.
 const ORDER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest reason of a mount for not passing files through, in bytes.
+/// Longest reason of a mount for not using passthrough, in bytes.
 const WHY_NOT_MAX: usize = 1024;
 
 /// Serves one connection until it ends.
@@ -57,7 +58,7 @@ fn run(
         frame::write_all(&mut writer, &out, &[])?;
         if ends {
             tracing::info!(%peer, "asked to end");
-            // Closed when all is done: whoever ordered it can wait for that.
+            // Closed when all is done: the client that gave the order can wait for that.
             shared.farewell.lock().push(stream.clone());
             shared.stop.set();
             return Ok(());
@@ -71,7 +72,7 @@ fn execute(shared: &Arc<Shared>, call: AdminCall, peer: &Peer, connection: u64) 
         AdminCall::Status => {
             let mut status = shared.status();
             if !peer.is_trusted() {
-                // Client ids are as good as names to act under.
+                // A client id is a secret: it lets its owner act as that client.
                 status.clients.clear();
             }
             AdminReply::Status(Box::new(status))
@@ -126,7 +127,7 @@ fn execute(shared: &Arc<Shared>, call: AdminCall, peer: &Peer, connection: u64) 
     })
 }
 
-/// Has executors do something, and waits for their answers.
+/// Gives an order to the executors concerned, and waits for their answers.
 fn order(shared: &Shared, order: Order) -> Result<(), Errno> {
     let obeying = shared.executors_for(&order);
     if obeying.is_empty() {

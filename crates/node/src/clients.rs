@@ -1,29 +1,29 @@
-//! Which clients are connected, and since when others are not.
+//! The connected clients, and the time since which others are away.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 use tatami_wire::ClientId;
 
-/// Clients without a connection that are remembered, at most: the one that
-/// left first goes first. One that is forgotten counts as never seen.
+/// Most clients without a connection that are remembered; the one that left first is dropped first.
+/// A forgotten client counts as never seen.
 const ABSENT_MAX: usize = 16 * 1024;
 
 #[derive(Debug)]
 struct Entry {
-    /// The user whose it is; `None` for a trusted client.
+    /// The user that it belongs to; `None` for a trusted client.
     uid: Option<u32>,
     connections: u32,
     left: Option<Instant>,
-    /// When it last said by itself that it is there, if it does that.
+    /// The time of its last sign of life, if it sends any.
     heard: Option<Instant>,
 }
 
 /// All clients that have been connected since the start.
 #[derive(Debug)]
 pub(crate) struct Clients {
-    /// Clients that hold something and have not been here since our start: when they were first
-    /// asked for.
+    /// Clients that hold locks or open files and have not been here since our start: when their
+    /// lease was first checked.
     strangers: Mutex<HashMap<ClientId, Instant>>,
     entries: Mutex<HashMap<ClientId, Entry>>,
 }
@@ -33,8 +33,8 @@ impl Clients {
         Clients { strangers: Mutex::default(), entries: Mutex::default() }
     }
 
-    /// Notes a new connection. False when the client id is somebody else's:
-    /// whoever learnt an id must not act as that client.
+    /// Records a new connection. Returns false when the client id belongs to another user: a user
+    /// that has learnt an id must not act as that client.
     pub(crate) fn arrive(&self, client: ClientId, uid: Option<u32>) -> bool {
         self.strangers.lock().remove(&client);
         let mut entries = self.entries.lock();
@@ -54,7 +54,7 @@ impl Clients {
         true
     }
 
-    /// Notes the end of a connection that [`Clients::arrive`] let in.
+    /// Records the end of a connection that [`Clients::arrive`] admitted.
     pub(crate) fn leave(&self, client: ClientId) {
         if let Some(entry) = self.entries.lock().get_mut(&client) {
             entry.connections = entry.connections.saturating_sub(1);
@@ -69,9 +69,9 @@ impl Clients {
         self.entries.lock().get(&client).is_some_and(|e| e.connections > 0)
     }
 
-    /// Whether the client has been without a connection for `lease`. Who has
-    /// not been here since our start gets a whole lease from when it is first asked for: by way of another
-    /// node it may have got something here, and come itself only later.
+    /// Whether the client has been without a connection for `lease`. A client that has not been
+    /// here since our start gets a whole lease from the first check on. It may have got locks or
+    /// files here through another node, and come itself only later.
     pub(crate) fn is_expired(&self, client: ClientId, lease: Duration) -> bool {
         let left = match self.entries.lock().get(&client) {
             Some(Entry { left: None, .. }) => return false,
@@ -84,21 +84,21 @@ impl Clients {
     fn stranger(&self, client: ClientId) -> Instant {
         let mut strangers = self.strangers.lock();
         if strangers.len() >= ABSENT_MAX && !strangers.contains_key(&client) {
-            // They are asked for again, and get another lease.
+            // All of them are checked again, and get another lease.
             strangers.clear();
         }
         *strangers.entry(client).or_insert_with(Instant::now)
     }
 
-    /// The client says that it is there, as it does again and again from now on.
+    /// Records a sign of life. A client that sends one sends them regularly from then on.
     pub(crate) fn hear(&self, client: ClientId) {
         if let Some(entry) = self.entries.lock().get_mut(&client) {
             entry.heard = Some(Instant::now());
         }
     }
 
-    /// All connected clients, in order, without those that have not said for `lease` that they are there: a
-    /// process that was stopped keeps its connections.
+    /// Returns all connected clients, in order, without those that owe a sign of life for `lease`:
+    /// a stopped process keeps its connections.
     pub(crate) fn alive(&self, lease: Duration) -> Vec<ClientId> {
         let entries = self.entries.lock();
         let is_alive =

@@ -1,4 +1,4 @@
-//! The clock of transactions: the machine's, but it never goes back, and never stands still.
+//! The clock of transactions: the machine's clock, but it never goes back and never stops.
 
 use crate::shared::now;
 use std::time::{Duration, Instant};
@@ -15,17 +15,17 @@ impl Clock {
         Clock { told: now(), at: Instant::now() }
     }
 
-    /// The time.
+    /// Returns the time.
     pub(crate) fn now(&mut self) -> Timestamp {
         self.tell(now(), Instant::now())
     }
 
-    /// How long it is until `then`.
+    /// Returns the time left until `then`.
     pub(crate) fn until(&mut self, then: Timestamp) -> Duration {
         time_between(self.now(), then)
     }
 
-    /// How long ago `then` was.
+    /// Returns the time since `then`.
     pub(crate) fn since(&mut self, then: Timestamp) -> Duration {
         time_between(then, self.now())
     }
@@ -36,13 +36,15 @@ impl Clock {
         let sec = passed.as_secs() as i64 + i64::from(nanos / 1_000_000_000);
         let gone_on =
             Timestamp { sec: self.told.sec.saturating_add(sec), nsec: nanos % 1_000_000_000 };
+        // If the machine's clock was set back, the time that really passed counts: transactions are
+        // ordered by these times.
         self.told = gone_on.max(machine);
         self.at = moment;
         self.told
     }
 }
 
-/// From one moment to another; zero where that came before.
+/// Returns the time between two timestamps; zero if `to` is not later.
 fn time_between(from: Timestamp, to: Timestamp) -> Duration {
     if to <= from {
         return Duration::ZERO;

@@ -1,9 +1,9 @@
-//! A connection for bytes: requests are answered in order, by one thread that
-//! blocks. Requests may be sent without waiting for answers; answers are
-//! collected as long as further requests are here already.
+//! A connection for bytes. One blocking thread answers the requests in order. A client may send
+//! requests without waiting for answers; answers are collected for as long as further requests have
+//! arrived already.
 //!
-//! A long read over TCP goes out uncopied, see `pages`; a short one, and what
-//! finds no room there, through memory of ours.
+//! A long read over TCP is sent uncopied, see `pages`. A short one, and one for which there is no
+//! pipe, goes through a buffer.
 
 use crate::inbox::{CHUNK, Inbox};
 use crate::pages::Pages;
@@ -18,12 +18,12 @@ use tatami_wire::frame::{self, Class, FrameError, Header, PAYLOAD_MAX};
 use tatami_wire::object::{OPEN_MAX, ObjectCall, ObjectOp, ObjectReply, ObjectResult, ObjectState};
 use tatami_wire::{Access, Errno, Ino, Piece};
 
-/// Answers are sent at the latest when so many bytes of them are waiting.
+/// Answers are sent at the latest when this number of bytes is waiting.
 const OUT_MAX: usize = 32 * 1024;
-/// Shortest read, in bytes, whose pages go to a TCP socket uncopied: below, a copy is
-/// cheaper than the further system calls.
+/// Shortest read, in bytes, whose pages go to a TCP socket uncopied: below it, a copy is cheaper
+/// than the further system calls.
 const UNCOPIED_MIN: usize = 64 * 1024;
-/// Room for a payload that is kept for the next one.
+/// Largest payload buffer, in bytes, that is kept for the next read.
 const KEEP: usize = 1 << 20;
 
 /// Serves one connection until it ends.
@@ -59,14 +59,14 @@ struct Connection<'a> {
     out: Vec<u8>,
     /// Bytes read for one answer.
     payload: Vec<u8>,
-    /// By which files are lent for as long as the connection lives.
+    /// The table of spare files that the client has, for as long as the connection lives.
     table: Option<u64>,
 }
 
-/// What goes along with an answer.
+/// The part of an answer that follows its frame.
 enum Extra {
     Nothing,
-    /// Pages, and behind them the first bytes of `Connection::payload`.
+    /// Pages, and after them the first bytes of `Connection::payload`.
     Payload(Option<Pages>, usize),
     Descriptors(Vec<OwnedFd>),
 }
@@ -78,6 +78,7 @@ impl Connection<'_> {
                 if let Some(header) = self.inbox.header()? {
                     break header;
                 }
+                // Before blocking: the client may wait for these answers before it sends more.
                 self.flush(&[])?;
                 let between = self.inbox.len() == 0;
                 match self.inbox.wait(self.stream) {
@@ -103,6 +104,8 @@ impl Connection<'_> {
                 let (ino, piece) = (call.cap.ino, call.piece.0);
                 tracing::error!(%ino, piece, operation, %errno, "an object could not be used");
             }
+            // The rest of a refused write must be read, or its bytes would be taken for the next
+            // frame.
             while unread > 0 {
                 let n = unread.min(CHUNK);
                 self.flush_before_waiting(n)?;
@@ -123,7 +126,7 @@ impl Connection<'_> {
         if payload > 0 && !takes_payload { Err(Errno::EPROTO) } else { Ok(()) }
     }
 
-    /// Does as asked. The outer error breaks the connection off.
+    /// Executes a request. The outer error ends the connection.
     fn execute(
         &mut self,
         call: &ObjectCall,
@@ -177,7 +180,7 @@ impl Connection<'_> {
         })
     }
 
-    /// Lends files to the other side until it is gone.
+    /// Grants the client a table of spare files until the connection ends.
     fn borrow(&mut self, table: u64) -> Result<(ObjectReply, Extra), Errno> {
         self.may_borrow()?;
         if self.table.is_some() {
@@ -188,7 +191,7 @@ impl Connection<'_> {
         Ok((ObjectReply::Opened, Extra::Descriptors(vec![fd])))
     }
 
-    /// Opens an object and more of the same inode, and makes those that are not there.
+    /// Opens several objects of an inode, and creates the missing ones.
     fn open_several(
         &self,
         call: &ObjectCall,
@@ -208,7 +211,8 @@ impl Connection<'_> {
         Ok((ObjectReply::Opened, Extra::Descriptors(fds)))
     }
 
-    /// Whoever borrows says for which inode a file stands, so it is believed.
+    /// The client states for which inode it uses a spare file, and the daemon relies on it. So only
+    /// a trusted client gets spare files.
     fn may_borrow(&self) -> Result<(), Errno> {
         match self.stream {
             Stream::Tcp(_) => Err(Errno::EOPNOTSUPP),
@@ -262,7 +266,7 @@ impl Connection<'_> {
         Ok(Some(pages))
     }
 
-    /// Writes the payload as it comes in, a chunk at a time.
+    /// Writes the payload as it arrives, a chunk at a time.
     fn write(
         &mut self,
         ino: Ino,
@@ -286,13 +290,14 @@ impl Connection<'_> {
         Ok(Ok(ObjectReply::Written { offset, len }))
     }
 
-    /// Appends the payload, which must be here as a whole to go in at once.
+    /// Appends the payload, which must be received as a whole to be appended at once.
     fn append(
         &mut self,
         ino: Ino,
         piece: Piece,
         unread: &mut usize,
     ) -> Result<Result<ObjectReply, Errno>, FrameError> {
+        // Taken in full even if the append fails: the payload has left the inbox in any case.
         let len = std::mem::take(unread);
         self.flush_before_waiting(len)?;
         let data = self.inbox.payload(self.stream, len)?;
@@ -323,10 +328,14 @@ impl Connection<'_> {
                 frame::encode(&mut self.out, Class::Object, seq, &result, held + len);
                 if let Some(mut pages) = pages {
                     if held > 0 {
+                        // The header goes out with `MSG_MORE`, so that header and pages share TCP
+                        // segments.
                         self.stream.send_more(&self.out)?;
                         self.out.clear();
                         pages.send(self.stream, len > 0)?;
                     }
+                    // Returned only when it is empty: leftover bytes would go into another client's
+                    // answer.
                     self.shared.pages.put(pages);
                 }
                 let payload = std::mem::take(&mut self.payload);
@@ -336,6 +345,8 @@ impl Connection<'_> {
                 }
             }
             Extra::Descriptors(fds) => {
+                // Earlier answers go first: the descriptors travel with the first byte of this
+                // frame.
                 self.flush(&[])?;
                 frame::encode(&mut self.out, Class::Object, seq, &result, 0);
                 let sent = send_with_fds(self.stream, &self.out, &fds)?;
@@ -346,8 +357,8 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Sends all answers if the next `len` bytes are not here yet: whoever
-    /// sends them may be waiting for an answer.
+    /// Sends all answers if the next `len` bytes have not arrived: the client may wait for an
+    /// answer before it sends them.
     fn flush_before_waiting(&mut self, len: usize) -> io::Result<()> {
         if self.inbox.len() < len { self.flush(&[]) } else { Ok(()) }
     }
@@ -364,7 +375,8 @@ impl Connection<'_> {
     }
 }
 
-/// Sends the first bytes of `frame`, and the descriptors, at most [`OPEN_MAX`], with the first of them.
+/// Sends the first bytes of `frame`, and with the first of them the descriptors, at most
+/// [`OPEN_MAX`].
 fn send_with_fds(stream: &Stream, frame: &[u8], fds: &[OwnedFd]) -> io::Result<usize> {
     let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(OPEN_MAX))];

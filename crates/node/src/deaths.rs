@@ -1,5 +1,6 @@
-//! Threads that died of a panic: a mistake in the program. One that the node cannot do without ends it ([`crate::node::Alarm`]),
-//! housekeeping begins again, and a connection breaks off and is made anew by its client. In each case `status` says so.
+//! Threads that died of a panic, which is an error in the program. A thread that the node needs
+//! ends the node ([`crate::node::Alarm`]). Housekeeping begins again. The client of a broken
+//! connection makes a new one. In each case `status` reports it.
 
 use parking_lot::Mutex;
 use std::sync::Once;
@@ -15,10 +16,11 @@ struct Deaths {
 
 static DEATHS: Mutex<Deaths> = Mutex::new(Deaths { count: 0, last: String::new() });
 
-/// Takes note of threads of this process that die from now on.
+/// Records the threads of this process that die from now on.
 pub fn note_deaths() {
     static NOTED: Once = Once::new();
     NOTED.call_once(|| {
+        // The hook of the program before stays in effect: it prints the panic.
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let thread = std::thread::current();
@@ -28,7 +30,7 @@ pub fn note_deaths() {
     });
 }
 
-/// What is to be told of them.
+/// Returns the message for `status`, if a thread died.
 pub(crate) fn trouble() -> Option<String> {
     DEATHS.lock().told()
 }

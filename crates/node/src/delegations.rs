@@ -1,24 +1,24 @@
-//! Which inodes are delegated to which clients, and which are being recalled.
+//! The delegations: which inodes are delegated to which clients, and which are being recalled.
 //!
-//! Pure bookkeeping: the executor hands in the time, sends what is to be sent,
-//! and holds answers back while [`Delegations::is_recalled`] says so. An answer
-//! leaves when all clients that were told something else have given it back, or
-//! their term is over. So nobody sees a change before those who were told the
-//! state before it have forgotten that, and nothing waits for longer than a term.
+//! Pure bookkeeping: the executor supplies the time, sends the recalls, and holds answers back
+//! while [`Delegations::is_recalled`] is true. An answer leaves when all clients with an older
+//! state have given it back, or when their term is over. So no client sees a change before every
+//! client that holds the state before it has dropped that state. No answer waits longer than a
+//! term.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 use tatami_wire::{ClientId, Ino, hash};
 
-/// Most inodes that are delegated at a time; beyond it, none is until some are
+/// Most inodes that are delegated at a time. Beyond that, no inode is delegated until some are
 /// recalled or a holder leaves.
 const DELEGATED_MAX: usize = 1 << 20;
-/// An inode that is recalled a second time within so long is not delegated again
-/// for as long: several clients work there, and recalls cost more than they save.
+/// An inode that is recalled a second time within this time is not delegated for the same time:
+/// several clients work there, and recalls cost more than they save.
 const CONTENDED: Duration = Duration::from_secs(1);
 /// Most inodes in one recall: they fit a frame.
 const RECALL_MAX: usize = 32 * 1024;
-/// Recalled inodes remembered; past it, those whose time is over are swept out.
+/// Most recalled inodes that are remembered; at this number, the expired ones are removed.
 const CONTENDED_SWEEP: usize = 4096;
 
 /// Number of a holder: one term of one client, never used twice.
@@ -26,7 +26,7 @@ type HolderId = u32;
 
 type Map<K, V> = HashMap<K, V, hash::Build>;
 
-/// Few inodes have more than one holder.
+/// The holders of an inode. Few inodes have more than one.
 #[derive(Debug)]
 enum Holders {
     One(HolderId),
@@ -54,16 +54,16 @@ impl Holders {
 #[derive(Debug)]
 struct Holder {
     client: ClientId,
-    /// Its recall connection, as the executor numbers them.
+    /// Its recall connection, by the executor's index.
     at: usize,
     alive: Instant,
-    /// Recalls that it has not answered.
+    /// Recalls that the client has not answered.
     unanswered: BTreeMap<u64, Vec<Ino>>,
     /// Inodes to be named in the next recall.
     outbox: Vec<Ino>,
 }
 
-/// A recall to be sent.
+/// A recall that is to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Recall {
     /// The connection that it goes to.
@@ -81,18 +81,20 @@ pub(crate) struct Delegations {
     last_holder: HolderId,
     last_recall: u64,
     delegated: Map<Ino, Holders>,
-    /// Who has not yet given an inode back.
+    /// The holders that have not yet given an inode back.
     recalled: Map<Ino, Vec<HolderId>>,
     /// When an inode was recalled last, and until when it is not delegated again.
     contended: Map<Ino, (Instant, Option<Instant>)>,
-    /// Clients that may hold something from before our start, or have files open of which we have not heard, and until when.
+    /// Clients that may have delegations from before our start, or open files that they have not
+    /// yet reported; and until when.
     before: Option<(HashSet<ClientId>, Instant)>,
-    /// Nothing is delegated of inodes of these shards: the first, and how many.
+    /// No inode of these shards is delegated: the first shard, and their number.
     withheld: Option<(u16, u16)>,
 }
 
 impl Delegations {
-    /// Nothing is delegated, but to `before` by a daemon that ran here until `now`.
+    /// Makes an empty table. Only the clients `before` may have delegations, of a daemon that ran
+    /// here until `now`.
     pub(crate) fn new(term: Duration, before: HashSet<ClientId>, now: Instant) -> Delegations {
         Delegations {
             term,
@@ -108,13 +110,13 @@ impl Delegations {
         }
     }
 
-    /// How long a client that is silent keeps what it was given.
+    /// How long a silent client keeps its delegations.
     pub(crate) fn term(&self) -> Duration {
         self.term
     }
 
-    /// Until when nobody may be answered: clients may hold what a daemon before
-    /// us gave them. `None` when all have come back, or their term is over.
+    /// Returns until when no request may be answered, because clients may have delegations of the
+    /// daemon before. `None` when all have come back, or their term is over.
     pub(crate) fn closed_until(&mut self, now: Instant) -> Option<Instant> {
         let (clients, until) = self.before.as_ref()?;
         if clients.is_empty() || *until <= now {
@@ -124,12 +126,12 @@ impl Delegations {
         Some(*until)
     }
 
-    /// Whether it is known that nobody holds anything from before our start.
+    /// Whether no client can have a delegation from before our start.
     pub(crate) fn are_open(&self) -> bool {
         self.before.is_none()
     }
 
-    /// All clients that hold something, or may.
+    /// Returns all clients that have delegations, or may have them.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
         let before = self.before.iter().flat_map(|(clients, _)| clients);
         let away = before.filter(|client| !self.clients.contains_key(client));
@@ -156,10 +158,11 @@ impl Delegations {
         self.holders.values().map(|holder| holder.at).collect()
     }
 
-    /// A client has opened its recall connection, and so holds nothing.
-    /// Returns its connection before.
+    /// Records that a client has opened its recall connection, and so has no delegations. Returns
+    /// its former connection.
     pub(crate) fn open(&mut self, client: ClientId, at: usize, now: Instant) -> Option<usize> {
         let old = self.clients.get(&client).copied().and_then(|id| self.end(id));
+        // A new number, so that all entries under the old one are void at once.
         self.last_holder += 1;
         let holder =
             Holder { client, at, alive: now, unanswered: BTreeMap::new(), outbox: Vec::new() };
@@ -168,10 +171,11 @@ impl Delegations {
         old
     }
 
-    /// The recall connection `at` of a client has ended: the client, which
-    /// ends it only when it has forgotten all, or the machine below it, holds nothing.
+    /// Records that the recall connection `at` of a client has ended. The client ends it only after
+    /// it has dropped all delegations, or its machine is down: it has none now.
     pub(crate) fn close(&mut self, client: ClientId, at: usize) {
         if let Some(&id) = self.clients.get(&client)
+            // A late end of an older connection must not end the new term.
             && self.holders.get(&id).is_some_and(|holder| holder.at == at)
         {
             self.end(id);
@@ -181,7 +185,8 @@ impl Delegations {
     fn end(&mut self, id: HolderId) -> Option<usize> {
         let holder = self.holders.remove(&id)?;
         self.clients.remove(&holder.client);
-        // What it held is found out as it is met: its number means nothing any more.
+        // The entries in `delegated` stay until they are met: the number is never used again, so
+        // they have no effect. They are swept out only when they take much room.
         self.recalled.retain(|_, waiting| {
             waiting.retain(|w| *w != id);
             !waiting.is_empty()
@@ -195,7 +200,8 @@ impl Delegations {
         Some(holder.at)
     }
 
-    /// The client has said that it is alive, and before that, if we are new, which files it has open.
+    /// Records that the client is alive. After a restart, the client has reported its open files
+    /// before that.
     pub(crate) fn alive(&mut self, client: ClientId, now: Instant) {
         if let Some((before, _)) = &mut self.before {
             before.remove(&client);
@@ -207,10 +213,13 @@ impl Delegations {
         }
     }
 
-    /// Delegates `ino` to `client`, if that may be now.
+    /// Delegates `ino` to `client`, if that is allowed now. Returns whether it did.
     pub(crate) fn give(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
         let Some(&id) = self.clients.get(&client) else { return false };
+        // A silent client counts its term from its last sign of life. A delegation now would be
+        // void on its side at once.
         let silent = self.holders.get(&id).is_none_or(|h| h.alive + self.term <= now);
+        // While a recall is under way a new grant could not be told from the old one.
         if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
             return false;
         }
@@ -228,12 +237,12 @@ impl Delegations {
         true
     }
 
-    /// Whether anybody holds `ino`, or may.
+    /// Whether any client has, or may have, a delegation of `ino`.
     pub(crate) fn is_delegated(&self, ino: Ino) -> bool {
         self.delegated.contains_key(&ino)
     }
 
-    /// `client` has changed `ino`: everybody else must give it back.
+    /// Records that `client` has changed `ino`: all other clients must give the inode back.
     pub(crate) fn changed(&mut self, client: ClientId, ino: Ino, now: Instant) {
         let Some(held) = self.delegated.get_mut(&ino) else { return };
         let own = self.clients.get(&client).copied();
@@ -244,6 +253,8 @@ impl Delegations {
             .copied()
             .filter(|id| Some(*id) != own && holders.contains_key(id))
             .collect();
+        // The client that made the change has the new state with its answer, and keeps its
+        // delegation.
         match own.filter(|id| held.ids().contains(id)) {
             Some(id) => *held = Holders::One(id),
             None => drop(self.delegated.remove(&ino)),
@@ -256,6 +267,7 @@ impl Delegations {
                 holder.outbox.push(ino);
             }
         }
+        // From here on `is_recalled` holds back every answer that depends on `ino`.
         self.recalled.entry(ino).or_default().extend(others);
         if self.contended.len() >= CONTENDED_SWEEP {
             self.contended.retain(|_, (last, _)| *last + CONTENDED * 2 > now);
@@ -267,12 +279,14 @@ impl Delegations {
     }
 
     fn is_withheld(&self, ino: Ino) -> bool {
-        // A directory may lie on the shard that gave its number out.
+        // A directory may lie on its allocating shard as well as on its owner shard.
         self.withheld.is_some_and(|block| is_of(block, ino))
     }
 
-    /// Has everything back that is delegated of inodes of these shards, and delegates nothing more of them.
+    /// Recalls all delegations of inodes of these shards, and grants no new ones.
     pub(crate) fn withhold(&mut self, block: (u16, u16)) {
+        // The caller repeats the call in every round until all are returned; the recalls go out
+        // once.
         if self.withheld.replace(block) == Some(block) {
             return;
         }
@@ -291,17 +305,17 @@ impl Delegations {
         }
     }
 
-    /// Whether all that was withheld is back.
+    /// Whether all recalled delegations of the withheld shards have been returned.
     pub(crate) fn is_back(&self) -> bool {
         !self.recalled.keys().any(|ino| self.is_withheld(*ino))
     }
 
-    /// The shards are as others again.
+    /// Allows delegations of the withheld shards again.
     pub(crate) fn stop_withholding(&mut self) {
         self.withheld = None;
     }
 
-    /// What is to be sent because of [`Delegations::changed`].
+    /// Returns the recalls that must be sent.
     pub(crate) fn take_recalls(&mut self) -> Vec<Recall> {
         if self.recalled.is_empty() {
             return Vec::new();
@@ -311,6 +325,8 @@ impl Delegations {
             for inos in std::mem::take(&mut holder.outbox).chunks(RECALL_MAX) {
                 self.last_recall += 1;
                 let inos = inos.to_vec();
+                // Before it is sent: the recall counts as unanswered from the moment the client
+                // could see it.
                 holder.unanswered.insert(self.last_recall, inos.clone());
                 recalls.push(Recall { at: holder.at, id: self.last_recall, inos });
             }
@@ -318,12 +334,12 @@ impl Delegations {
         recalls
     }
 
-    /// The client has given back what recall `id` named.
+    /// Records that the client has given back the inodes of recall `id`.
     pub(crate) fn returned(&mut self, client: ClientId, id: u64) {
         let Some(&holder_id) = self.clients.get(&client) else { return };
         let Some(holder) = self.holders.get_mut(&holder_id) else { return };
         for ino in holder.unanswered.remove(&id).unwrap_or_default() {
-            // The same inode may be in a later recall too, if it was given again in between.
+            // A later recall may name the same inode, if it was delegated again in between.
             let again = |inos: &Vec<Ino>| inos.contains(&ino);
             if holder.outbox.contains(&ino) || holder.unanswered.values().any(again) {
                 continue;
@@ -337,17 +353,17 @@ impl Delegations {
         }
     }
 
-    /// Whether anything is being recalled.
+    /// Whether any inode is being recalled.
     pub(crate) fn any_recalled(&self) -> bool {
         !self.recalled.is_empty()
     }
 
-    /// Whether one of `inos` is being recalled: what depends on it must wait.
+    /// Whether one of `inos` is being recalled: answers that depend on it must wait.
     pub(crate) fn is_recalled(&self, inos: &[Ino]) -> bool {
         !self.recalled.is_empty() && inos.iter().any(|ino| self.recalled.contains_key(ino))
     }
 
-    /// When the next client that owes an answer is past its term.
+    /// Returns when the term of the next client with an unanswered recall ends.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         if self.recalled.is_empty() {
             return None;
@@ -356,9 +372,9 @@ impl Delegations {
         owing.map(|holder| holder.alive + self.term).min()
     }
 
-    /// Ends the terms of clients that owe an answer and were silent for too
-    /// long. Returns their recall connections, which must be closed: a client
-    /// that is merely slow learns so that it holds nothing.
+    /// Ends the terms of clients that have unanswered recalls and were silent for too long. Returns
+    /// their recall connections, which the caller must close: a slow client learns in this way that
+    /// its delegations are void.
     pub(crate) fn expire(&mut self, now: Instant) -> Vec<usize> {
         let late = |(id, holder): (&HolderId, &Holder)| {
             (holder.owes() && holder.alive + self.term <= now).then_some(*id)
@@ -401,7 +417,7 @@ mod tests {
         let mut d = with(&[A, B], now);
         assert!(d.give(A, Ino(7), now) && d.give(B, Ino(7), now) && d.give(B, Ino(8), now));
         assert!(!d.give(C, Ino(7), now), "it has no recall connection");
-        // One's own change recalls nothing of one's own.
+        // A client's own change does not recall its own delegation.
         d.changed(B, Ino(8), now);
         assert!(!d.any_recalled());
         d.changed(C, Ino(7), now);
@@ -494,7 +510,7 @@ mod tests {
         assert_eq!(Delegations::new(TERM, HashSet::new(), now).closed_until(now), None);
     }
 
-    /// Random histories against a model that knows who was told what.
+    /// Checks random histories against a model that knows which client has which state.
     #[test]
     fn no_change_is_let_out_before_its_recalls_are_answered() {
         use proptest::prelude::*;
@@ -515,7 +531,8 @@ mod tests {
             let mut now = Instant::now();
             let clients = [A, B, C];
             let mut d = with(&clients, now);
-            // What each client believes to hold, and what it has to answer.
+            // The delegations that each client believes to have, and the recalls that it must
+            // answer.
             let mut holds = vec![HashSet::new(); 3];
             let mut inbox: Vec<Vec<Recall>> = vec![Vec::new(), Vec::new(), Vec::new()];
             for step in steps {

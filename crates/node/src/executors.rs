@@ -1,4 +1,5 @@
-//! The executors of the node: which run, how to reach each, and starting one that is needed for the first time.
+//! The executors of the node: those that run, their handles, and the start of one that is needed
+//! for the first time.
 
 use crate::executor::{Executor, ExecutorHandle, Order};
 use crate::node::{Alarm, spawn};
@@ -15,16 +16,16 @@ use tatami_meta::FjallStore;
 use tatami_wire::admin::ClusterMap;
 use tatami_wire::{EXECUTORS_MAX, ExecutorId};
 
-/// How the shards of an executor are, for other threads.
+/// The condition of an executor's shards, for other threads.
 #[derive(Debug, Default)]
 pub(crate) struct Condition {
-    /// Inodes on its shards.
+    /// Number of inodes on its shards.
     pub(crate) inodes: AtomicU64,
-    /// What is wrong with them.
+    /// The trouble of its shards.
     pub(crate) trouble: Mutex<Option<String>>,
 }
 
-/// A thread that has run an executor, and ends with its shards.
+/// A thread that runs an executor, and returns its shards.
 pub(crate) type Thread = JoinHandle<Shards<FjallStore>>;
 
 struct Running {
@@ -35,16 +36,16 @@ struct Running {
 
 #[derive(Default)]
 struct Inner {
-    /// The node ends: none is started any more.
+    /// The node ends: no executor starts any more.
     closed: bool,
     running: BTreeMap<u8, Running>,
-    /// Those that do not run, since their stores are damaged, and what is wrong.
+    /// Executors that do not run because their stores are damaged, with the reason.
     refused: BTreeMap<u8, String>,
 }
 
 /// See the module.
 pub(crate) struct Executors {
-    /// Where their stores lie.
+    /// The directory of their stores.
     dir: PathBuf,
     inner: Mutex<Inner>,
 }
@@ -54,9 +55,9 @@ impl Executors {
         Executors { dir, inner: Mutex::default() }
     }
 
-    /// Starts those that are to run from the beginning: the first, and whichever has shards or has had
-    /// some, since others may ask it what became of a transaction. One whose store is damaged is refused, and the others
-    /// run.
+    /// Starts the executors that must run from the beginning: the first, and all that have or have
+    /// had shards, because others may ask them for the outcome of a transaction. An executor whose
+    /// store is damaged is refused, and the others run.
     ///
     /// # Errors
     /// A store that does not open for another reason, or no descriptors or threads.
@@ -66,6 +67,8 @@ impl Executors {
             let executor = ExecutorId { node: here, index: *index };
             *index == 0 || Shards::is_made(&self.dir, *index) || map.shards.contains(&executor)
         };
+        // All stores open before the first executor runs: each may hold a newer map than the ones
+        // before it.
         let mut opened = Vec::new();
         for index in (0..EXECUTORS_MAX).filter(is_needed) {
             match self.open(shared, index, false) {
@@ -77,7 +80,7 @@ impl Executors {
                 Err(e) => return Err(e),
             }
         }
-        // Each may know more than those that were opened before it.
+        // Each store may know more than those that were opened before it.
         let map = shared.map();
         let mut inner = self.inner.lock();
         for (index, mut shards) in opened {
@@ -99,21 +102,21 @@ impl Executors {
         Ok(shards)
     }
 
-    /// Why an executor does not run, if its store is damaged.
+    /// Returns why an executor does not run, if its store is damaged.
     pub(crate) fn refused(&self, index: u8) -> Option<String> {
         let inner = self.inner.lock();
         let why = inner.refused.get(&index)?;
         Some(format!("executor {index} of this node does not run: {why}"))
     }
 
-    /// The same of all such executors.
+    /// Returns the reason for each executor that does not run.
     pub(crate) fn all_refused(&self) -> Vec<String> {
         let refused = self.inner.lock().refused.clone();
         refused.iter().map(|(index, why)| format!("executor {index} does not run: {why}")).collect()
     }
 
-    /// Starts those that were refused with what can be read of their stores. What was done, a sentence each; of one that
-    /// does not start even so, [`Executors::all_refused`] tells.
+    /// Starts the refused executors with the readable part of their stores. Returns a sentence on
+    /// each. [`Executors::all_refused`] reports those that do not start even so.
     pub(crate) fn accept_loss(&self, shared: &Arc<Shared>) -> Vec<String> {
         let mut inner = self.inner.lock();
         let mut told = Vec::new();
@@ -133,14 +136,15 @@ impl Executors {
         told
     }
 
-    /// How to reach an executor, if it runs.
+    /// Returns the handle of an executor, if it runs.
     pub(crate) fn get(&self, index: u8) -> Option<ExecutorHandle> {
         self.inner.lock().running.get(&index).map(|running| running.handle.clone())
     }
 
-    /// How to reach an executor, which is started if it does not run: somebody may want to give it shards.
-    /// `None` when the node ends or it cannot be started.
+    /// Returns the handle of an executor, and starts it if it does not run: another executor may
+    /// want to move shards to it. `None` when the node ends or the executor cannot be started.
     pub(crate) fn get_or_start(&self, shared: &Arc<Shared>, index: u8) -> Option<ExecutorHandle> {
+        // The lock is held while the store opens: two callers must not open it twice.
         let mut inner = self.inner.lock();
         if let Some(running) = inner.running.get(&index) {
             return Some(running.handle.clone());
@@ -157,29 +161,29 @@ impl Executors {
         started.ok()
     }
 
-    /// All that run, by number.
+    /// Returns all that run, by number.
     pub(crate) fn all(&self) -> Vec<ExecutorHandle> {
         self.inner.lock().running.values().map(|running| running.handle.clone()).collect()
     }
 
-    /// Lets all but one know of a map.
+    /// Hands a map to all executors but one.
     pub(crate) fn tell_map(&self, from: u8, map: &Arc<ClusterMap>) {
         for (_, running) in self.inner.lock().running.iter().filter(|(index, _)| **index != from) {
             running.handle.tell_map(map.clone());
         }
     }
 
-    /// How many run.
+    /// Returns the number of executors that run.
     pub(crate) fn count(&self) -> usize {
         self.inner.lock().running.len()
     }
 
-    /// Inodes on all shards of the node.
+    /// Returns the number of inodes on all shards of the node.
     pub(crate) fn inodes(&self) -> u64 {
         self.inner.lock().running.values().map(|r| r.condition.inodes.load(Relaxed)).sum()
     }
 
-    /// What is wrong with shards of the node.
+    /// Returns the troubles of the shards of the node.
     pub(crate) fn trouble(&self) -> Vec<String> {
         let mut trouble = self.all_refused();
         let inner = self.inner.lock();
@@ -187,9 +191,10 @@ impl Executors {
         trouble
     }
 
-    /// Wakes all, which end since the node does, and returns what they leave. None is started any more.
+    /// Ends all executors and returns their threads. No executor starts any more.
     pub(crate) fn close(&self) -> Vec<Thread> {
         let mut inner = self.inner.lock();
+        // Under the lock that `get_or_start` takes: no executor can slip in after this.
         inner.closed = true;
         let all = std::mem::take(&mut inner.running).into_values();
         let ended = |running: Running| {
@@ -208,7 +213,7 @@ fn run(
     shards: Shards<FjallStore>,
 ) -> Result<ExecutorHandle, StartError> {
     let condition = Arc::new(Condition::default());
-    // Known from the first question on.
+    // `status` must be right from the first request on.
     condition.inodes.store(shards.inodes(), Relaxed);
     let (executor, handle) =
         Executor::new(shared.clone(), index, shards, dir, condition.clone())
@@ -223,7 +228,7 @@ fn run(
 }
 
 impl Shared {
-    /// Puts in what a map knows better than the one that all threads have.
+    /// Merges the newer entries of a map into the one that all threads share.
     pub(crate) fn learn(&self, map: &ClusterMap) {
         let mut current = self.current_map.write();
         let mut merged = ClusterMap::clone(&current);
@@ -232,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Who carries an order out; `None` where nobody here can.
+    /// Returns the executors that must carry an order out; none if no executor here can.
     pub(crate) fn executors_for(&self, order: &Order) -> Vec<ExecutorHandle> {
         match order {
             Order::Learn(_) => self.executors.all(),

@@ -1,6 +1,5 @@
-//! The list of clients to which names may be delegated, on disk: a daemon that
-//! starts must not let anybody see a change before those to whom its
-//! predecessor had delegated names have come back, or a term is over.
+//! The list on disk of the clients that may have delegations. A daemon that starts must wait until
+//! these clients have come back, or a term is over, before it shows a change to any client.
 //!
 //! ```text
 //! "TATHOLD1" · number of clients u32 · 16 bytes each · crc32c u32 of all before
@@ -13,10 +12,10 @@ use tatami_cluster::atomic;
 use tatami_wire::ClientId;
 
 const MAGIC: &[u8; 8] = b"TATHOLD1";
-/// Stands for clients of which the list tells nothing any more. Nobody has this id.
+/// Stands for the unknown clients of a list that cannot be read. No client has this id.
 const UNKNOWN: ClientId = ClientId([0; 16]);
 
-/// The file. It is written when a client comes or goes, which is rare.
+/// The file of the list. It is written when a client comes or goes, which is rare.
 #[derive(Debug)]
 pub(crate) struct HoldersFile {
     path: PathBuf,
@@ -27,8 +26,8 @@ impl HoldersFile {
         HoldersFile { path }
     }
 
-    /// Who held something when the daemon before us ended. Where the list can't
-    /// be read, it is somebody who will not come back.
+    /// Returns the clients that had delegations or locks when the daemon before this one ended. If
+    /// the list can't be read, it returns an unknown client that never comes back.
     pub(crate) fn read(&self) -> HashSet<ClientId> {
         match std::fs::read(&self.path) {
             Ok(bytes) => decode(&bytes).unwrap_or_else(|| {
@@ -45,10 +44,10 @@ impl HoldersFile {
         }
     }
 
-    /// Replaces the list, lastingly.
+    /// Replaces the list, and syncs it.
     ///
     /// # Errors
-    /// Those of the disk. The old list is there then.
+    /// Those of the disk. The old list is still there then.
     pub(crate) fn write(&self, clients: &[ClientId]) -> io::Result<()> {
         atomic::write(&self.path, &encode(clients), rustix::fs::Mode::from_raw_mode(0o600))
     }

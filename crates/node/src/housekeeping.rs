@@ -1,9 +1,8 @@
-//! What a node does unasked: it removes objects whose inode is gone, and on
-//! the nodes that serve shards it gives up clients that stay away and learns
-//! the size of files whose writer died.
+//! The background work of a node. It removes objects whose inode is gone. On nodes that serve
+//! shards it expires absent clients and recovers the size of files whose writer died.
 //!
-//! It speaks to shards and nodes as any trusted client does, over connections
-//! of its own, so that a shard on this node is no special case.
+//! It calls shards and nodes as a trusted client does, over connections of its own, so that a shard
+//! on this node is no special case.
 
 mod journals;
 
@@ -19,39 +18,40 @@ use tatami_wire::meta::{DataState, MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::object::ObjectState;
 use tatami_wire::{Attr, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, Piece, ShardId};
 
-/// Pause between two looks for garbage on shards of other nodes.
+/// Pause between two checks for garbage on shards of other nodes.
 const LOOK_ELSEWHERE: Duration = Duration::from_millis(500);
-/// Pause after a nudge, in which further garbage gathers.
+/// Pause after a wake-up, in which further garbage gathers.
 const GATHER: Duration = Duration::from_millis(100);
-/// Housekeeping rests for so many times as long as it has worked.
+/// Housekeeping rests for this multiple of the time that it has worked.
 const REST: u32 = 4;
-/// Pause between two looks for garbage on our own shards, without a nudge.
+/// Pause between two checks for garbage on the node's own shards, without a wake-up.
 const LOOK_HERE: Duration = Duration::from_secs(10);
-/// Clients are looked at so many times in a lease, but not more often than
-/// every `LOOK_ELSEWHERE` and not more seldom than every `LOOK_HERE`.
+/// Number of checks of clients in a lease, but not more often than every `LOOK_ELSEWHERE` and not
+/// less often than every `LOOK_HERE`.
 const LOOKS_PER_LEASE: u32 = 4;
 /// Pause after a node did not answer.
 const RETRY: Duration = Duration::from_secs(2);
-/// Inodes asked for at a time. A store that merges logs looks at what was
-/// removed before it finds what is there, so asking seldom is cheaper.
+/// Most inodes that are requested at a time. A store that merges logs steps over removed records
+/// before it finds the present ones, so few large requests are cheaper.
 const BATCH: u32 = 8192;
-/// Inodes reported at a time, few enough that requests of clients don't wait long.
+/// Most inodes that are reported at a time: few enough that requests of clients don't wait long.
 const DONE_BATCH: usize = 1024;
-/// Most rounds of releasing what clients held, until the next look.
+/// Most passes of releasing a client's state, until the next check.
 const EXPIRE_ROUNDS: usize = 64;
 /// Longest wait for an answer.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Pause before housekeeping begins again that died.
+/// Pause before housekeeping begins again after a panic.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs until the node ends. Where it dies, it begins again: it keeps nothing but connections, and objects that nobody
-/// removes would fill the disk.
+/// Runs until the node ends. After a panic it begins again: it keeps no state but connections, and
+/// objects that are never removed would fill the disk.
 pub(crate) fn run(shared: &Shared) {
     begin_again(|| keep_house(shared), || shared.stop.wait(AGAIN));
 }
 
-/// Calls `work` until it returns rather than dies, with a `pause` after each death that says whether it is over.
+/// Calls `work` until it returns without a panic. After each panic it calls `pause`, which returns
+/// whether to stop.
 fn begin_again(work: impl Fn(), pause: impl Fn() -> bool) {
     while std::panic::catch_unwind(AssertUnwindSafe(&work)).is_err() {
         tracing::error!("housekeeping died; it begins again");
@@ -89,16 +89,16 @@ struct Housekeeper<'a> {
     meta: BTreeMap<ExecutorId, Connection>,
     admin: BTreeMap<NodeId, Connection>,
     seq: u64,
-    /// Nodes that did not answer.
+    /// Nodes that did not answer, and when they may be called again.
     retry_after: BTreeMap<NodeId, Instant>,
-    /// Pieces of which the log says that their journals are damaged.
+    /// Pieces whose damaged journals have been logged.
     told_damage: BTreeSet<(Ino, u32)>,
 }
 
-/// A node did not answer; it is asked again later.
+/// A node did not answer; it is called again later.
 struct Away;
 
-/// A shard that an executor serves, by which it is asked.
+/// A shard of an executor, through which all shards of that executor are asked.
 type At = (ShardId, ExecutorId);
 
 impl Housekeeper<'_> {
@@ -117,7 +117,7 @@ impl Housekeeper<'_> {
             };
             let serves = shards.iter().any(|(_, at)| at.node == here);
             let wait = if serves { pause.min(for_clients) } else { pause };
-            // Our own shards tell when there is something to do.
+            // The node's own shards wake housekeeping when there is garbage.
             let here_too = nudged || looked_here.is_none_or(|at| at.elapsed() >= LOOK_HERE);
             if here_too {
                 looked_here = Some(began);
@@ -133,6 +133,8 @@ impl Housekeeper<'_> {
                 }
                 looked_at_clients = Some(Instant::now());
             }
+            // Rests longer the longer it has worked: housekeeping takes at most a fifth of the
+            // time.
             let rest = (began.elapsed() * REST).max(GATHER);
             nudged = self.shared.nudge.wait(wait.max(rest));
             if nudged {
@@ -142,7 +144,7 @@ impl Housekeeper<'_> {
         }
     }
 
-    /// Removes the objects on this node of inodes that a shard has given up.
+    /// Removes the objects on this node of inodes that a shard has dropped.
     fn remove_garbage(&mut self, at: At) -> Result<(), Away> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
@@ -151,12 +153,15 @@ impl Housekeeper<'_> {
             if inos.is_empty() {
                 break;
             }
+            // Before any byte is removed: the removal of the names must survive a power cut.
             if !self.sync_names()? {
                 break;
             }
             let full = inos.len() >= BATCH as usize;
             let mut done = Vec::with_capacity(inos.len());
             for ino in inos {
+                // Objects first, report second: a crash in between only repeats a removal that
+                // finds nothing.
                 match self.shared.objects.remove_base(ino) {
                     Ok(()) => done.push(ino),
                     Err(e) => {
@@ -181,8 +186,9 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// Makes what all nodes know of names survive a power cut; whether it does. None must bring a name
-    /// back whose bytes are gone, and the name may lie on another node than the inode did.
+    /// Syncs the names of all executors. Returns whether all changes survive a power cut. Otherwise
+    /// a power cut could bring a name back whose bytes are gone. The name may lie on another node
+    /// than the inode.
     fn sync_names(&mut self) -> Result<bool, Away> {
         for at in self.shared.map().leads() {
             let answer = self.ask_shard(at, MetaOp::Sync)?;
@@ -195,7 +201,7 @@ impl Housekeeper<'_> {
         Ok(true)
     }
 
-    /// Removes single objects on this node that a shard has given up.
+    /// Removes single objects on this node that a shard has dropped.
     fn remove_dropped(&mut self, at: At) -> Result<(), Away> {
         let here = self.shared.node();
         while !self.shared.stop.is_set() {
@@ -228,10 +234,10 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// Releases what clients held that have been away for a lease.
+    /// Releases the state of clients that have been away for a lease.
     fn expire_clients(&mut self, at: At) -> Result<(), Away> {
         let mut elsewhere = None;
-        // One order releases a part; a client is listed until nothing is left.
+        // One order releases part of it; a client is listed until nothing is left.
         for _ in 0..EXPIRE_ROUNDS {
             let listed = self.ask_shard(at, MetaOp::Clients)?;
             let Ok(MetaReply::Clients(clients)) = listed else { return Ok(()) };
@@ -240,7 +246,8 @@ impl Housekeeper<'_> {
                 if !self.shared.clients.is_expired(client, self.shared.lease) {
                     continue;
                 }
-                // What it holds here may have come with a shard that moved, and it has not heard of that yet.
+                // The client may have locks on a shard that has moved here, and not yet know of the
+                // move.
                 if elsewhere.get_or_insert_with(|| self.connected_elsewhere()).contains(&client) {
                     continue;
                 }
@@ -250,7 +257,7 @@ impl Housekeeper<'_> {
                         tracing::info!(%client, "client stayed away: releasing what it held");
                         released = true;
                     }
-                    // It came back in this moment.
+                    // The client came back at this moment.
                     Err(Errno::EBUSY) => {}
                     Err(e) => tracing::error!(%client, error = %e, "cannot expire a client"),
                 }
@@ -262,7 +269,8 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// Clients that are connected to other nodes. Of a node that does not answer, none are.
+    /// Returns the clients that are connected to other nodes. A node that does not answer counts as
+    /// having none.
     fn connected_elsewhere(&mut self) -> BTreeSet<ClientId> {
         let here = self.shared.node();
         let mut all = BTreeSet::new();
@@ -282,7 +290,7 @@ impl Housekeeper<'_> {
         all
     }
 
-    /// Learns from the objects how large files are whose writer died.
+    /// Recovers, from their objects, the sizes of files whose writer died.
     fn settle_sizes(&mut self, at: At) -> Result<(), Away> {
         let mut tried = BTreeSet::new();
         loop {
@@ -290,10 +298,11 @@ impl Housekeeper<'_> {
             let Ok(MetaReply::Unsettled(files)) = self.ask_shard(at, op)? else { break };
             let mut settled = false;
             for attr in files {
-                // One whose node is away stays on the list.
+                // A file whose node is away stays on the list, and is not tried twice in one pass.
                 if !tried.insert(attr.ino) {
                     continue;
                 }
+                // The journals first: the size of a tiled file follows from its published tiles.
                 if attr.layout.is_tiled() && self.read_journals(at, &attr).is_err() {
                     continue;
                 }
@@ -312,7 +321,7 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// What a file's objects say; `None` when there is none.
+    /// Returns the state of a file by its objects; `None` when there is no object.
     fn learn_state(&mut self, attr: &Attr) -> Result<Option<DataState>, Away> {
         let mut states: Vec<(NodeId, Piece, ObjectState)> = Vec::new();
         for (node, piece) in attr.layout.pieces() {
@@ -360,7 +369,7 @@ impl Housekeeper<'_> {
                 self.meta.insert(executor, connection);
                 Ok(result)
             }
-            // All that is asked here may be asked twice.
+            // All these requests are idempotent, so a lost answer is no problem.
             Err(e) => {
                 tracing::debug!(%executor, error = %e, "shard did not answer");
                 Err(self.away(executor.node))
@@ -368,13 +377,13 @@ impl Housekeeper<'_> {
         }
     }
 
-    /// The connection for questions to a node, to be put back after a good answer.
+    /// Takes the admin connection to a node. The caller puts it back after a good answer.
     fn connection(&mut self, node: NodeId) -> Result<Connection, Away> {
         let idle = self.admin.remove(&node);
         self.connected(idle, ExecutorId::first(node), Role::Admin)
     }
 
-    /// The idle connection, if it is still one, or a new one.
+    /// Returns the idle connection, if it is still usable, or a new one.
     fn connected(
         &mut self,
         idle: Option<Connection>,

@@ -1,8 +1,8 @@
-//! Ranks that wait for the lock that their open shares ([`tatami_wire::job`]): their answers are held until the lock
-//! is theirs.
+//! Ranks that wait for the lock that their open shares ([`tatami_wire::job`]): their answers are
+//! held until they have the lock.
 //!
-//! Whose turn it is the shard's records say. Here is only to whom it is to be told, so nothing is lost with it: a
-//! rank whose connection broke asks again.
+//! The shard's records name the holder of the lock. This table knows only the connections that
+//! wait, so nothing is lost with it: a rank whose connection broke asks again.
 
 use crate::round::Answer;
 use std::time::{Duration, Instant};
@@ -10,9 +10,10 @@ use tatami_wire::job::{HOLD_MILLIS, JobOp, JobTold};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply};
 use tatami_wire::{ClientId, Ino};
 
-/// An answer is held for at most so long.
+/// How long an answer is held at most.
 const HOLD: Duration = Duration::from_millis(HOLD_MILLIS);
-/// Most answers that are held; beyond, ranks are told at once that they wait, and ask again.
+/// Most answers that are held. Beyond that, a rank is answered at once that it waits, and asks
+/// again.
 const HELD_MAX: usize = 64 * 1024;
 
 /// A rank of an open.
@@ -35,24 +36,25 @@ struct HeldAnswer {
 /// See the module.
 #[derive(Default)]
 pub(crate) struct JobLocks {
-    /// The oldest first.
+    /// Oldest first.
     held: Vec<HeldAnswer>,
 }
 
-/// What a request of a round may have done to the locks that opens share.
+/// The shared locks that a request of a round may have freed.
 enum FreedLock {
     Of(Ino, u64),
     Any,
 }
 
 impl JobLocks {
-    /// Takes the answers out of a round that was committed whose ranks must wait, and adds those to ranks that need
-    /// wait no longer. `holder` tells who has the lock of an open now.
+    /// Takes the answers to ranks that must wait out of a committed round, and adds answers to
+    /// ranks whose wait is over. `holder` returns the present holder of an open's lock.
     pub(crate) fn take(
         &mut self,
         round: &mut Vec<Answer>,
         holder: impl Fn(Ino, u64) -> Option<(ClientId, u32)>,
     ) {
+        // After the commit: the records name a holder only once its lock is in the log.
         let mut freed: Vec<FreedLock> = round.iter().filter_map(freed_by).collect();
         let room = HELD_MAX.saturating_sub(self.held.len());
         let waits: Vec<HeldAnswer> = round
@@ -67,8 +69,10 @@ impl JobLocks {
                 round.push(told(&held, JobTold::Waits));
                 continue;
             }
-            // It may have got the lock since, and its connection have broken before it heard of that.
+            // The rank may have got the lock meanwhile, on a connection that broke before the
+            // answer left. So its own open is checked, too.
             freed.push(FreedLock::Of(held.whose.ino, held.whose.open));
+            // The rank's older connection waits in vain: only the newest is answered.
             self.held.retain(|old| old.whose != held.whose);
             self.held.push(held);
         }
@@ -96,12 +100,13 @@ impl JobLocks {
         }
     }
 
-    /// A connection has ended.
+    /// Forgets the answers of a connection that has ended.
     pub(crate) fn closed(&mut self, at: usize) {
         self.held.retain(|held| held.to != at);
     }
 
-    /// These shards (the first, and how many) are another executor's now. Returns answers to the ranks that wait.
+    /// Returns answers to the ranks that wait for locks of these shards (the first, and their
+    /// number), which another executor serves now.
     pub(crate) fn forget(&mut self, (first, count): (u16, u16), epoch: u64) -> Vec<Answer> {
         let gone = |held: &mut HeldAnswer| {
             let shard = held.whose.ino.shard().0;
@@ -112,12 +117,12 @@ impl JobLocks {
         gone.map(|held| Answer::new(held.to, held.seq, elsewhere(), None)).collect()
     }
 
-    /// When the oldest answer is given anyhow.
+    /// Returns when the oldest answer must be given anyhow.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.held.first().map(|held| held.since + HOLD)
     }
 
-    /// Answers that were held for so long.
+    /// Returns answers to the ranks that have waited for as long as an answer is held.
     pub(crate) fn overdue(&mut self, now: Instant) -> Vec<Answer> {
         let late = self.held.extract_if(.., |held| held.since + HOLD <= now);
         late.map(|held| told(&held, JobTold::Waits)).collect()
@@ -128,7 +133,7 @@ fn told(held: &HeldAnswer, told: JobTold) -> Answer {
     Answer::new(held.to, held.seq, Ok(MetaReply::Job { first: false, told }), None)
 }
 
-/// The rank that must wait, if the answer says so.
+/// Returns the rank that must wait, if the answer says so.
 fn waiting_rank(answer: &Answer) -> Option<WaitingRank> {
     let (ctx, MetaCall { op, .. }) = answer.request.as_ref()?;
     match (op, &answer.result) {

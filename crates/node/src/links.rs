@@ -1,8 +1,8 @@
-//! Connections over which an executor speaks to others, of this node and of others: one with each, made
-//! when there is something to say. Both say what they have to say over it, so that answers acknowledge to TCP what they
-//! answer. Where both have made one, they agree on that of the lesser.
+//! Connections to other executors, on this node and on others: one with each, made at the first
+//! message. Both sides send over it, so that answers also acknowledge, in TCP, the messages they
+//! answer. If both sides have made one, they agree on that of the lesser executor.
 //!
-//! What cannot be said is dropped: transactions say it again until it is answered.
+//! A message that cannot be sent is dropped: transactions repeat it until it is answered.
 
 use crate::executor::ExecutorHandle;
 use crate::relay::{self, NotPassed};
@@ -15,18 +15,18 @@ use tatami_wire::handshake::{Hello, Role};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, ExecutorId};
 
-/// First and longest pause before an executor that did not let us in is called again.
+/// First pause, and the longest one, before the next try to connect to an executor that refused.
 const PAUSE: Duration = Duration::from_millis(10);
 const PAUSE_LONGEST: Duration = Duration::from_secs(1);
 /// Most messages that wait for a connection to be made.
 const WAITING_MAX: usize = 1024;
 
 enum Link {
-    /// There is none, and none is made before that moment.
+    /// There is no connection, and none is made before that time.
     Down { not_before: Instant, pause: Duration },
-    /// A thread makes one.
+    /// A thread makes a connection.
     Dialing { pause: Duration, waiting: Vec<PeerMessage> },
-    /// The executor's number of the connection, and whether it was made here.
+    /// The executor's index of the connection, and whether it was made here.
     Up { at: usize, ours: bool },
 }
 
@@ -42,8 +42,8 @@ impl Links {
         Links { shared, executor, table: Table { here, links: BTreeMap::new() } }
     }
 
-    /// Over which connection the message is to be sent now; `None` where it waits for one, or
-    /// is dropped.
+    /// Returns the connection over which the message must be sent now; `None` if the message waits
+    /// for one, or is dropped.
     pub(crate) fn take(
         &mut self,
         to: ExecutorId,
@@ -56,6 +56,8 @@ impl Links {
             Link::Up { at, .. } => return Some((*at, message)),
             Link::Dialing { waiting, .. } if waiting.len() < WAITING_MAX => waiting.push(message),
             Link::Dialing { .. } => {}
+            // One message triggers one try: the pause keeps an absent node from being called for
+            // each message.
             Link::Down { not_before, pause } if *not_before <= Instant::now() => {
                 let pause = *pause;
                 *link = match dial(&self.shared, here, &self.executor, to) {
@@ -68,32 +70,35 @@ impl Links {
         None
     }
 
-    /// There is a connection, made here. Returns what is to be sent over it first; `None` if it is not needed.
+    /// Records a connection that was made here. Returns the messages that must be sent over it
+    /// first; `None` if the connection is not needed.
     pub(crate) fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
         self.table.made(to, at)
     }
 
-    /// There is a connection, made by the other one. Returns what is to be sent over it.
+    /// Records a connection that the other executor has made. Returns the messages that must be
+    /// sent over it.
     pub(crate) fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
         self.table.came(from, at)
     }
 
-    /// There is no connection for now.
+    /// Records that no connection could be made.
     pub(crate) fn failed(&mut self, to: ExecutorId) {
         if let Some(link @ Link::Dialing { .. }) = self.table.links.get_mut(&to)
             && let Link::Dialing { pause, .. } = *link
         {
+            // The waiting messages go with it: their transactions repeat them.
             *link = down(pause);
         }
     }
 
-    /// A connection has ended.
+    /// Records that a connection has ended.
     pub(crate) fn lost(&mut self, other: ExecutorId, at: usize) {
         self.table.lost(other, at);
     }
 }
 
-/// Which connection is used with whom.
+/// The connection in use with each executor.
 struct Table {
     here: ExecutorId,
     links: BTreeMap<ExecutorId, Link>,
@@ -102,6 +107,8 @@ struct Table {
 impl Table {
     fn made(&mut self, to: ExecutorId, at: usize) -> Option<Vec<PeerMessage>> {
         match self.links.get(&to) {
+            // Both sides have called each other. Both apply the same rule, so both keep the
+            // connection that the lesser executor made.
             Some(Link::Up { ours: false, .. }) if to < self.here => None,
             _ => Some(self.replace(to, Link::Up { at, ours: true })),
         }
@@ -109,6 +116,8 @@ impl Table {
 
     fn came(&mut self, from: ExecutorId, at: usize) -> Vec<PeerMessage> {
         match self.links.get(&from) {
+            // The lesser executor keeps its own. Messages stay queued for it, so none is sent on a
+            // connection that the other side is about to close.
             Some(Link::Up { ours: true, .. } | Link::Dialing { .. }) if self.here < from => {
                 Vec::new()
             }
@@ -118,6 +127,8 @@ impl Table {
 
     fn lost(&mut self, other: ExecutorId, at: usize) {
         if let Some(link) = self.links.get_mut(&other)
+            // A connection that was replaced ends later than its successor begins, and changes
+            // nothing.
             && matches!(link, Link::Up { at: up, .. } if *up == at)
         {
             *link = Link::Down { not_before: Instant::now(), pause: PAUSE };
@@ -137,7 +148,8 @@ fn down(pause: Duration) -> Link {
     Link::Down { not_before: Instant::now() + pause, pause: longer }
 }
 
-/// Calls another executor on a thread of its own, which tells the executor what came of it. Whether there is one.
+/// Connects to another executor on a thread of its own, which hands the result to the executor.
+/// Returns whether the thread started.
 fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: ExecutorId) -> bool {
     let (shared, executor) = (shared.clone(), executor.clone());
     let call = move || {
@@ -164,6 +176,7 @@ fn dial(shared: &Arc<Shared>, here: ExecutorId, executor: &ExecutorHandle, to: E
 fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, NotPassed> {
     let away = |e: &dyn std::fmt::Display| NotPassed::Away(e.to_string());
     let mut id = [0; 16];
+    // A new id for each connection: it names no client, so no session depends on it.
     getrandom::fill(&mut id).map_err(|e| away(&e))?;
     let hello = Hello {
         role: Role::Peer,
@@ -175,6 +188,7 @@ fn connect(shared: &Shared, here: ExecutorId, to: ExecutorId) -> Result<Stream, 
         user: None,
     };
     let stream = relay::reach_node(shared, &hello, to.node)?;
+    // Only after the handshake, which blocks with a deadline.
     stream.set_nonblocking().map_err(|e| away(&e))?;
     Ok(stream)
 }
@@ -186,7 +200,7 @@ mod tests {
 
     const LESSER: ExecutorId = ExecutorId { node: NodeId(3), index: 0 };
     const GREATER: ExecutorId = ExecutorId { node: NodeId(3), index: 1 };
-    /// Connections, by who has made them.
+    /// Connections, by the executor that made them.
     const OF_LESSER: usize = 1;
     const OF_GREATER: usize = 2;
 
@@ -242,7 +256,7 @@ mod tests {
         let mut table = Table { here: LESSER, links: BTreeMap::new() };
         table.came(GREATER, 5);
         assert_eq!(used(&table), Some(5));
-        // The other one was started anew.
+        // The other executor was restarted.
         table.came(GREATER, 6);
         table.lost(GREATER, 5);
         assert_eq!(used(&table), Some(6));

@@ -1,4 +1,4 @@
-//! Listening where the map says.
+//! Listening at the addresses of the cluster map.
 
 use crate::options::StartError;
 use rustix::fs::Mode;
@@ -10,15 +10,16 @@ use std::path::{Path, PathBuf};
 use tatami_cluster::trusted::TrustedDir;
 use tatami_wire::NodeId;
 
-/// Connections that the kernel makes before they are accepted, if the system allows for so many
-/// (`net.core.somaxconn`).
+/// Most connections that the kernel queues before they are accepted, if the system allows that
+/// number (`net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
 
 /// Listens on a TCP address, for a non-blocking accept.
 pub(crate) fn tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError> {
     let listen = || {
         let listener = TcpListener::bind(address)?;
-        // All ranks of a job come at once, and more than a program's library asks for by itself.
+        // All ranks of a job connect at once: more than the queue that the standard library asks
+        // for.
         rustix::net::listen(&listener, BACKLOG)?;
         listener.set_nonblocking(true)?;
         Ok(listener)
@@ -29,8 +30,8 @@ pub(crate) fn tcp(address: &str, node: NodeId) -> Result<TcpListener, StartError
     })
 }
 
-/// The name of a UNIX socket that is listened on, and which file had it at first: somebody may have removed
-/// the directory, and made it again for another daemon.
+/// The name of a UNIX socket, and the file that had this name at first: another program may have
+/// removed the directory, and another daemon made it again.
 pub(crate) struct SocketName {
     path: PathBuf,
     file: Option<(u64, u64)>,
@@ -41,7 +42,7 @@ impl SocketName {
         SocketName { path: path.to_owned(), file: file_at(path) }
     }
 
-    /// Removes it, if it is still the name of the same file.
+    /// Removes the socket, if the name still stands for the same file.
     pub fn remove(&self) {
         if self.file.is_none() || self.file != file_at(&self.path) {
             tracing::debug!(path = %self.path.display(), "the socket is another's, or gone already");
@@ -51,15 +52,14 @@ impl SocketName {
     }
 }
 
-/// Device and inode of a file.
+/// Returns device and inode number of a file.
 fn file_at(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
 }
 
-/// Listens on a UNIX socket, for a non-blocking accept. The caller holds the
-/// lock of the data directory, so a socket where nobody answers is what a
-/// killed daemon left.
-/// With `allow_other` anybody may connect; else only the daemon's own user and the superuser.
+/// Listens on a UNIX socket, for a non-blocking accept. The caller holds the lock of the data
+/// directory, so a socket that does not answer was left by a killed daemon. With `allow_other`
+/// every user may connect; otherwise only the daemon's own user and the superuser.
 pub(crate) fn unix(
     path: &Path,
     node: NodeId,
@@ -67,7 +67,7 @@ pub(crate) fn unix(
 ) -> Result<(UnixListener, SocketName), StartError> {
     let failed = |source| StartError::Socket { path: path.to_owned(), source };
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Clients must find this daemon here, and nobody else's.
+    // Clients must find this daemon here, and no program of another user.
     TrustedDir::open_or_create(parent, Mode::from_raw_mode(0o755))
         .map_err(|source| StartError::SocketDir { path: path.to_owned(), source })?;
     match std::fs::symlink_metadata(path) {
@@ -85,7 +85,8 @@ pub(crate) fn unix(
         Err(e) => return Err(failed(e)),
     }
     let listener = UnixListener::bind(path).map_err(failed)?;
-    // Of whoever connects the kernel tells the user; what that user may do the daemon decides.
+    // The kernel reports the user of each connection. The daemon decides on that user's
+    // permissions.
     let mode = if allow_other { 0o666 } else { 0o600 };
     rustix::fs::chmod(path, Mode::from_raw_mode(mode)).map_err(|e| failed(e.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;

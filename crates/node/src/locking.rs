@@ -1,5 +1,5 @@
-//! Requests about locks between the executor and [`Locks`]: those that are put off, the list of clients on
-//! disk, and what is to be told.
+//! Lock requests between the executor and [`Locks`]: the deferred requests, the list of clients on
+//! disk, and the notifications.
 
 use crate::holders::HoldersFile;
 use crate::locks::{Locks, News, Question, Verdict};
@@ -10,13 +10,14 @@ use tatami_wire::lock::{Conflict, LockKind, LockOp, LockTold, Span};
 use tatami_wire::meta::{MetaReply, MetaResult};
 use tatami_wire::{ClientId, Errno, Timestamp};
 
-/// So long a request waits for others to say what they hold, far less than a client waits for us. Then
-/// it is answered as if they held everything: they are slow, and have not given it up.
+/// How long a request waits for other clients to report their locks: far less than a client waits
+/// for this daemon. Afterwards the answer assumes that they hold everything: they are slow, but
+/// have not given their locks up.
 const PUT_OFF: Duration = Duration::from_secs(10);
-/// Most requests that are put off.
+/// Most requests that are deferred.
 const PUT_OFF_MAX: usize = 16 * 1024;
 
-/// A request that is put off.
+/// A deferred request.
 struct Waiting {
     to: usize,
     seq: u64,
@@ -28,19 +29,19 @@ struct Waiting {
 pub(crate) struct Locking {
     locks: Locks,
     file: HoldersFile,
-    /// The oldest first.
+    /// Oldest first.
     waiting: Vec<Waiting>,
 }
 
 impl Locking {
-    /// At the start of a daemon.
+    /// Makes the table at the start of a daemon.
     pub(crate) fn new(file: HoldersFile, now: Timestamp) -> Locking {
-        // Later daemons begin with higher numbers: none begins a session a nanosecond.
+        // Later daemons begin with higher numbers: no daemon begins a session a nanosecond.
         let first = now.sec.unsigned_abs() * 1_000_000_000 + u64::from(now.nsec);
         Locking { locks: Locks::new(file.read(), first), file, waiting: Vec::new() }
     }
 
-    /// Answers a request of connection `to`, unless it must wait.
+    /// Answers a request of connection `to`; `None` if it must wait.
     pub(crate) fn ask(&mut self, to: usize, seq: u64, question: Question) -> Option<Answer> {
         let now = Instant::now();
         match self.put(&question, now) {
@@ -60,7 +61,8 @@ impl Locking {
         if !self.locks.take_changed() {
             return verdict;
         }
-        // Before the client knows of its session: the daemon after us must wait for it.
+        // On disk before the client knows of its session: the next daemon must wait for this
+        // client.
         match self.file.write(&self.locks.clients()) {
             Ok(()) => verdict,
             Err(error) => {
@@ -79,7 +81,7 @@ impl Locking {
         self.locks.lockers(block)
     }
 
-    /// See [`Locks::forget`]. Returns answers to requests that were put off.
+    /// See [`Locks::forget`]. Returns answers to the requests that were deferred.
     pub(crate) fn forget(&mut self, (first, count): (u16, u16), epoch: u64) -> Vec<Answer> {
         self.locks.forget((first, count));
         let gone = |waiting: &mut Waiting| {
@@ -91,7 +93,8 @@ impl Locking {
         gone.map(|waiting| Answer::new(waiting.to, waiting.seq, elsewhere(), None)).collect()
     }
 
-    /// These clients may soon be expected: whichever daemon is here then must know.
+    /// Records on disk that these clients may be expected soon: the daemon that is here then must
+    /// know, even after a crash.
     pub(crate) fn foresee(&mut self, clients: &[ClientId]) {
         let mut all = self.locks.clients();
         all.extend(clients);
@@ -115,23 +118,23 @@ impl Locking {
         }
     }
 
-    /// A connection has ended.
+    /// Forgets the requests of a connection that has ended.
     pub(crate) fn closed(&mut self, at: usize) {
         self.waiting.retain(|waiting| waiting.to != at);
     }
 
-    /// Clients that hold something, or may.
+    /// Returns the clients that hold locks, or may hold them.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
         self.locks.clients()
     }
 
-    /// The client was away for too long.
+    /// Ends the session of a client that was away for too long.
     pub(crate) fn expire(&mut self, client: ClientId) {
         self.locks.end(client);
         if self.locks.take_changed()
             && let Err(error) = self.file.write(&self.locks.clients())
         {
-            // The daemon after us will wait for a client that does not come, no longer than a lease.
+            // The next daemon will wait in vain for this client, but no longer than a lease.
             tracing::warn!(path = %self.file.path().display(), %error, "the list of clients is old");
         }
     }
@@ -141,9 +144,10 @@ impl Locking {
         self.locks.take_news()
     }
 
-    /// Answers to requests that were put off.
+    /// Returns answers to deferred requests that need not wait any more.
     pub(crate) fn released(&mut self) -> Vec<Answer> {
         let mut answers = Vec::new();
+        // A loop, because one request that succeeds may free another.
         while self.locks.take_stirred() && !self.waiting.is_empty() {
             let now = Instant::now();
             for waiting in std::mem::take(&mut self.waiting) {
@@ -158,12 +162,12 @@ impl Locking {
         answers
     }
 
-    /// When the oldest of those requests is answered anyhow.
+    /// Returns when the oldest deferred request must be answered anyhow.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.waiting.first().map(|waiting| waiting.since + PUT_OFF)
     }
 
-    /// Answers to requests that were put off for too long.
+    /// Returns answers to the requests that were deferred for too long.
     pub(crate) fn overdue(&mut self) -> Vec<Answer> {
         let now = Instant::now();
         let late = self.waiting.extract_if(.., |waiting| waiting.since + PUT_OFF <= now);
@@ -171,7 +175,7 @@ impl Locking {
     }
 }
 
-/// What is answered while those do not answer who may hold a lock.
+/// Returns the answer for a request while clients that may hold the lock are silent.
 fn slow(question: &Question) -> MetaResult {
     match question.op {
         LockOp::Test { .. } => {

@@ -1,10 +1,10 @@
-//! Who holds which locks of the files whose shards this node serves, who waits for them, and to whom they
-//! are delegated.
+//! The lock table: which clients hold which locks of the files of this node's shards, which wait,
+//! and which files' locks are delegated.
 //!
-//! Pure bookkeeping, as [`crate::delegations`]: the executor hands in the time, and sends what is to be sent.
-//! Locks belong to the session of a client. What a session held when the daemon before us
-//! ended nobody knows but its client; so nothing is granted before all these have
-//! told it, or have been away for their lease.
+//! Pure bookkeeping, as [`crate::delegations`]: the executor supplies the time, and sends the
+//! messages. Locks belong to the session of a client. Only the client knows the locks that its
+//! session held when the daemon before this one ended. So no lock is granted before all these
+//! clients have reclaimed their locks, or their lease is over.
 
 mod deadlock;
 mod session;
@@ -25,14 +25,15 @@ const HELD_MAX: usize = 1 << 16;
 const WAITS_MAX: usize = 4096;
 /// Most clients with a session.
 const SESSIONS_MAX: usize = 1 << 16;
-/// Most files whose locks are delegated to one client; beyond, one is asked back for each that is.
+/// Most files whose locks are delegated to one client. Beyond that, each further request recalls
+/// one.
 const DELEGATED_MAX: usize = 1 << 15;
-/// Locks that were asked back are not delegated again for so long: several clients work with them.
+/// Recalled locks are not delegated again for this time: several clients work with them.
 const CONTENDED: Duration = Duration::from_secs(1);
-/// Files remembered for that; past it, those whose time is over are swept out.
+/// Most files that are remembered for that; at this number, the expired ones are removed.
 const CONTENDED_SWEEP: usize = 4096;
 
-/// Whoever holds a lock, among all clients.
+/// The owner of a lock, unique among all clients.
 type Owner = (ClientId, u64);
 
 /// The locks of one file.
@@ -40,11 +41,12 @@ type Owner = (ClientId, u64);
 struct File {
     whole: Table<Owner, u32>,
     range: Table<Owner, u32>,
-    /// The oldest first.
+    /// Oldest first.
     waiters: VecDeque<Waiter>,
-    /// Waits that have been granted, of which the clients do not know yet.
+    /// Waits that have been granted, until their clients know.
     promised: BTreeSet<(ClientId, u64)>,
-    /// This client grants and frees them by itself; what the tables say of it is old.
+    /// The client that grants and frees the locks of this file by itself. The tables' entries for
+    /// it are old.
     delegated: Option<ClientId>,
 }
 
@@ -81,7 +83,7 @@ impl File {
             && self.delegated.is_none()
     }
 
-    /// Whether the client holds anything, waits, or has it all delegated.
+    /// Whether the client holds a lock, waits for one, or has the locks delegated.
     fn concerns(&self, client: ClientId) -> bool {
         let own = (client, 0)..=(client, u64::MAX);
         self.whole.any_of(own.clone())
@@ -91,7 +93,7 @@ impl File {
             || self.promised.range((client, 0)..=(client, u64::MAX)).next().is_some()
     }
 
-    /// Whether anybody else holds anything.
+    /// Whether another client holds a lock.
     fn is_held_beside(&self, client: ClientId) -> bool {
         let (before, after) = (..(client, 0), (client, u64::MAX));
         [&self.whole, &self.range].into_iter().any(|table| {
@@ -111,32 +113,32 @@ impl File {
     }
 }
 
-/// What is to be told to one client.
+/// The notifications for one client.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct News {
-    /// Files whose locks it shall give back.
+    /// Files whose locks the client must give back.
     pub(crate) wanted: Vec<Ino>,
-    /// Waits that have come to their end.
+    /// Waits that have ended.
     pub(crate) ready: Vec<u64>,
 }
 
-/// What becomes of a request.
+/// The outcome of a request.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Verdict {
-    /// This is the answer.
+    /// The answer.
     Now(MetaResult),
-    /// It is to be put again when [`Locks::take_stirred`] says so.
+    /// The request must be put again when [`Locks::take_stirred`] returns true.
     Later,
 }
 
-/// A request about locks, and who asks.
+/// A request about locks, with its client.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
     pub(crate) client: ClientId,
     pub(crate) session: u64,
     pub(crate) ino: Ino,
     pub(crate) op: LockOp,
-    /// Something may be delegated to the client.
+    /// Locks may be delegated to the client.
     pub(crate) delegates: bool,
 }
 
@@ -146,14 +148,14 @@ pub(crate) struct Locks {
     files: HashMap<Ino, File, hash::Build>,
     sessions: BTreeMap<ClientId, Session>,
     last_session: u64,
-    /// Who held locks before our start and has not come back.
+    /// Clients that held locks before our start and have not come back.
     before: HashSet<ClientId>,
-    /// What each owner waits for, in [`LockSort::Range`].
+    /// The waits of each owner, in [`LockSort::Range`].
     waiting: BTreeMap<Owner, BTreeSet<(Ino, u64)>>,
-    /// When the locks of a file were asked back last.
+    /// When the locks of a file were recalled last.
     contended: HashMap<Ino, Instant, hash::Build>,
     news: BTreeMap<ClientId, News>,
-    /// Requests that were put off may be answered now.
+    /// Deferred requests may be answered now.
     stirred: bool,
     /// A session has begun or ended.
     changed: bool,
@@ -180,8 +182,8 @@ fn is_valid(lock: &Lock) -> bool {
 }
 
 impl Locks {
-    /// Nobody holds anything, but perhaps `before`. Numbers of sessions are above `first`,
-    /// which must be above all that a daemon before us has given.
+    /// Makes an empty table. The clients `before` may hold locks. Session numbers are above
+    /// `first`, which must be above all numbers of the daemons before.
     pub(crate) fn new(before: HashSet<ClientId>, first: u64) -> Locks {
         Locks {
             files: HashMap::default(),
@@ -196,13 +198,13 @@ impl Locks {
         }
     }
 
-    /// All clients that hold something, or may.
+    /// Returns all clients that hold locks, or may hold them.
     pub(crate) fn clients(&self) -> Vec<ClientId> {
         self.sessions.keys().chain(&self.before).copied().collect()
     }
 
-    /// All clients that hold locks of files of these shards (the first, and how many), wait for
-    /// some, or may hold some.
+    /// Returns all clients that hold, await, or may hold locks of files of these shards (the first,
+    /// and their number).
     pub(crate) fn lockers(&self, block: (u16, u16)) -> Vec<ClientId> {
         let here = |client: &ClientId, session: &Session| {
             let mut files = session.files.iter().chain(&session.delegated);
@@ -215,7 +217,7 @@ impl Locks {
         all
     }
 
-    /// These shards are another node's now.
+    /// Drops the locks of these shards: another node serves them now.
     pub(crate) fn forget(&mut self, block: (u16, u16)) {
         self.stirred = true;
         let gone: Vec<_> = self.files.extract_if(|ino, _| is_of(block, *ino)).collect();
@@ -235,29 +237,29 @@ impl Locks {
         }
     }
 
-    /// Shards have come, and these clients may hold locks of their files: nothing is granted before
-    /// they have told, or are gone.
+    /// Records that shards have arrived, and that these clients may hold locks of their files. No
+    /// lock is granted before these clients have reclaimed theirs, or have expired.
     pub(crate) fn expect(&mut self, clients: Vec<ClientId>) {
         self.changed |= !clients.is_empty();
         self.before.extend(clients);
     }
 
-    /// Whether [`Locks::clients`] has changed since this was asked last.
+    /// Whether [`Locks::clients`] has changed since the last call.
     pub(crate) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
     }
 
-    /// What is to be told to whom.
+    /// Returns the notifications, by client.
     pub(crate) fn take_news(&mut self) -> BTreeMap<ClientId, News> {
         std::mem::take(&mut self.news)
     }
 
-    /// Whether something has changed that requests may have been put off for.
+    /// Returns whether deferred requests may have an answer now.
     pub(crate) fn take_stirred(&mut self) -> bool {
         std::mem::take(&mut self.stirred)
     }
 
-    /// Answers a request, or puts it off.
+    /// Answers a request, or defers it.
     pub(crate) fn apply(&mut self, question: &Question, now: Instant) -> Verdict {
         let Question { client, session, ino, .. } = *question;
         match &question.op {
@@ -270,11 +272,13 @@ impl Locks {
             }
             _ => {}
         }
-        // With shards that have come it may hold locks, whether it knows a session here or not.
+        // The client may hold locks of shards that have arrived, even if it has no session here.
         if self.before.contains(&client) {
             return told(0, LockTold::Unknown { reclaim: true });
         }
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
+        // The session has expired, or a daemon before has forgotten it: its locks are lost, and the
+        // client must learn that.
         if !known && session != 0 {
             return told(0, LockTold::Unknown { reclaim: false });
         }
@@ -315,6 +319,8 @@ impl Locks {
             known => known,
         };
         let owner = (client, lock.owner);
+        // The holder's own table is the truth. Its locks come back first, then this request is
+        // tried again.
         if let Some(holder) = self.files.get(&ino).and_then(|file| file.delegated) {
             if holder == client {
                 return told(session, LockTold::Unknown { reclaim: true });
@@ -322,13 +328,15 @@ impl Locks {
             self.ask_back(ino, holder, now);
             return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
         }
+        // A lock that an absent client still holds would be granted twice.
         if !self.before.is_empty() {
             return self.wait_or(client, session, ino, lock, wait, Verdict::Later);
         }
         if self.sessions.get(&client).is_none_or(|s| s.held >= HELD_MAX) {
             return refused(Errno::ENOLCK);
         }
-        // As flock(2) says: what is converted is given up first.
+        // flock(2) frees the old lock before it sets a converted one: another waiter may get it in
+        // between.
         let file = self.files.entry(ino).or_default();
         if lock.sort == LockSort::Whole
             && file.whole.holds(owner, Span::ALL)
@@ -338,6 +346,7 @@ impl Locks {
             self.settle(ino);
         }
         let file = self.files.entry(ino).or_default();
+        // The check precedes the wait: a wait that closes a cycle must never be recorded.
         if file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_some() {
             if lock.sort == LockSort::Range
                 && wait.is_some()
@@ -354,14 +363,14 @@ impl Locks {
         self.stop_waiting(client, ino, wait);
         self.grant(client, ino, lock);
         if lock.kind == LockKind::Shared {
-            // It may have been an exclusive one.
+            // The lock may have been exclusive before, so waiters for a shared one may get theirs.
             self.settle(ino);
         }
         let delegated = delegates && self.delegate(client, ino, now);
         done(session, delegated)
     }
 
-    /// Notes that the lock is waited for, if that is wanted.
+    /// Records a wait for the lock, if the request has one. Answers `otherwise` if not.
     fn wait_or(
         &mut self,
         client: ClientId,
@@ -374,6 +383,7 @@ impl Locks {
         let Some(wait) = wait else { return otherwise };
         let Some(of) = self.sessions.get_mut(&client) else { return otherwise };
         let file = self.files.entry(ino).or_default();
+        // The client asks again under a granted wait, so it does not rely on that grant any more.
         file.promised.remove(&(client, wait));
         if !file.waiters.iter().any(|w| w.client == client && w.wait == wait) {
             if of.waits >= WAITS_MAX {
@@ -381,6 +391,7 @@ impl Locks {
             }
             of.waits += 1;
             of.files.insert(ino);
+            // At the end: waiters are served in the order of their requests.
             file.waiters.push_back(Waiter { client, wait, lock: *lock });
             if lock.sort == LockSort::Range {
                 self.waiting.entry((client, lock.owner)).or_default().insert((ino, wait));
@@ -389,7 +400,7 @@ impl Locks {
         told(session, LockTold::Waits)
     }
 
-    /// Forgets a wait. Whether there was one that had not been granted.
+    /// Forgets a wait. Returns whether there was one that had not been granted.
     fn stop_waiting(&mut self, client: ClientId, ino: Ino, wait: Option<u64>) -> bool {
         let (Some(wait), Some(file)) = (wait, self.files.get_mut(&ino)) else { return false };
         file.promised.remove(&(client, wait));
@@ -412,7 +423,7 @@ impl Locks {
         }
     }
 
-    /// Changes what the client holds of a file, and counts it.
+    /// Changes the client's locks of a file, and its count of locks.
     fn change(&mut self, client: ClientId, ino: Ino, change: impl FnOnce(&mut File)) {
         let file = self.files.entry(ino).or_default();
         let before = file.len();
@@ -433,12 +444,12 @@ impl Locks {
         }
     }
 
-    /// Gives those who wait what they can get, the oldest first, and lets requests that were put off
-    /// be put again.
+    /// Grants waiting locks that have become free, the oldest first, and wakes deferred requests.
     fn settle(&mut self, ino: Ino) {
         self.stirred = true;
         let Some(file) = self.files.get(&ino) else { return };
-        // Those who wait while somebody has them delegated have had them asked back.
+        // The recall of a delegated file has been sent already; its waiters are served when the
+        // locks are back.
         if file.waiters.is_empty() || file.delegated.is_some() {
             return;
         }
@@ -453,12 +464,14 @@ impl Locks {
             let free = self.files.get(&ino).is_some_and(|file| {
                 file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_none()
             });
+            // A later waiter may still be free to go: waits for other ranges are not held up.
             if !free {
                 at += 1;
                 continue;
             }
             self.stop_waiting(client, ino, Some(wait));
-            // Until the client knows, it has no less than it believes.
+            // `add` keeps the stronger of the two locks: until the client knows of the grant, it
+            // must not hold less than it believes.
             self.change(client, ino, |file| {
                 file.table_mut(lock.sort).add(owner, lock.span, lock.kind, lock.pid);
             });
@@ -481,11 +494,13 @@ impl Locks {
         if !span.is_valid() {
             return refused(Errno::EINVAL);
         }
+        // Freeing nothing succeeds: the client repeats a request whose answer was lost.
         let Some(file) = self.files.get(&ino) else { return done(session, false) };
         if file.delegated == Some(client) {
             return told(session, LockTold::Unknown { reclaim: true });
         }
         if file.table(sort).holds((client, owner), span) {
+            // Free first, then serve the waiters, then drop the file if it is empty.
             self.change(client, ino, |file| file.table_mut(sort).free((client, owner), span));
             self.settle(ino);
             self.tidy(client, ino);
@@ -523,6 +538,7 @@ impl Locks {
         let conflict = held.map(|held| Conflict {
             span: held.span,
             kind: held.kind,
+            // A process id has a meaning only on the client's own machine.
             pid: if held.owner.0 == client { held.tag } else { 0 },
         });
         told(session, LockTold::Held(conflict))
@@ -540,6 +556,7 @@ impl Locks {
             return refused(Errno::EINVAL);
         }
         let owner = (client, lock.owner);
+        // The grant and the cancellation may have crossed. The answer states which of the two won.
         let granted = self.files.get(&ino).is_some_and(|file| {
             file.promised.contains(&(client, wait))
                 && file.table(lock.sort).holds_all(owner, lock.span, lock.kind)
@@ -553,7 +570,7 @@ impl Locks {
         told(session, LockTold::Ended { granted })
     }
 
-    /// Delegates the locks of `ino` to the client, if that may be now.
+    /// Delegates the locks of `ino` to the client, if that is allowed now. Returns whether it did.
     fn delegate(&mut self, client: ClientId, ino: Ino, now: Instant) -> bool {
         let (Some(file), Some(session)) =
             (self.files.get_mut(&ino), self.sessions.get_mut(&client))
@@ -561,13 +578,13 @@ impl Locks {
             return false;
         };
         let contended = self.contended.get(&ino).is_some_and(|at| now < *at + CONTENDED);
-        // Of what it was promised the client does not know yet.
+        // The client does not yet know of a promised lock, so its own table would lack it.
         let settled = file.waiters.is_empty() && file.promised.is_empty();
         if contended || !settled || file.is_held_beside(client) {
             return false;
         }
         if session.delegated.len() >= DELEGATED_MAX {
-            // Those that are given back make room.
+            // The file that is given back makes room.
             if let Some(old) = session.delegated.first() {
                 self.news.entry(client).or_default().wanted.push(*old);
             }
@@ -598,7 +615,8 @@ impl Locks {
             return refused(Errno::EINVAL);
         }
         self.change(client, ino, |file| {
-            // Nobody else holds anything as long as they are delegated.
+            // No other client holds a lock while the locks are delegated, so the tables hold
+            // nothing else.
             (file.whole, file.range, file.delegated) = (Table::default(), Table::default(), None);
             for lock in locks {
                 let owner = (client, lock.owner);
@@ -608,12 +626,13 @@ impl Locks {
         if let Some(session) = self.sessions.get_mut(&client) {
             session.delegated.remove(&ino);
         }
+        // The waiters that caused the recall get their turn now.
         self.settle(ino);
         self.tidy(client, ino);
         done(session, false)
     }
 
-    /// Forgets a file of which there is nothing to know.
+    /// Drops the record of a file without locks, waits or delegation.
     fn tidy(&mut self, client: ClientId, ino: Ino) {
         let Some(file) = self.files.get(&ino) else { return };
         if !file.concerns(client)

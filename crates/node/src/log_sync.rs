@@ -1,55 +1,58 @@
-//! When an executor writes its log out although nobody asks for it, so that no client has to ask for what others have
-//! made some time ago.
+//! Decides when an executor syncs its log without a request, so that no client has to sync the
+//! older changes of others.
 
 use std::time::{Duration, Instant};
 
-/// From one sync to the next, at least: what was committed survives a power cut after little more than this.
+/// Shortest time from one sync to the next: a commit survives a power cut after little more than
+/// this.
 const EVERY: Duration = Duration::from_secs(1);
-/// What was committed first waits so long for company.
+/// The first commit waits for this time, so that others share its sync.
 const COMPANY: Duration = Duration::from_millis(100);
 
-/// What of the commits of an executor a power cut could take.
+/// The commits of an executor that a power cut could undo.
 #[derive(Default)]
 pub(crate) struct LogSync {
-    /// When the first of the commits came that no sync concerns.
+    /// The time of the first commit that no sync covers.
     since: Option<Instant>,
-    /// Of the sync under way, the same when it began.
+    /// The time of the first commit that the sync under way covers.
     syncing: Option<Instant>,
-    /// When the last sync began.
+    /// The time when the last sync began.
     last: Option<Instant>,
 }
 
 impl LogSync {
-    /// Something was committed.
+    /// Records a commit.
     pub(crate) fn committed(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// Everything that was committed was synced.
+    /// Records that everything committed is on disk.
     pub(crate) fn synced(&mut self) {
         self.since = None;
     }
 
-    /// When the next sync is to begin.
+    /// Returns when the next sync must begin.
     pub(crate) fn due(&self) -> Option<Instant> {
         let since = self.since.filter(|_| self.syncing.is_none())?;
         let next = self.last.map(|last| last + EVERY);
         Some(next.unwrap_or(since).max(since + COMPANY))
     }
 
-    /// A sync begins.
+    /// Records that a sync begins.
     pub(crate) fn begin(&mut self, now: Instant) {
+        // Commits from now on start a new interval: the sync may not cover them.
         self.syncing = self.since.take();
         self.last = Some(now);
     }
 
-    /// The sync under way has ended well.
+    /// Records that the sync under way has succeeded.
     pub(crate) fn ended(&mut self) {
         self.syncing = None;
     }
 
-    /// How long ago the oldest commit came that a power cut could take; zero where there is none.
+    /// Returns the age of the oldest commit that a power cut could undo; zero if there is none.
     pub(crate) fn lag(&self, now: Instant) -> Duration {
+        // The older of the two: a sync under way may still fail.
         let oldest = self.syncing.or(self.since);
         oldest.map_or(Duration::ZERO, |oldest| now.saturating_duration_since(oldest))
     }
@@ -75,7 +78,7 @@ mod tests {
         log.ended();
         assert_eq!(log.lag(start + ms(300)), ms(100));
         assert_eq!(log.due(), Some(start + ms(100) + EVERY));
-        // A client has asked for it.
+        // A client has asked for a sync.
         log.synced();
         assert_eq!((log.due(), log.lag(start + ms(300))), (None, ms(0)));
         log.committed(start + ms(5000));

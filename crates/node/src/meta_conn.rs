@@ -1,5 +1,5 @@
-//! One connection for names, as the executor sees it: never blocking, with
-//! bounded input and output.
+//! One connection for names, as the executor uses it: never blocking, with bounded input and
+//! output.
 
 use crate::accept::Admission;
 use crate::peer::Peer;
@@ -15,29 +15,30 @@ use tatami_wire::meta::{MetaCall, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, ExecutorId};
 
-/// Room for requests that every connection keeps, in bytes.
+/// Size of the input buffer that every connection keeps, in bytes.
 const INPUT_KEEP: usize = 4 * 1024;
 /// Longest request with its header.
 const INPUT_MAX: usize = HEADER_LEN + BODY_MAX;
-/// No request is taken from a connection that has not taken so many bytes of its answers.
+/// No request is taken from a connection with more unsent bytes of answers than this.
 const OUTPUT_PAUSE: usize = 256 * 1024;
-/// A connection with more bytes of answers waiting than this is dropped.
+/// A connection with more unsent bytes of answers than this is dropped.
 const OUTPUT_MAX: usize = 8 << 20;
-/// With more bytes waiting for another node, messages to it are dropped: they come again.
+/// With more unsent bytes for another node than this, messages to it are dropped: their senders
+/// repeat them.
 const LINK_MAX: usize = 4 << 20;
-/// Room for answers that every connection keeps, in bytes.
+/// Size of the output buffer that every connection keeps, in bytes.
 const OUTPUT_KEEP: usize = 16 * 1024;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Requests and their answers, on this slot of the client.
     Requests { slot: u32 },
-    /// News of what is delegated to the client.
+    /// Recalls of the client's delegations.
     Recall,
-    /// What executors say to each other, on a connection that the other one has made.
+    /// Messages of executors, on a connection that the other one has made.
     Peer { from: ExecutorId },
-    /// The same, on one that this executor has made.
+    /// Messages of executors, on a connection that this executor has made.
     Link { to: ExecutorId },
 }
 
@@ -46,7 +47,7 @@ pub(crate) struct MetaConnection {
     stream: Arc<Stream>,
     pub(crate) peer: Peer,
     pub(crate) kind: Kind,
-    /// None for a connection that this node has made.
+    /// `None` for a connection that this node has made.
     admission: Option<Admission>,
     /// Received bytes are `input[start..end]`.
     input: Vec<u8>,
@@ -59,15 +60,15 @@ pub(crate) struct MetaConnection {
     readable: bool,
     /// The other side has sent its last byte, and no event will come any more.
     ended: bool,
-    /// It is in the executor's list of connections to look at.
+    /// The connection is in the executor's list of those to look at.
     pub(crate) listed: bool,
 }
 
-/// Why there is no request.
+/// The reason for which there is no request.
 pub(crate) enum NoRequest {
-    /// None has come in whole.
+    /// No request has arrived in whole.
     None,
-    /// Answers must be taken first.
+    /// The client must take its answers first.
     Paused,
     /// The connection cannot go on.
     Broken(FrameError),
@@ -91,7 +92,7 @@ impl MetaConnection {
             output: Vec::new(),
             sent: 0,
             waits_to_write: false,
-            // What came before the socket was watched causes no event.
+            // Bytes that arrived before the socket was watched cause no event.
             readable: true,
             ended: false,
             listed: false,
@@ -103,33 +104,34 @@ impl MetaConnection {
     }
 
     pub(crate) fn deregister(&self, registry: &Registry) {
-        // Closing the descriptor does it too.
+        // Closing the descriptor has the same effect.
         let _ = SourceFd(&self.stream.as_fd().as_raw_fd()).deregister(registry);
     }
 
-    /// Whose connection it is; nobody's id for one that this node has made.
+    /// Returns the client of the connection; the id of no client for a connection that this node
+    /// has made.
     pub(crate) fn client(&self) -> ClientId {
         self.admission.as_ref().map_or(ClientId([0; 16]), |admission| admission.client)
     }
 
-    /// Notes what an event told of the socket.
+    /// Records an event of the socket.
     pub(crate) fn note(&mut self, readable: bool, ended: bool) {
         self.ended |= ended;
         self.readable |= readable | ended;
     }
 
-    /// The next request, received if need be.
+    /// Returns the next request, receiving it if necessary.
     pub(crate) fn next_request(&mut self) -> Result<(u64, MetaCall), NoRequest> {
         self.next_unless_paused(Class::Meta)
     }
 
-    /// The next that a client says on its recall connection.
+    /// Returns the client's next message on its recall connection.
     pub(crate) fn next_word(&mut self) -> Result<RecallCall, NoRequest> {
         Ok(self.next_unless_paused(Class::Recall)?.1)
     }
 
-    /// The next message of another executor. Here nobody waits until what was said is taken: both sides would
-    /// wait for each other.
+    /// Returns the next message of another executor. It is taken even if our own messages are not
+    /// sent yet: otherwise both sides could wait for each other.
     pub(crate) fn next_message(&mut self) -> Result<PeerMessage, NoRequest> {
         Ok(self.next(Class::Peer)?.1)
     }
@@ -168,6 +170,7 @@ impl MetaConnection {
     }
 
     fn receive(&mut self) -> Result<(), FrameError> {
+        // A frame that has begun states its length, so the buffer grows to that and no further.
         let waiting = &self.input[self.start..self.end];
         let needed = match waiting.first_chunk::<HEADER_LEN>() {
             Some(head) => HEADER_LEN + Header::decode(head)?.body_len as usize,
@@ -193,8 +196,8 @@ impl MetaConnection {
             Ok(0) => Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
             Ok(n) => {
                 self.end += n;
-                // A read that did not fill the room has emptied the socket; the
-                // next byte causes an event. (epoll(7), on edge triggering.)
+                // A read that did not fill the buffer has emptied the socket. The next byte causes
+                // an event (epoll(7), on edge triggering).
                 self.readable = self.ended || self.end == self.input.len();
                 Ok(())
             }
@@ -207,19 +210,19 @@ impl MetaConnection {
         }
     }
 
-    /// Puts an answer behind those that wait.
+    /// Appends an answer to the unsent bytes.
     pub(crate) fn answer(&mut self, seq: u64, result: &MetaResult, granted: Option<&Granted>) {
         let granted = granted.map(Granted::encode).unwrap_or_default();
         frame::encode(&mut self.output, Class::Meta, seq, result, granted.len());
         self.output.extend(granted);
     }
 
-    /// Puts news behind what waits.
+    /// Appends a notification to the unsent bytes.
     pub(crate) fn tell(&mut self, note: &RecallNote) {
         frame::encode(&mut self.output, Class::Recall, 0, note, 0);
     }
 
-    /// Puts a message to another executor behind those that wait, if there are not too many.
+    /// Appends a message to another executor to the unsent bytes, if there are not too many.
     pub(crate) fn say(&mut self, message: &PeerMessage) {
         if self.output.len() - self.sent > LINK_MAX {
             return;
@@ -229,7 +232,7 @@ impl MetaConnection {
         }
     }
 
-    /// Sends what the socket takes. An error ends the connection.
+    /// Sends as many bytes as the socket takes. An error ends the connection.
     pub(crate) fn send(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let mut stream = &*self.stream;
         while self.sent < self.output.len() {
@@ -251,7 +254,7 @@ impl MetaConnection {
         self.watch(registry, token)
     }
 
-    /// Asks for an event when the socket takes bytes again, while some wait.
+    /// Asks for an event when the socket takes bytes again, while some are unsent.
     fn watch(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
         let wanted = !self.output.is_empty();
         if wanted == self.waits_to_write {

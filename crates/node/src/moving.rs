@@ -1,5 +1,5 @@
-//! Shards that move, as far as an executor has to do with it: delegations and locks of their inodes, the map, and who
-//! is told of it. Records and messages are the matter of `tatami_meta`.
+//! Shard migration, as far as an executor is concerned: delegations and locks of the inodes, the
+//! map, and the nodes and clients that must learn it. `tatami_meta` moves the records and messages.
 
 use crate::executor::{Executor, Order};
 use crate::locks::Question;
@@ -16,22 +16,22 @@ use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Access, ClientId, Cred, Errno, ExecutorId, Ino, NodeId, ShardId, Timestamp};
 
-/// Most requests about locks that wait until a move is over.
+/// Most requests about locks that wait until a migration is over.
 const LOCKS_MAX: usize = 16 * 1024;
 
-/// What the executor remembers of moves.
+/// The state of migrations at an executor.
 pub(crate) struct Moving {
-    /// The map as all threads of the node have it.
+    /// The map that all threads of the node have.
     pub(crate) map: Arc<ClusterMap>,
-    /// The epoch of the shards' own map when it was looked at last.
+    /// The epoch of the shards' own map at the last check.
     seen: u64,
-    /// Requests about locks that wait until a move is over.
+    /// Requests about locks that wait until a migration is over.
     locks: Vec<LockRequest>,
-    /// Everybody is to be told of the map.
+    /// All nodes must be informed of the map.
     tell: bool,
 }
 
-/// A request about locks.
+/// A request about locks, with the connection that it came on.
 pub(crate) struct LockRequest {
     pub(crate) at: usize,
     pub(crate) seq: u64,
@@ -46,7 +46,7 @@ impl Moving {
         Moving { map, seen: 0, locks: Vec::new(), tell: false }
     }
 
-    /// A connection has ended.
+    /// Forgets the requests of a connection that has ended.
     pub(crate) fn closed(&mut self, at: usize) {
         self.locks.retain(|request| request.at != at);
     }
@@ -63,7 +63,7 @@ impl Executor {
                 self.learn(&map);
                 Ok(())
             }
-            // It was done before: they are here.
+            // A repeated order: the shards are here already.
             Order::Move { to, .. } if to == self.here => Err(Errno::ESTALE),
             Order::Move { first, count, to } => {
                 if !self.moving.map.nodes.iter().any(|node| node.id == to.node) {
@@ -71,7 +71,7 @@ impl Executor {
                 }
                 let now = self.clock.now();
                 let meta = self.shards.moving().ok_or(Errno::ESTALE)?;
-                // Why the one before came to nothing, is told first.
+                // A migration that failed reports its reason to the next order.
                 match meta.take_move_failure() {
                     Some(errno) => Err(errno),
                     None => meta.give(now, first, count, to),
@@ -80,13 +80,14 @@ impl Executor {
         }
     }
 
-    /// Learns what another map knows better.
+    /// Merges the newer entries of another map.
     pub(crate) fn learn(&mut self, map: &ClusterMap) {
         let now = self.clock.now();
         match self.shards.moving() {
             Some(meta) => {
                 meta.learn(now, map);
-                // The nodes are known at once; where shards are, when that is on disk.
+                // The nodes are known at once. The owners of shards follow when the shards' own map
+                // is on disk.
                 let mut nodes = ClusterMap::clone(&self.moving.map);
                 if nodes.merge(&ClusterMap { moves: vec![0; map.moves.len()], ..map.clone() }) {
                     self.set_map(nodes);
@@ -102,13 +103,17 @@ impl Executor {
         }
     }
 
-    /// Takes a message of another executor.
+    /// Receives a message of another executor.
     pub(crate) fn receive(&mut self, now: Timestamp, from: ExecutorId, message: PeerMessage) {
         if self.shards.is_empty() {
             match &message {
+                // The first chunk of shards for an executor without a store: the store is made
+                // before the chunk is applied.
                 PeerMessage::Carry { .. } => self.shards.make(&self.moving.map),
                 PeerMessage::Map { map, ask } => {
                     self.learn(map);
+                    // The sender asks for an answer only if this map has entries that the sender
+                    // lacks.
                     if *ask && ClusterMap::clone(map).merge(&self.moving.map) {
                         self.say_map(from, false);
                     }
@@ -120,12 +125,14 @@ impl Executor {
         self.note_moves();
     }
 
-    /// Heeds what has happened to shards, before anything else of them is heeded.
+    /// Handles the events of migrations, before any other step deals with the same shards.
     pub(crate) fn note_moves(&mut self) {
         let Some(meta) = self.shards.moving() else { return };
         for event in meta.take_move_events() {
             match event {
                 MoveEvent::Gone(first, count) => {
+                    // The shards have left: delegations of them are the new owner's matter, and
+                    // waiting clients must ask there.
                     self.recalls.stop_withholding();
                     self.moving.tell = true;
                     let epoch = self.moving.map.epoch + 1;
@@ -135,18 +142,22 @@ impl Executor {
                     self.round.extend(answers);
                 }
                 MoveEvent::Stayed => self.recalls.stop_withholding(),
+                // On disk before the shards arrive: a crash in between must not forget these
+                // lockers.
                 MoveEvent::Foreseen(lockers) => self.locking.foresee(&lockers),
                 MoveEvent::Come(lockers) => self.locking.expect(lockers),
             }
         }
     }
 
-    /// Does what a move needs to go on.
+    /// Does the next step that a migration waits for.
     pub(crate) fn further_moves(&mut self) {
         self.note_moves();
         let wants = self.shards.moving().and_then(|meta| meta.move_wants());
         match wants {
             Some(MoveWants::Recall(first, count)) => {
+                // Repeated each round until every delegation is back. Only then may the records
+                // leave: the new owner does not know the holders.
                 let back = self.recalls.withhold((first, count));
                 self.send_recalls();
                 if back && let Some(meta) = self.shards.moving() {
@@ -154,6 +165,7 @@ impl Executor {
                 }
             }
             Some(MoveWants::Lockers(first, count)) => {
+                // The new owner grants no lock before these clients have reclaimed theirs.
                 let lockers = self.locking.lockers((first, count));
                 if let Some(meta) = self.shards.moving() {
                     meta.tell_lockers(lockers);
@@ -164,14 +176,17 @@ impl Executor {
         if self.moving.locks.is_empty() {
             return;
         }
+        // After the events above: a request whose shard has left is answered with the new map.
         for request in std::mem::take(&mut self.moving.locks) {
             self.ask_lock(request);
         }
     }
 
-    /// Answers a request about locks, now or later.
+    /// Answers a request about locks, or lets it wait for the end of a migration.
     pub(crate) fn ask_lock(&mut self, request: LockRequest) {
         let LockRequest { at, seq, shard, trusted, ref cred, ref question } = request;
+        // A reclaim covers all shards of this executor, so it waits for any migration, not only
+        // that of its own file.
         let claims = matches!(question.op, LockOp::Reclaim { .. });
         let closing = self.shards.moving().is_some_and(|meta| meta.is_closing());
         if self.shards.is_closed(shard) || claims && closing {
@@ -191,7 +206,8 @@ impl Executor {
         self.round.extend(answer);
     }
 
-    /// Whoever claims must know all shards of which it may hold locks.
+    /// Refuses a reclaim of a client that does not know the executor's present shards: it may omit
+    /// locks of the others.
     fn refuse_claim(&mut self, question: &Question) -> Option<MetaResult> {
         let LockOp::Reclaim { shards, .. } = question.op else { return None };
         let (here, map) = (self.here, self.shards.map()?);
@@ -200,11 +216,12 @@ impl Executor {
         (shards != ours).then_some(Ok(MetaReply::Locks { session: 0, told: again }))
     }
 
-    /// Lets the other threads, clients and nodes know of a map that is on disk.
+    /// Publishes a map that is on disk to the other threads, clients and nodes.
     pub(crate) fn publish_map(&mut self) {
         let Some(known) = self.shards.map().filter(|map| map.epoch != self.moving.seen) else {
             return;
         };
+        // Set first: the map below is merged at most once for each epoch.
         self.moving.seen = known.epoch;
         let mut map = ClusterMap::clone(&self.moving.map);
         if map.merge(known) {
@@ -215,6 +232,7 @@ impl Executor {
     fn set_map(&mut self, map: ClusterMap) {
         tracing::info!(epoch = map.epoch, nodes = map.nodes.len(), "the map has changed");
         self.moving.map = Arc::new(map);
+        // Threads of this node first, then clients: a client that asks again must meet the new map.
         self.shared.learn(&self.moving.map);
         self.shared.executors.tell_map(self.here.index, &self.moving.map);
         self.shared.nudge.give();
@@ -230,13 +248,13 @@ impl Executor {
         }
     }
 
-    /// At the start: others may know more.
+    /// Asks other nodes for their maps at the start: they may know more.
     pub(crate) fn ask_for_map(&mut self) {
         let serve = self.moving.map.leads().into_iter().map(|(_, executor)| executor.node);
         self.tell(serve.collect(), true);
     }
 
-    /// Tells other nodes: whoever hears it there tells the others of its node.
+    /// Sends the map to the first executor of other nodes, which hands it to the others there.
     fn tell(&mut self, nodes: BTreeSet<NodeId>, ask: bool) {
         let others = nodes.into_iter().filter(|node| *node != self.here.node);
         let others: Vec<_> = others.map(ExecutorId::first).collect();
@@ -250,7 +268,8 @@ impl Executor {
     }
 }
 
-/// The answer to whoever asks the wrong node, or may not lock the file: who is not trusted must be allowed to read it.
+/// Returns the answer to a client that asks the wrong node, or may not lock the file: an untrusted
+/// client needs permission to read it.
 fn refuse_lock(
     shards: &mut Shards<FjallStore>,
     shard: ShardId,
@@ -273,7 +292,7 @@ fn refuse_lock(
     let ctx = Context { now: now(), client: ClientId([0; 16]), slot: 0, seq: 0, trusted };
     match shards.apply(&ctx, &call) {
         Applied::Done(result) => result.err().map(Err),
-        // Somebody changes it on several nodes: that is soon over.
+        // A transaction over several nodes changes the file; it is over soon.
         Applied::Waits(_) => Some(Ok(MetaReply::Later)),
     }
 }

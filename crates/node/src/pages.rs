@@ -1,9 +1,9 @@
-//! Pages of a file on their way to a socket, uncopied: from the page cache into a pipe, from
-//! the pipe to the socket (splice(2)).
+//! Pages of a file that go to a socket uncopied: from the page cache into a pipe, and from the pipe
+//! to the socket (splice(2)).
 //!
-//! Not sendfile(2): the length of an answer must be promised before its bytes go out, and of
-//! a file that is cut meanwhile only invented zeros could keep the promise. What is
-//! in the pipe stays whatever becomes of the file, so it is counted first.
+//! sendfile(2) does not fit. The header of an answer states its length before its bytes go out. If
+//! the file is truncated meanwhile, only invented zeros could keep that length. The bytes in a pipe
+//! do not depend on the file any more, so they are counted first.
 
 use crate::counters::{Place, Places};
 use parking_lot::Mutex;
@@ -14,10 +14,10 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// Room in a pipe, in bytes: what anybody may have.
+/// Size of a pipe in bytes: the largest that every user may have.
 const PIPE_BYTES: usize = 1 << 20;
-/// Most pipes: half of what the kernel grants all processes of a user who is not the
-/// superuser. Answers beyond so many at a time are copied.
+/// Most pipes: half of the pages that the kernel grants all processes of an ordinary user. Further
+/// answers at the same time are copied.
 const PIPES_MAX: u32 = 32;
 
 /// All pipes of a node.
@@ -34,7 +34,7 @@ impl Default for Pool {
 }
 
 impl Pool {
-    /// An empty pipe, if there is one to be had.
+    /// Returns an empty pipe, if one is available.
     pub(crate) fn take(&self) -> Option<Pages> {
         if let Some(pages) = self.idle.lock().pop() {
             return Some(pages);
@@ -45,7 +45,7 @@ impl Pool {
             .ok()
     }
 
-    /// Takes a pipe back. One that is not empty ends.
+    /// Takes a pipe back. A pipe that is not empty is closed.
     pub(crate) fn put(&self, pages: Pages) {
         if pages.held == 0 {
             self.idle.lock().push(pages);
@@ -72,27 +72,29 @@ impl Pages {
         Ok(Pages { output, input, held: 0, _place: place })
     }
 
-    /// Bytes that are here.
+    /// Returns the number of bytes in the pipe.
     pub(crate) fn held(&self) -> usize {
         self.held
     }
 
-    /// Takes up to `len` bytes of `file` from `offset`: fewer at its end, and
-    /// when there is no more room.
+    /// Takes up to `len` bytes of `file` from `offset`: fewer at its end, and when the pipe is
+    /// full.
     ///
     /// # Errors
-    /// Those of reading the file. What was taken before is still here.
+    /// Those of reading the file. The bytes taken before stay in the pipe.
     pub(crate) fn take(&mut self, file: impl AsFd, offset: u64, len: usize) -> io::Result<()> {
         let mut at = offset;
         let end = offset.saturating_add(len as u64);
         while at < end {
             let left = (end - at) as usize;
-            // Without this it would wait for somebody to empty the pipe.
+            // A blocking splice would wait until another thread empties the pipe.
             let flags = SpliceFlags::NONBLOCK;
             match rustix::pipe::splice(&file, Some(&mut at), &self.input, None, left, flags) {
                 Ok(0) => break,
                 Ok(n) => self.held += n,
                 Err(Errno::INTR) => {}
+                // `EAGAIN` has two causes: a full pipe, and a file that cannot be read now. Only
+                // the first ends the loop well.
                 Err(Errno::AGAIN) if self.is_full() => break,
                 Err(e) => return Err(e.into()),
             }
@@ -105,10 +107,10 @@ impl Pages {
         poll(&mut fds, Some(&Timespec::default())) == Ok(0)
     }
 
-    /// Sends everything.
+    /// Sends all bytes of the pipe.
     ///
     /// # Errors
-    /// Those of the socket, on which part of it may have gone out then.
+    /// Those of the socket. Part of the bytes may have been sent then.
     pub(crate) fn send(&mut self, socket: impl AsFd, more: bool) -> io::Result<()> {
         let flags = if more { SpliceFlags::MORE } else { SpliceFlags::empty() };
         while self.held > 0 {

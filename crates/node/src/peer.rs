@@ -1,4 +1,4 @@
-//! Who is on the other side of a connection, and what it may say.
+//! The identity of the other side of a connection, and its rights.
 
 use crate::stream::Stream;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use tatami_wire::{Cred, GROUPS_MAX};
 
-/// Whether this is the superuser or the daemon's own user.
+/// Whether the user is the superuser or the daemon's own user.
 pub(crate) fn is_own_user(uid: u32) -> bool {
     uid == 0 || uid == rustix::process::geteuid().as_raw()
 }
@@ -14,16 +14,16 @@ pub(crate) fn is_own_user(uid: u32) -> bool {
 /// The other side of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
-    /// Who it must be; `None` for a trusted peer, which speaks for anybody.
+    /// The user that it must be; `None` for a trusted peer, which may act for any user.
     pub(crate) bound_to: Option<Cred>,
-    /// Where it comes from, for logs.
+    /// Its address or process, for logs.
     origin: String,
 }
 
 impl Peer {
-    /// Learns who is connected. Over TCP, only whoever has proved that it has the
-    /// volume's key comes through the handshake, so it is trusted. On a UNIX
-    /// socket the kernel tells: the superuser and our own user are trusted.
+    /// Determines the other side of a connection. A TCP peer passes the handshake only with the
+    /// volume's key, so it is trusted. On a UNIX socket the kernel reports the user: the superuser
+    /// and the daemon's own user are trusted.
     ///
     /// # Errors
     /// Those of getsockopt(2); a peer in more than [`GROUPS_MAX`] groups.
@@ -45,10 +45,10 @@ impl Peer {
         Ok(Peer { bound_to: Some(Cred { uid, gid, groups }), origin })
     }
 
-    /// Binds it to a user, as whoever may speak for anybody may ask for.
+    /// Binds the peer to a user. A peer that may act for any user can ask for that.
     ///
     /// # Errors
-    /// Why that may not be.
+    /// The reason for which the peer may not.
     pub(crate) fn bind(&mut self, user: &Cred) -> Result<(), &'static str> {
         if !self.is_trusted() {
             return Err("only who is trusted says for which user it speaks");
@@ -58,12 +58,12 @@ impl Peer {
         Ok(())
     }
 
-    /// Whether it may speak for anybody and give orders.
+    /// Whether the peer may act for any user and give orders.
     pub(crate) fn is_trusted(&self) -> bool {
         self.bound_to.is_none()
     }
 
-    /// The user that it is bound to.
+    /// Returns the user that the peer is bound to.
     pub(crate) fn uid(&self) -> Option<u32> {
         self.bound_to.as_ref().map(|cred| cred.uid)
     }
@@ -75,8 +75,8 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The supplementary groups of the process at the other end (`SO_PEERGROUPS`,
-/// for which rustix has no call).
+/// Returns the supplementary groups of the process at the other end (`SO_PEERGROUPS`, for which
+/// rustix has no call).
 fn peer_groups(socket: &impl AsFd) -> io::Result<Vec<u32>> {
     let mut groups = vec![0u32; GROUPS_MAX];
     let mut len = (groups.len() * size_of::<u32>()) as libc::socklen_t;

@@ -1,10 +1,10 @@
-//! Which answers of a round may leave at once, which wait for recalls, and what
-//! is delegated along with them.
+//! Decides which answers of a round may leave at once, which wait for recalls, and what is
+//! delegated along with them.
 //!
-//! A round is gone through in the order in which it was applied, so that what an
-//! answer delegates is recalled by a change that comes after it. Where other nodes take part,
-//! nobody knows that order: then all changes are looked at first, and what is not as an answer
-//! says is not delegated with it. Messages to other nodes wait as answers do.
+//! The answers of a round are examined in the order in which the requests were applied. So a later
+//! change of the round recalls what an earlier answer delegates. When other nodes take part, that
+//! order is not known. Then all changes are examined first, and an answer delegates only attributes
+//! that are still current. Messages to other nodes wait as answers do.
 
 use crate::delegations::{Delegations, Recall};
 use crate::holders::HoldersFile;
@@ -16,22 +16,23 @@ use tatami_wire::delegation::{Granted, PartTold};
 use tatami_wire::meta::{MetaCall, MetaOp, MetaReply, MetaResult};
 use tatami_wire::{Attr, ClientId, Errno, Ino};
 
-/// What an operation has met, as far as delegations care.
+/// The inodes that an operation has met, as far as delegations need them.
 #[derive(Debug, Default)]
 pub(crate) struct Met {
     /// Inodes on which the answer depends.
     pub(crate) seen: Vec<Ino>,
-    /// Inodes that it has changed.
+    /// Inodes that the operation has changed.
     pub(crate) changed: Vec<Ino>,
-    /// The directory of [`MetaOp::shown_dir`], after the operation, if it may be delegated to who asked.
+    /// The directory of [`MetaOp::shown_dir`], after the operation, if it may be delegated to the
+    /// client.
     pub(crate) dir: Option<Box<Attr>>,
-    /// The partition that takes the place of that directory, likewise.
+    /// The partition that stands in for that directory, under the same condition.
     pub(crate) part: Option<Box<PartTold>>,
 }
 
-/// Most messages to other nodes that wait; more are dropped, and come again.
+/// Most messages to other nodes that wait. More are dropped; their senders repeat them.
 const OUTS_MAX: usize = 4096;
-/// Who changes something by way of another node. Nobody has this id.
+/// Stands for the unknown client that changes an inode through another node. No client has this id.
 const ELSEWHERE: ClientId = ClientId([0; 16]);
 
 /// See the module.
@@ -45,13 +46,13 @@ pub(crate) struct Recalls {
 }
 
 impl Recalls {
-    /// At the start of a daemon.
+    /// Reads the list of holders that a daemon before this one has left.
     pub(crate) fn new(term: Duration, file: HoldersFile) -> Recalls {
         let delegations = Delegations::new(term, file.read(), Instant::now());
         Recalls { delegations, file, held: Vec::new(), held_outs: Vec::new() }
     }
 
-    /// Whether the executor must note what operations meet.
+    /// Whether the executor must record the inodes that operations read and change.
     pub(crate) fn are_used(&self) -> bool {
         self.delegations.any_client()
     }
@@ -63,7 +64,7 @@ impl Recalls {
 
     /// See [`Delegations::closed_until`].
     pub(crate) fn closed_until(&mut self) -> Option<Instant> {
-        // Every round asks, and nearly always there is nothing to compare a moment with.
+        // Every round asks, and nearly always the list is empty: then no clock is read.
         if self.delegations.are_open() {
             None
         } else {
@@ -71,22 +72,24 @@ impl Recalls {
         }
     }
 
-    /// Whether anything may be delegated to the client.
+    /// Whether inodes may be delegated to the client.
     pub(crate) fn may_delegate(&self, client: ClientId) -> bool {
         self.delegations.has(client)
     }
 
-    /// The client's recall connection.
+    /// Returns the client's recall connection.
     pub(crate) fn connection(&self, client: ClientId) -> Option<usize> {
         self.delegations.connection(client)
     }
 
-    /// A client has opened recall connection `at`. Returns the one that it had before.
+    /// Records that a client has opened recall connection `at`. Returns its former one.
     ///
     /// # Errors
     /// Those of the disk: then nothing may be delegated to the client.
     pub(crate) fn opened(&mut self, client: ClientId, at: usize) -> io::Result<Option<usize>> {
         let old = self.delegations.open(client, at, Instant::now());
+        // On disk before anything is delegated: after a crash the next daemon must wait for this
+        // client.
         let written = self.file.write(&self.delegations.clients());
         if written.is_err() {
             self.delegations.close(client, at);
@@ -94,7 +97,7 @@ impl Recalls {
         written.map(|()| old)
     }
 
-    /// A connection has ended; `recalls` of a client, if it was for these.
+    /// Records that a connection has ended. `recalls` is its client, if it was a recall connection.
     pub(crate) fn closed(&mut self, at: usize, recalls: Option<ClientId>) {
         self.held.retain(|answer| answer.to != at);
         let Some(client) = recalls.filter(|client| self.delegations.has(*client)) else { return };
@@ -102,7 +105,7 @@ impl Recalls {
         if !self.delegations.has(client)
             && let Err(error) = self.file.write(&self.delegations.clients())
         {
-            // The daemon after us will wait for a client that does not come, no longer than a term.
+            // The next daemon will wait in vain for this client, but no longer than a term.
             tracing::warn!(path = %self.file.path().display(), %error, "the list of clients is old");
         }
     }
@@ -117,17 +120,18 @@ impl Recalls {
         self.delegations.returned(client, id);
     }
 
-    /// Goes through a round. What must wait is kept; what stays in `round` may leave.
+    /// Examines a round. Answers that must wait are kept; those left in `round` may leave.
     pub(crate) fn settle(&mut self, round: &mut Vec<Answer>) {
         if !self.delegations.any_client() {
             return;
         }
         let mut moment = None;
-        // Most rounds touch nothing that is delegated, and need not know the time.
+        // Most rounds touch no delegated inode, and then read no clock.
         let mut now = || *moment.get_or_insert_with(Instant::now);
         let delegations = &mut self.delegations;
         self.held.extend(round.extract_if(.., |answer| {
             let Some((ctx, call)) = &answer.request else { return false };
+            // Recalls come before this answer's own delegation, and in the order of the round.
             for ino in &answer.met.changed {
                 if delegations.is_delegated(*ino) {
                     delegations.changed(ctx.client, *ino, now());
@@ -143,8 +147,8 @@ impl Recalls {
         }));
     }
 
-    /// As [`Recalls::settle`], of a round in which other nodes took part. Returns the messages to them
-    /// that may leave, too.
+    /// Examines a round in which other nodes took part; see [`Recalls::settle`]. Also returns the
+    /// messages to those nodes that may leave.
     pub(crate) fn settle_all(
         &mut self,
         round: &mut Vec<Answer>,
@@ -160,6 +164,7 @@ impl Recalls {
             let client = answer.request.as_ref()?.0.client;
             Some(answer.met.changed.iter().map(move |ino| (client, *ino)))
         });
+        // All changes first: in which order they and the reads of this round happened is not known.
         for (client, ino) in here.chain(answered.flatten()) {
             if delegations.is_delegated(ino) {
                 delegations.changed(client, ino, now);
@@ -170,11 +175,12 @@ impl Recalls {
             if must_wait(delegations, answer, call) {
                 return true;
             }
-            // Whether it is as it was cannot be seen.
+            // A partition has no version by which to see that it is still current.
             answer.met.part = None;
             answer.grant(delegations, now, &mut is_current);
             false
         }));
+        // A vote or an outcome lets another node show the change. It waits as an answer would.
         let (held, free): (Vec<_>, Vec<_>) =
             outs.into_iter().partition(|out| is_held(delegations, out));
         self.held_outs.extend(held);
@@ -182,7 +188,7 @@ impl Recalls {
         free
     }
 
-    /// Messages to other nodes that need not wait any more.
+    /// Returns the messages to other nodes that need not wait any more.
     pub(crate) fn released_outs(&mut self) -> Vec<Out> {
         if self.held_outs.is_empty() {
             return Vec::new();
@@ -191,7 +197,7 @@ impl Recalls {
         self.held_outs.extract_if(.., |out| !is_held(delegations, out)).collect()
     }
 
-    /// See [`Delegations::withhold`]. Whether all is back.
+    /// See [`Delegations::withhold`]. Returns whether all of these delegations have been returned.
     pub(crate) fn withhold(&mut self, block: (u16, u16)) -> bool {
         self.delegations.withhold(block);
         self.delegations.is_back()
@@ -202,7 +208,7 @@ impl Recalls {
         self.delegations.stop_withholding();
     }
 
-    /// The recall connections of all clients.
+    /// Returns the recall connections of all clients.
     pub(crate) fn connections(&self) -> Vec<usize> {
         self.delegations.connections()
     }
@@ -212,8 +218,8 @@ impl Recalls {
         self.delegations.take_recalls()
     }
 
-    /// Answers that need not wait any more. What they tell is delegated if it is
-    /// still so: `is_current` says whether attributes are those of this moment.
+    /// Returns the answers that need not wait any more. They delegate the attributes in them that
+    /// are still current: `is_current` compares attributes with the present ones.
     pub(crate) fn released(&mut self, mut is_current: impl FnMut(&Attr) -> bool) -> Vec<Answer> {
         if self.held.is_empty() {
             return Vec::new();
@@ -246,14 +252,15 @@ fn is_held(delegations: &Delegations, out: &Out) -> bool {
 }
 
 fn must_wait(delegations: &Delegations, answer: &Answer, call: &MetaCall) -> bool {
-    // A repeated request is answered as before; what it changed then may still be being recalled.
+    // A repeated request gets its former answer. The recalls of its change may still be under way,
+    // and its inodes are not known any more: so any recall holds the answer back.
     let again = answer.met.seen.is_empty() && call.op.is_mutation() && answer.result.is_ok();
     delegations.is_recalled(&answer.met.seen) || again && delegations.any_recalled()
 }
 
 impl Answer {
-    /// Delegates what the answer tells to the client that it goes to, as far as
-    /// that may be and the attributes that it tells are current.
+    /// Delegates to the client the inodes that the answer shows, if that is allowed now and the
+    /// attributes in the answer are current.
     fn grant(
         &mut self,
         delegations: &mut Delegations,
@@ -261,18 +268,23 @@ impl Answer {
         mut is_current: impl FnMut(&Attr) -> bool,
     ) {
         let Some((ctx, call)) = &self.request else { return };
-        // Told of no change at all, a client forgets everything.
+        // A client that gets no list of changes forgets everything it has cached, so nothing is
+        // delegated.
         if !delegations.has(ctx.client) || self.met.changed.len() > Granted::CHANGED_MAX {
             return;
         }
         let mut granted = Granted { changed: self.met.changed.clone(), ..Granted::default() };
         let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_deref());
         for (ino, attr) in [dir, told].into_iter().flatten() {
+            // Bytes written on another node may change size and times without this shard knowing:
+            // no delegation.
             if !attr.written_elsewhere && is_current(attr) && delegations.give(ctx.client, ino, now)
             {
                 granted.delegated.push(ino);
             }
         }
+        // Only if the answer shows that a name exists or not; other errors say nothing about the
+        // partition.
         if matches!(self.result, Ok(_) | Err(Errno::ENOENT)) {
             let part = self.met.part.take();
             granted.part = part.filter(|part| delegations.give(ctx.client, part.attr.ino, now));
@@ -291,9 +303,9 @@ impl Answer {
     }
 }
 
-/// The inodes that may be delegated with an answer, with the attributes by which it
-/// is seen whether they are as they were: the directory of whose entry it tells,
-/// and the inode whose attributes it tells.
+/// Returns the inodes that may be delegated with an answer: the directory whose entry it shows, and
+/// the inode whose attributes it shows. The attributes beside them serve to check whether the inode
+/// has changed since.
 fn tells<'a>(
     op: &MetaOp,
     result: &'a MetaResult,
@@ -445,11 +457,12 @@ mod tests {
         let mut round = vec![listed()];
         recalls.settle(&mut round);
         assert_eq!(told(&round[0]), (Some(part), false, true));
-        // Where nobody knows what has changed meanwhile, the partition is not.
+        // With other nodes in the round, the partition may have changed meanwhile, so it is not
+        // delegated.
         let mut round = vec![listed()];
         recalls.settle_all(&mut round, Vec::new(), |_| true);
         assert_eq!(told(&round[0]), (None, false, true));
-        // What the listing has shown waits as long as it is being recalled.
+        // An answer waits while an inode that it has listed is being recalled.
         let mut round = vec![changed(B), listed()];
         recalls.settle(&mut round);
         assert!(round.is_empty());
@@ -459,7 +472,7 @@ mod tests {
     fn what_is_not_so_any_more_is_not_delegated() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut recalls = recalls(&dir);
-        // Asked before a transaction that came in the same round.
+        // The client asked before a transaction that came in the same round.
         let mut round = vec![told(A)];
         let left = recalls.settle_all(&mut round, vec![out(&[INO], &[])], |_| false);
         assert_eq!((left.len(), round.len()), (1, 1));

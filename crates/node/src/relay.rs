@@ -1,9 +1,9 @@
-//! A connection that is meant for another node: whoever has no key of the volume reaches other
-//! nodes through the daemon of its own.
+//! The relay of a connection that is meant for another node. A client without the volume's key
+//! reaches other nodes through the daemon of its own node.
 //!
-//! The daemon proves there that it has the key and says which user is speaking, as the kernel
-//! told it; from then on bytes go both ways as they come. What the user may do, the
-//! other node judges as it would of a user of its own machine.
+//! The daemon proves to the other node that it has the key, and states the user of the client,
+//! which the kernel has reported. From then on it copies bytes in both directions. The other node
+//! checks the user's permissions as it does for a user of its own machine.
 
 use crate::accept::{WRITE_TIMEOUT, prepare};
 use crate::peer::Peer;
@@ -19,31 +19,33 @@ use tatami_wire::handshake::{self, HandshakeError, Hello};
 
 /// Longest wait for a TCP connection to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes passed on at a time.
+/// Most bytes that are copied at a time.
 const CHUNK: usize = 256 << 10;
 
-/// Why a connection cannot be passed on.
+/// The reasons for which a connection cannot be relayed.
 pub(crate) enum NotPassed {
-    /// The other node does not answer; it may in a moment.
+    /// The other node does not answer now; it may in a moment.
     Away(String),
-    /// It never will be.
+    /// The other node refuses the connection for good.
     Refused(String),
-    /// Not before an operator has decided about a damaged disk.
+    /// The other node refuses it until an operator has decided about a damaged disk.
     Damaged(String),
 }
 
-/// Connects to the node that `hello` means, in the name of the user that the peer is bound to.
+/// Connects to the given node, on behalf of the user that the peer is bound to.
 pub(crate) fn connect(
     shared: &Shared,
     hello: &Hello,
     peer: &Peer,
     node: NodeId,
 ) -> Result<Stream, NotPassed> {
+    // `node` is cleared: the other node is the end of the way, and never relays again. The user is
+    // the one that the kernel reported, not one that the client names.
     let hello = Hello { node: None, user: peer.bound_to.clone(), ..hello.clone() };
     reach_node(shared, &hello, node)
 }
 
-/// Connects to a node and shakes hands as `hello` says.
+/// Connects to a node and does the handshake with `hello`.
 pub(crate) fn reach_node(
     shared: &Shared,
     hello: &Hello,
@@ -54,7 +56,7 @@ pub(crate) fn reach_node(
     let info = info.ok_or_else(|| NotPassed::Refused(format!("there is no node {node}")))?;
     let away = |e: io::Error| NotPassed::Away(format!("{} does not answer: {e}", info.name));
     let stream = match node == shared.node() {
-        // From one executor to another of the node: half the work of TCP.
+        // Executors of the same node use the UNIX socket: half the work of TCP.
         true => UnixStream::connect(shared.socket()).map(Stream::Unix),
         false => reach(&info.address).map(Stream::Tcp),
     };
@@ -62,8 +64,10 @@ pub(crate) fn reach_node(
     prepare(&stream).map_err(away)?;
     let mut nonce = [0; 16];
     getrandom::fill(&mut nonce).map_err(|e| away(io::Error::other(e)))?;
+    // One deadline for the whole handshake: a peer that sends a byte at a time gets no more time.
     let mut timed = Deadlined::new(&stream, HANDSHAKE_TIMEOUT);
     let key = Some(&shared.identity.key);
+    // The key never leaves this node: the handshake proves it with a code over both nonces.
     handshake::connect(&mut timed, stream.transport(), hello, key, nonce).map_err(|e| match e {
         HandshakeError::Io(e) => away(e),
         HandshakeError::Away(why) => NotPassed::Away(why),
@@ -76,6 +80,7 @@ pub(crate) fn reach_node(
 
 fn reach(address: &str) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
+    // A name may have several addresses; each is tried once.
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
             Ok(stream) => return Ok(stream),
@@ -85,10 +90,12 @@ fn reach(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
-/// Passes on what both sides say until one of them has no more to say.
+/// Copies the bytes of both sides until one of them ends.
 pub(crate) fn serve(near: &Stream, far: &Stream, peer: &Peer) {
     enlarge_buffers(near);
     for stream in [near, far] {
+        // No timeout for reading: a client may be silent for as long as it likes. A side that takes
+        // no bytes is dropped.
         if stream.set_timeouts(None, Some(WRITE_TIMEOUT)).is_err() {
             return;
         }
@@ -99,6 +106,7 @@ pub(crate) fn serve(near: &Stream, far: &Stream, peer: &Peer) {
             Ok(_) => pass(near, far),
             Err(e) => tracing::error!(%peer, error = %e, "cannot start a thread for a relay"),
         }
+        // Both sides are closed, so that the other thread's read returns and the scope can end.
         near.shutdown(Shutdown::Both);
         far.shutdown(Shutdown::Both);
     });
@@ -117,7 +125,7 @@ fn pass(mut from: &Stream, mut to: &Stream) {
             break;
         }
     }
-    // Requests and answers come in pairs: when one side has ended, nothing is left to be said.
+    // Requests and answers come in pairs: when one side has ended, nothing more can follow.
     from.shutdown(Shutdown::Both);
     to.shutdown(Shutdown::Both);
 }

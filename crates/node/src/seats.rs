@@ -1,6 +1,6 @@
-//! Bounded places for connections whose peers are known. Ordinary users have half of each row at most, and
-//! each of them a bounded number: the rest is left for the superuser, the daemon's own user, and whoever has the
-//! volume's key.
+//! Bounded slots for connections whose peers are known. Ordinary users have at most half of each
+//! class, and each of them a bounded number. The rest is left for the superuser, the daemon's own
+//! user, and peers with the volume's key.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -11,14 +11,14 @@ use std::sync::Arc;
 const NAMES_MAX: u32 = 4096;
 /// Most connections for bytes; each has a thread.
 const BYTES_MAX: u32 = 1024;
-/// Most connections for questions; each has a thread.
+/// Most connections for administration; each has a thread.
 const QUESTIONS_MAX: u32 = 256;
-/// Most connections of one user that is not trusted, of all rows.
+/// Most connections of one user that is not trusted, of all classes.
 const USER_MAX: u32 = 512;
-/// Users that are not trusted get one in so many of a row's places.
+/// Users that are not trusted get one part in this number of a class's slots.
 const USERS_SHARE: u32 = 2;
 
-/// What connections are for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Row {
     Names,
@@ -48,7 +48,7 @@ impl fmt::Display for Row {
     }
 }
 
-/// All places of a node.
+/// All slots of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Seats {
     taken: Mutex<Taken>,
@@ -56,13 +56,13 @@ pub(crate) struct Seats {
 
 #[derive(Debug, Default)]
 struct Taken {
-    /// By row: by all, and by users that are not trusted.
+    /// By class: the number of all connections, and of those by users that are not trusted.
     rows: [(u32, u32); Row::COUNT],
-    /// Of each user that is not trusted and has some.
+    /// The number of connections of each user that is not trusted.
     users: HashMap<u32, u32>,
 }
 
-/// One place, given back when dropped.
+/// One slot, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Seat {
     seats: Arc<Seats>,
@@ -71,13 +71,14 @@ pub(crate) struct Seat {
 }
 
 impl Seats {
-    /// A place, if there is one for that user; `None` is whoever is trusted.
+    /// Takes a slot, if there is one for that user; `None` stands for a trusted peer.
     pub(crate) fn take(self: &Arc<Self>, row: Row, user: Option<u32>) -> Option<Seat> {
         let mut taken = self.taken.lock();
         let (all, users) = taken.rows[row as usize];
         if all >= row.most() {
             return None;
         }
+        // Checked and counted under one lock: two connections cannot both take the last slot.
         if let Some(user) = user {
             let own = taken.users.get(&user).copied().unwrap_or_default();
             if own >= USER_MAX || users >= row.most() / USERS_SHARE {
@@ -90,7 +91,7 @@ impl Seats {
         Some(Seat { seats: self.clone(), row, user })
     }
 
-    /// How many are taken.
+    /// Returns the number of slots that are taken.
     pub(crate) fn count(&self) -> u32 {
         self.taken.lock().rows.iter().map(|(all, _)| all).sum()
     }

@@ -1,7 +1,7 @@
-//! Connections whose other side has not proved yet that it may come in. They have no thread, and a bounded number
-//! of places: those that come over TCP, those of each ordinary user of this machine, and those of
-//! the superuser and the daemon's own user have places of their own, so that none of
-//! these can keep out another. Where the places are taken, the oldest that has said nothing goes.
+//! Connections in their handshake, whose other side has not yet proved its identity. They have no
+//! thread, and a bounded number of slots. There are separate slots for TCP connections, for each
+//! ordinary user of this machine, and for the superuser and the daemon's own user: none of these
+//! can shut out another. When the slots are full, the oldest silent connection is dropped.
 
 use crate::peer::Peer;
 use crate::stream::Stream;
@@ -11,31 +11,31 @@ use std::io;
 use std::time::{Duration, Instant};
 use tatami_wire::handshake::{Greeting, HandshakeError, Hello, Identity};
 
-/// The first byte of a connection must come within this time.
+/// The first byte of a connection must arrive within this time.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);
-/// A handshake must be over after this time.
+/// A handshake must be complete within this time.
 pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most strangers over TCP.
+/// Most connections over TCP.
 const NETWORK_MAX: usize = 1024;
-/// Most of one ordinary user of this machine.
+/// Most connections of one ordinary user of this machine.
 const USER_MAX: usize = 128;
-/// Most of all ordinary users of this machine.
+/// Most connections of all ordinary users of this machine.
 const USERS_MAX: usize = 512;
-/// Most of the superuser and the daemon's own user.
+/// Most connections of the superuser and the daemon's own user.
 const TRUSTED_MAX: usize = 512;
-/// Each of the three gets no more than one in so many of the descriptors that the process may have.
+/// Each of the three groups gets at most one part in this number of the process's descriptors.
 const DESCRIPTOR_SHARE: usize = 8;
-/// Bytes that are taken at a time.
+/// Most bytes that are received at a time.
 const CHUNK: usize = 512;
 
-/// Whose places a stranger takes.
+/// The group whose slots a connection takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// It came over TCP: nobody knows yet who it is.
+    /// A TCP connection: its identity is not known yet.
     Network,
-    /// An ordinary user of this machine, as the kernel tells.
+    /// An ordinary user of this machine, as the kernel reports.
     User(u32),
-    /// The superuser or the daemon's own user, likewise.
+    /// The superuser or the daemon's own user, as the kernel reports.
     Trusted,
 }
 
@@ -56,21 +56,23 @@ pub(crate) struct Stranger {
     pub(crate) greeting: Greeting,
 }
 
-/// What has become of a stranger that was heard.
+/// The state of a handshake after more bytes.
 pub(crate) enum Heard {
-    /// More must come.
+    /// More bytes must arrive.
     Waits,
-    /// It is who it says.
+    /// The other side has proved its identity.
     Known(Box<Hello>),
-    /// Nothing will come of it.
+    /// The handshake has failed.
     Failed(HandshakeError),
 }
 
 impl Stranger {
-    /// Takes what it has said since, and answers, without waiting.
+    /// Receives the bytes that have arrived, and answers, without waiting.
     pub(crate) fn hear(&mut self, identity: &Identity) -> Heard {
         let mut chunk = [0; CHUNK];
         loop {
+            // No byte beyond the handshake is taken: the next reader of the socket starts at the
+            // first request.
             let room = self.greeting.wanted().min(CHUNK);
             let flags = RecvFlags::DONTWAIT;
             let got = match rustix::net::recv(&self.stream, &mut chunk[..room], flags) {
@@ -96,7 +98,7 @@ impl Stranger {
     }
 }
 
-/// Sends what must fit the socket's buffer: a new connection has room for a handshake.
+/// Sends bytes that must fit the socket's buffer: a new connection has room for a handshake.
 pub(crate) fn say_at_once(stream: &Stream, bytes: &[u8]) -> io::Result<()> {
     if bytes.is_empty() {
         return Ok(());
@@ -108,7 +110,7 @@ pub(crate) fn say_at_once(stream: &Stream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Whether the other side has said something, for the choice of who goes.
+/// Whether the other side has sent a byte, to choose the connection that is dropped.
 pub(crate) trait Talks {
     fn is_silent(&self) -> bool;
 }
@@ -132,16 +134,16 @@ impl<T: Talks> Entry<T> {
     }
 }
 
-/// All strangers, by a number that goes up with each.
+/// All connections in their handshake, by a number that increases with each.
 pub(crate) struct Strangers<T> {
     entries: BTreeMap<u64, Entry<T>>,
     next: u64,
-    /// Most of the network, of one user, of all users, and of the trusted.
+    /// The limits: of the network, of one user, of all users, and of the trusted.
     most: [usize; 4],
 }
 
 impl<T: Talks> Strangers<T> {
-    /// Nobody yet. The first gets the number `first`.
+    /// Makes an empty table. The first connection gets the number `first`.
     pub(crate) fn new(first: u64) -> Strangers<T> {
         use rustix::process::{Resource, getrlimit};
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
@@ -150,7 +152,8 @@ impl<T: Talks> Strangers<T> {
         Strangers { entries: BTreeMap::new(), next: first, most }
     }
 
-    /// Takes one in that came at `now`. Its number; and whoever had to go for it.
+    /// Adds a connection that arrived at `now`. Returns its number, and the connection that was
+    /// dropped for it.
     pub(crate) fn add(&mut self, origin: Origin, now: Instant, stranger: T) -> (u64, Option<T>) {
         let [network, user, users, trusted] = self.most;
         let is_user = |origin: Origin| matches!(origin, Origin::User(_));
@@ -167,19 +170,21 @@ impl<T: Talks> Strangers<T> {
         (number, gone)
     }
 
-    /// Sends the one away that can be spared most, if so many or more share these places.
+    /// Drops the least useful connection if at least `most` connections share these slots.
     fn make_room(&mut self, most: usize, shares: impl Fn(Origin) -> bool) -> Option<T> {
         let sharing = || self.entries.iter().filter(|(_, entry)| shares(entry.origin));
         if sharing().count() < most {
             return None;
         }
+        // A silent one first, the oldest of them: a peer that has sent bytes is more likely to be
+        // genuine.
         let silent = sharing().find(|(_, entry)| entry.stranger.is_silent());
         let (number, _) = silent.or_else(|| sharing().next())?;
         let number = *number;
         self.remove(number)
     }
 
-    /// Sends one away, of whatever origin, because the process has no descriptors left.
+    /// Drops a connection of any group, because the process has no descriptors left.
     pub(crate) fn spare_one(&mut self) -> Option<T> {
         self.make_room(0, |_| true)
     }
@@ -192,12 +197,12 @@ impl<T: Talks> Strangers<T> {
         self.entries.remove(&number).map(|entry| entry.stranger)
     }
 
-    /// When the next one is to be sent away, if nobody says anything.
+    /// Returns when the next connection must be dropped, if no bytes arrive.
     pub(crate) fn next_deadline(&self) -> Option<Instant> {
         self.entries.values().map(Entry::deadline).min()
     }
 
-    /// Those whose time is over, taken out.
+    /// Removes and returns the connections whose time is over.
     pub(crate) fn take_late(&mut self, now: Instant) -> Vec<T> {
         let late =
             |(number, entry): (&u64, &Entry<T>)| (entry.deadline() <= now).then_some(*number);
@@ -211,7 +216,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Name, and whether it has said something.
+    /// A name, and whether it has sent a byte.
     #[derive(Debug, PartialEq, Eq)]
     struct Person(u32, bool);
 

@@ -41,7 +41,7 @@ impl Stream {
         }
     }
 
-    /// Sends `bytes`, which more will follow at once.
+    /// Sends `bytes` and states that more bytes follow at once.
     pub(crate) fn send_more(&self, mut bytes: &[u8]) -> io::Result<()> {
         let flags = SendFlags::NOSIGNAL | SendFlags::MORE;
         while !bytes.is_empty() {
@@ -72,8 +72,8 @@ impl AsFd for Stream {
     }
 }
 
-// Straight to the kernel: around its own calls, the C library of a program with threads notes each time that
-// the thread may be cancelled there.
+// Directly to the kernel: in a program with threads, the C library's own calls mark the thread as
+// cancellable around each system call.
 impl Read for &Stream {
     fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         Ok(rustix::io::read(self, buf)?)
@@ -97,8 +97,8 @@ impl Write for &Stream {
     }
 }
 
-/// A stream on which everything must be over by a point in time, however
-/// slowly the other side sends its bytes.
+/// A stream on which all reads and writes must end by a point in time, however slowly the other
+/// side sends its bytes.
 pub(crate) struct Deadlined<'a> {
     stream: &'a Stream,
     deadline: Instant,
@@ -110,6 +110,8 @@ impl<'a> Deadlined<'a> {
     }
 
     fn arm(&self) -> io::Result<()> {
+        // Armed before each call with the time that is left: a timeout of the socket alone would
+        // start again with each byte.
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());

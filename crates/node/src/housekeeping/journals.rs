@@ -1,6 +1,6 @@
-//! The last look at the journals of pieces whose writers are gone: what they told is
-//! published in their name, and the pieces are closed. One whose journal is damaged stays open, until somebody accepts the loss:
-//! nothing is made of a part of what was written.
+//! The last pass over the journals of pieces whose writers are gone: their tiles are published on
+//! behalf of the writers, and the pieces are closed. A piece with a damaged journal stays open
+//! until an operator accepts the loss: a file must not silently lack part of its bytes.
 
 use super::{At, Away, Housekeeper, TIMEOUT};
 use crate::shared::now;
@@ -16,16 +16,17 @@ use tatami_wire::object::{ObjectCall, ObjectOp, ObjectReply, ObjectResult};
 use tatami_wire::tiles::{Growth, PARTS_MAX, Part, PieceInfo, TILES_MAX};
 use tatami_wire::{Access, Attr, Cap, Ino, NodeId, Piece};
 
-/// Bytes read at a time.
+/// Most bytes that are read at a time.
 const READ: usize = 1 << 20;
 const _: () = assert!(READ <= PAYLOAD_MAX);
-/// Pieces asked for, and published, at a time.
+/// Most pieces that are requested, and published, at a time.
 const STEP: u32 = 1024;
-/// Bytes of tiles after which some are published.
+/// Bytes of tiles after which a batch is published.
 const STEP_BYTES: usize = 256 * 1024;
 
 impl Housekeeper<'_> {
-    /// Closes all pieces of a file that nobody adds to any more. Nothing where a journal is damaged, when it has closed the others.
+    /// Closes all pieces of a file that have no writer any more. Fails if a journal is damaged,
+    /// after it has closed the others.
     pub(super) fn read_journals(&mut self, at: At, attr: &Attr) -> Result<(), Away> {
         let ino = attr.ino;
         let mut nodes = Nodes { connections: BTreeMap::new() };
@@ -72,7 +73,7 @@ impl Housekeeper<'_> {
         Ok(())
     }
 
-    /// All that is known of a piece whose writer is gone; nothing where its journal is damaged.
+    /// Returns the final state of a piece whose writer is gone; `None` if its journal is damaged.
     fn last_part(
         &mut self,
         nodes: &mut Nodes,
@@ -80,12 +81,14 @@ impl Housekeeper<'_> {
         info: PieceInfo,
     ) -> Result<Option<Part>, Away> {
         let (bytes, journal) = (Piece::bytes_of(info.piece), Piece::journal_of(info.piece));
+        // The size first: only tiles within the bytes that are in the object count. A journal may
+        // be ahead of them.
         let state = self.stat_object(info.node, ino, bytes)?;
         let told = self.read_object(nodes, ino, info.node, journal)?;
         let told = match journal::decode(&told) {
             Ok(told) => told.map(|tiles| within(&tiles, state.size)),
             Err(damage) => {
-                // It is looked at every few seconds.
+                // The same file is tried again every few seconds; the log names it once.
                 if self.told_damage.insert((ino, info.piece)) {
                     tracing::error!(%ino, piece = info.piece, node = %info.node,
                         object = format!("{:016x}.{:08x}", ino.0, journal.0),
@@ -133,7 +136,7 @@ impl Housekeeper<'_> {
                 }
             };
             all.truncate(before + got);
-            // More is not read; one that is so long is refused.
+            // Stops here: a journal of this length is refused anyway.
             if got == 0 || all.len() > BYTES_MAX {
                 return Ok(all);
             }
@@ -172,7 +175,7 @@ impl Housekeeper<'_> {
     }
 }
 
-/// Connections for bytes, while one file is looked at.
+/// Connections for bytes, for as long as one file is processed.
 struct Nodes {
     connections: BTreeMap<NodeId, Connection>,
 }

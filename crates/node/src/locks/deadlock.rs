@@ -1,4 +1,4 @@
-//! Who waits for whom.
+//! Deadlock detection: a search of the wait-for graph.
 
 use super::{Locks, Owner};
 use std::collections::BTreeSet;
@@ -6,8 +6,8 @@ use tatami_wire::Ino;
 use tatami_wire::lock::{Lock, LockSort};
 
 impl Locks {
-    /// Whether those who are in the way of `lock` wait for `owner`, themselves or by way of others. Processes
-    /// count as a whole, as in Linux: that one of their threads waits is enough.
+    /// Whether the holders that conflict with `lock` wait for `owner`, directly or through others.
+    /// A process counts as a whole, as in Linux: one waiting thread is enough.
     pub(super) fn would_deadlock(&self, owner: Owner, ino: Ino, lock: &Lock) -> bool {
         let mut met = BTreeSet::new();
         let mut next = self.in_the_way(owner, ino, lock);
@@ -15,6 +15,7 @@ impl Locks {
             if other == owner {
                 return true;
             }
+            // Each owner once: the graph may have cycles that do not contain `owner`.
             if !met.insert(other) {
                 continue;
             }

@@ -1,29 +1,29 @@
-//! Sessions: their beginning, their end, and what is claimed back after a restart.
+//! Sessions: their beginning, their end, and the reclaiming of locks after a restart.
 
 use super::{HELD_MAX, Locks, SESSIONS_MAX, Verdict, done, is_valid, told};
 use std::collections::BTreeSet;
 use tatami_wire::lock::{LOCKS_MAX, Lock, LockTold};
 use tatami_wire::{ClientId, Ino};
 
-/// What one client has here.
+/// The session of one client.
 #[derive(Debug, Default)]
 pub(super) struct Session {
     pub(super) id: u64,
-    /// Number of locks, of those that are not delegated.
+    /// Number of locks, without those that are delegated.
     pub(super) held: usize,
     /// Number of waits.
     pub(super) waits: usize,
-    /// Files of which it holds locks, or waits for them, or has them delegated.
+    /// Files of which the client holds locks, waits for some, or has them delegated.
     pub(super) files: BTreeSet<Ino>,
-    /// Files whose locks are delegated to it.
+    /// Files whose locks are delegated to the client.
     pub(super) delegated: BTreeSet<Ino>,
-    /// What it has claimed so far, with a claim that is not complete.
+    /// The locks of a reclaim that is not complete yet.
     claims: Vec<(Ino, Lock)>,
 }
 
 impl Locks {
-    /// The session of a client that says that it holds nothing, as far as it knows. `None` when
-    /// there are too many.
+    /// Returns the session of a client that holds no locks, as far as it knows. `None` when there
+    /// are too many sessions.
     pub(super) fn begin(&mut self, client: ClientId) -> Option<u64> {
         if let Some(session) = self.sessions.get(&client) {
             return Some(session.id);
@@ -44,7 +44,7 @@ impl Locks {
         Some(id)
     }
 
-    /// The client holds nothing any more, whether it says so or was away for too long.
+    /// Ends a session: the client has said that it holds nothing, or was away for too long.
     pub(crate) fn end(&mut self, client: ClientId) {
         self.news.remove(&client);
         if let Some(session) = self.sessions.remove(&client) {
@@ -54,11 +54,12 @@ impl Locks {
         self.has_come(client);
     }
 
-    /// What the client had before our start is known now.
+    /// Records that the client's locks from before our start are known now.
     fn has_come(&mut self, client: ClientId) {
         if self.before.remove(&client) {
             self.changed = true;
             if self.before.is_empty() {
+                // The last such client: only now is it certain that a free lock is free.
                 let all: Vec<Ino> = self.files.keys().copied().collect();
                 all.into_iter().for_each(|ino| self.settle(ino));
                 self.stirred = true;
@@ -66,7 +67,8 @@ impl Locks {
         }
     }
 
-    /// Takes all that the client has of these files away, and gives it to those who wait.
+    /// Drops all locks and waits of the client on these files, and grants the freed locks to
+    /// waiters.
     fn drop_files(&mut self, client: ClientId, files: BTreeSet<Ino>) {
         for ino in files {
             let Some(file) = self.files.get_mut(&ino) else { continue };
@@ -79,7 +81,8 @@ impl Locks {
         }
     }
 
-    /// Takes part of a claim; with the last, the client holds what it has claimed and nothing else.
+    /// Takes part of a reclaim. With the last part, the client holds exactly the locks it has
+    /// reclaimed.
     pub(super) fn reclaim(
         &mut self,
         client: ClientId,
@@ -90,7 +93,7 @@ impl Locks {
         let lost = told(0, LockTold::Unknown { reclaim: false });
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
         if !known {
-            // With another number the client goes on with what it has begun here.
+            // A client with another number has a session here already, and goes on with that one.
             if !self.before.contains(&client) {
                 return lost;
             }
@@ -102,6 +105,7 @@ impl Locks {
                 return lost;
             }
         }
+        // The parts are only collected here: with the last one, the locks change all at once.
         let Some(of) = self.sessions.get_mut(&client) else { return lost };
         if first {
             of.claims.clear();
@@ -124,12 +128,13 @@ impl Locks {
         done(id, false)
     }
 
-    /// The client holds `claims` in the place of what it had of `files`. Nobody who waits gets
-    /// anything in between.
+    /// Replaces the client's locks of `files` by `claims`. No waiter gets a lock in between.
     fn replace(&mut self, client: ClientId, files: BTreeSet<Ino>, claims: &[(Ino, Lock)]) {
         let mut touched = files;
         for ino in &touched {
             let Some(file) = self.files.get_mut(ino) else { continue };
+            // `forget_wait` needs the table unborrowed, so the waiters are copied before they are
+            // dropped.
             let gone: Vec<_> =
                 file.waiters.iter().filter(|w| w.client == client).copied().collect();
             file.drop_client(client);
@@ -139,7 +144,7 @@ impl Locks {
             let owner = (client, lock.owner);
             let file = self.files.entry(*ino).or_default();
             let free = file.table(lock.sort).conflict(owner, lock.span, lock.kind).is_none();
-            // Two who claim the same do not both say the truth; the first keeps it.
+            // Of two clients that reclaim the same lock, at most one is right; the first keeps it.
             if free && file.delegated.is_none() {
                 self.grant(client, *ino, lock);
             } else {
@@ -147,6 +152,7 @@ impl Locks {
             }
             touched.insert(*ino);
         }
+        // Waiters are served only after all claims are in.
         for ino in touched {
             self.settle(ino);
             self.tidy(client, ino);
