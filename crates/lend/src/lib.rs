@@ -1,26 +1,26 @@
-//! The table that says which lent file stands for which inode.
+//! The table of spare files: which spare stands for which inode.
 //!
-//! A new file has no object until it has a byte, but the kernel, which reads and writes past
-//! the mount, wants to be told at the open which file of the disk it is to use. So a
-//! node lends its mount empty files that are no object's (*spares*). The mount notes here, in memory that
-//! it shares with the node's daemon, which inode each of them stands for; whoever
-//! asks the daemon for an object that is not there gets the spare that stands for it, which thereby
-//! becomes that object. A file that is closed without a byte gives its spare back, and
-//! nothing of all that has cost a system call.
+//! A new file has no object until it has a byte. But the kernel, which reads and writes past the
+//! mount, needs a file of the disk at the open. So a node gives the mount empty files that belong
+//! to no object (*spares*). In memory that the mount shares with the node's daemon, it records the
+//! inode that each of them stands for. A client that asks the daemon for a missing object gets the
+//! spare that stands for it, and the spare becomes that object. A file that is closed without a
+//! byte returns its spare. None of this costs a system call.
 //!
-//! **Who writes what.** A slot is free, or stands for an inode, or is taken (its file has become an
-//! object). The mount makes free slots stand for inodes and frees them; the daemon takes slots,
-//! each by compare-and-exchange against the inode, and frees those to which it has given a new file.
+//! **Writers.** A slot is free, or stands for an inode, or is taken (its file has become an
+//! object). The mount makes free slots stand for inodes, and frees them. The daemon takes slots,
+//! each by compare-and-exchange against the inode, and frees those to which it has given a new
+//! file.
 //!
-//! **Two at a time.** The daemon may make an object while the mount is about to lend a
-//! spare to the same inode. Each first says what it does and then looks at what the other
-//! said (Dekker): the daemon counts a *claim* and then looks through the slots, the mount
-//! fills the slot and then looks at the claims. So at least one of them notices, and a
-//! mount that notices asks the daemon.
+//! **Races.** The daemon may make an object while the mount is about to use a spare for the same
+//! inode. Both follow Dekker's flag protocol: each first publishes its own action, and then reads
+//! the other's. The daemon counts a *claim* and then searches the slots; the mount fills the slot
+//! and then reads the claims. So at least one of them notices the other, and a mount that notices
+//! asks the daemon.
 //!
-//! The table is a file of the data directory, so that it outlives both: a daemon that
-//! starts makes objects of all that its predecessor had lent. After a power cut it says nothing, since
-//! nobody has synced it; the boot id in it tells.
+//! The table is a file of the data directory, so it outlives both processes. A daemon that starts
+//! makes objects of all spares that the daemon before has given out. After a power cut the table is
+//! void, because it was never synced; the boot id in it shows that.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -30,7 +30,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use tatami_wire::Ino;
 
-/// Spares in one table.
+/// Number of spares in one table.
 pub const SLOTS: usize = 64;
 /// Length of a table's file, in bytes.
 pub const TABLE_LEN: usize = 4096;
@@ -40,22 +40,24 @@ const FREE: u64 = 0;
 /// Set beside the inode in a slot that is taken.
 const TAKEN: u64 = Ino::MARK;
 
-/// The start of the file. Any bytes are a valid one.
+/// The start of the file. Any bytes are valid.
 #[repr(C)]
 struct Page {
     magic: AtomicU64,
     boot: AtomicU64,
-    /// Not 0: nothing is lent by this table any more.
+    /// Not 0: this table gives out no more spares.
     ended: AtomicU64,
     claims: AtomicU64,
     slots: [AtomicU64; SLOTS],
-    /// Of the inode that each slot stands for: one flipped bit of the two words is found and mended.
+    /// The check of the inode of each slot: one flipped bit of the two words is found and repaired.
     checks: [AtomicU64; SLOTS],
-    /// Of the boot: the table is of that boot, whatever the words say that tell it.
+    /// The check of the boot: identifies the table's boot even if a bit of the first words has
+    /// flipped.
     head: AtomicU64,
 }
 
-/// The check of a number, never 0. (The finalizer of SplitMix64: one bit changes half of all.)
+/// Returns the check of a number, never 0. (The finalizer of SplitMix64: one changed bit changes
+/// half of all bits.)
 fn check_of(number: u64) -> u64 {
     let mut mixed = number ^ MAGIC;
     mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -63,8 +65,11 @@ fn check_of(number: u64) -> u64 {
     (mixed ^ mixed >> 31).max(1)
 }
 
-/// The inode of a slot and its check, one bit of which may have been flipped. Nothing where they do not belong together.
+/// Returns the inode of a slot by its check; one bit of the two may have flipped. `None` if they do
+/// not belong together.
 fn mended(slot: u64, check: u64) -> Option<u64> {
+    // The mark of a taken slot is not part of the check: the daemon sets it with one exchange,
+    // without the check.
     let fits = |slot: u64, check: u64| (check_of(slot & !TAKEN) == check).then_some(slot);
     let bits = || (0..64).map(|bit| 1u64 << bit);
     let by_slot = || bits().find_map(|bit| fits(slot ^ bit, check));
@@ -74,27 +79,27 @@ fn mended(slot: u64, check: u64) -> Option<u64> {
 
 const _: () = assert!(size_of::<Page>() <= TABLE_LEN);
 
-/// A moment, for [`Table::lend`].
+/// A value of the claim counter, for [`Table::lend`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment(u64);
 
 /// See the crate.
 pub struct Table(NonNull<Page>);
 
-// SAFETY: the mapping belongs to this value until it is dropped, and all that is reached
-// through it are atomics.
+// SAFETY: the mapping belongs to this value until it is dropped, and everything reached through it
+// is atomic.
 unsafe impl Send for Table {}
 // SAFETY: as above.
 unsafe impl Sync for Table {}
 
 impl Table {
-    /// A new table in an empty file, of the boot of the machine that `boot` tells.
+    /// Makes a new table in an empty file, for the boot `boot` of the machine.
     ///
     /// # Errors
     /// Those of write(2) and mmap(2).
     pub fn create(file: impl AsFd, boot: u64) -> io::Result<Table> {
-        // Written, not only made longer: a store into a page for which the disk has no room
-        // would be a signal.
+        // Written, not only extended: a store into a page for which the disk has no block would
+        // raise SIGBUS.
         let mut page = [0; TABLE_LEN];
         page[..8].copy_from_slice(&MAGIC.to_ne_bytes());
         page[8..16].copy_from_slice(&boot.to_ne_bytes());
@@ -106,10 +111,10 @@ impl Table {
         Table::map(file)
     }
 
-    /// The table in a file.
+    /// Maps the table in a file.
     ///
     /// # Errors
-    /// `InvalidData` where there is none; those of fstat(2) and mmap(2).
+    /// `InvalidData` if there is none; those of fstat(2) and mmap(2).
     pub fn map(file: impl AsFd) -> io::Result<Table> {
         let table = Table::map_any(file)?;
         match table.page().magic.load(SeqCst) == MAGIC {
@@ -118,10 +123,11 @@ impl Table {
         }
     }
 
-    /// The table in a file, if it is one of this boot of the machine: of the words that tell so one bit may be flipped.
+    /// Maps the table in a file, if it belongs to this boot of the machine. One bit of the words
+    /// that identify it may have flipped.
     ///
     /// # Errors
-    /// Those of fstat(2) and mmap(2); `InvalidData` where it has another length.
+    /// Those of fstat(2) and mmap(2); `InvalidData` if the file has another length.
     pub fn map_of(file: impl AsFd, boot: u64) -> io::Result<Option<Table>> {
         let table = Table::map_any(file)?;
         let page = table.page();
@@ -131,11 +137,12 @@ impl Table {
     }
 
     fn map_any(file: impl AsFd) -> io::Result<Table> {
+        // A shorter file would raise SIGBUS at the first access beyond its end.
         if rustix::fs::fstat(&file)?.st_size != TABLE_LEN as i64 {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let (read_write, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-        // SAFETY: a new mapping, at a place of the kernel's choice.
+        // SAFETY: a new mapping, at an address of the kernel's choice.
         let at = unsafe {
             rustix::mm::mmap(std::ptr::null_mut(), TABLE_LEN, read_write, shared, &file, 0)?
         };
@@ -144,88 +151,104 @@ impl Table {
 
     fn page(&self) -> &Page {
         // SAFETY: it points to a mapping of TABLE_LEN bytes, aligned to a page, which lives as long
-        // as `self`; nobody makes the file shorter; any bytes are a valid `Page`.
+        // as `self`. No process makes the file shorter. Any bytes are a valid `Page`.
         unsafe { self.0.as_ref() }
     }
 
-    /// Of which boot of the machine it is.
+    /// Returns the boot of the machine that the table belongs to.
     pub fn boot(&self) -> u64 {
         self.page().boot.load(SeqCst)
     }
 
-    /// Nothing is lent any more, and all that was lent is an object, or will be before anybody
-    /// asks for it.
+    /// Whether the table gives out no more spares. All spares that it gave out are objects, or will
+    /// be before a client can ask for them.
     pub fn is_ended(&self) -> bool {
         self.page().ended.load(SeqCst) != 0
     }
 
-    /// The mount: now, before an inode is made.
+    /// The mount: reads the claim counter, before it makes an inode.
     pub fn now(&self) -> Moment {
+        // Before the inode exists: any claim for it therefore comes later and changes the counter.
         Moment(self.page().claims.load(SeqCst))
     }
 
-    /// The mount: a free slot stands for `ino`, which did not exist at `since`. False where
-    /// the daemon may have made an object for it meanwhile: then it must be asked.
+    /// The mount: makes a free slot stand for `ino`, which did not exist at `since`. Returns false
+    /// if the daemon may have made an object for it meanwhile: then the mount must ask the daemon.
     pub fn lend(&self, slot: usize, ino: Ino, since: Moment) -> bool {
         if ino.0 & TAKEN != 0 {
             return false;
         }
-        // First, so that a slot that stands for an inode has its check, whenever the mount dies.
+        // The check goes first: a slot that stands for an inode must have its check, whenever the
+        // mount dies.
         self.page().checks[slot].store(check_of(ino.0), SeqCst);
+        // The mount's half of Dekker's protocol: the store of the slot, then the load of the
+        // claims. Only `SeqCst` keeps a load from passing an earlier store to another word.
         self.page().slots[slot].store(ino.0, SeqCst);
         self.now() == since && !self.is_ended()
     }
 
-    /// The mount: the slot need not stand for `ino` any more, and is free again. False where its
-    /// file has become the object of `ino`, or nothing is lent by this table any more.
+    /// The mount: frees the slot that stands for `ino`. Returns false if its file has become the
+    /// object of `ino`, or the table gives out no more spares.
     pub fn give_back(&self, slot: usize, ino: Ino) -> bool {
         let slot = &self.page().slots[slot];
+        // The daemon may take the slot at the same moment: exactly one of the two exchanges
+        // succeeds. The end is read afterwards: from then on the daemon treats the slots as its
+        // own.
         slot.compare_exchange(ino.0, FREE, SeqCst, SeqCst).is_ok() && !self.is_ended()
     }
 
-    /// The daemon: an object may be made from now on.
+    /// The daemon: announces that it may make an object.
     pub fn claim(&self) {
+        // The daemon's half of Dekker's protocol: the claim is counted before [`Table::take`]
+        // searches the slots. `SeqCst` orders it against the mount's store and load.
         self.page().claims.fetch_add(1, SeqCst);
     }
 
     /// The daemon: takes the slot that stands for `ino`, if there is one.
     pub fn take(&self, ino: Ino) -> Option<usize> {
         let taken = |slot: &AtomicU64| {
+            // The plain load skips the other slots without taking their cache line for writing. The
+            // exchange decides against a mount that frees the slot now.
             slot.load(SeqCst) == ino.0
                 && slot.compare_exchange(ino.0, ino.0 | TAKEN, SeqCst, SeqCst).is_ok()
         };
         self.page().slots.iter().position(taken)
     }
 
-    /// The daemon: puts back what [`Table::take`] took and could not be made an object.
+    /// The daemon: restores a slot that [`Table::take`] took, if its file could not become an
+    /// object.
     pub fn untake(&self, slot: usize, ino: Ino) {
+        // No exchange is needed: the mount never changes a slot that is taken.
         self.page().slots[slot].store(ino.0, SeqCst);
     }
 
-    /// The inode that a slot stands for.
+    /// Returns the inode that a slot stands for.
     pub fn stands_for(&self, slot: usize) -> Option<Ino> {
         let ino = self.page().slots.get(slot)?.load(SeqCst);
         (ino != FREE && ino & TAKEN == 0).then_some(Ino(ino))
     }
 
-    /// The inode whose object the file of a taken slot was to become. A daemon that died may
-    /// not have come to it.
+    /// Returns the inode whose object the file of a taken slot was to become. A daemon that died
+    /// may not have got that far.
     pub fn was_taken_for(&self, slot: usize) -> Option<Ino> {
         let ino = self.page().slots.get(slot)?.load(SeqCst);
         (ino & TAKEN != 0).then_some(Ino(ino & !TAKEN))
     }
 
-    /// The daemon: a taken slot has a new file.
+    /// The daemon: frees a taken slot that has a new file.
     pub fn renew(&self, slot: usize) {
+        // The last step: the mount may use the slot from here on, so its new file must be in place.
         self.page().slots[slot].store(FREE, SeqCst);
     }
 
-    /// The daemon, for the last time: makes a slot stand for what it was lent for, where the disk gave one bit of it back
-    /// changed. False where that cannot be found: then nobody knows whose the bytes of its file are, if it `has_bytes`.
+    /// The daemon, for the last time: restores the inode of a slot if the disk returned it with one
+    /// flipped bit. Returns false if the inode cannot be found: then the owner of the file's bytes
+    /// is unknown, if it `has_bytes`.
     pub fn mend(&self, slot: usize, has_bytes: bool) -> bool {
         let (at, check) = (&self.page().slots[slot], self.page().checks[slot].load(SeqCst));
         let found = at.load(SeqCst);
-        // A daemon of an earlier version made tables without checks. A file without bytes was perhaps given back.
+        // A daemon of an earlier version made tables without checks. A file without bytes may have
+        // been returned.
         if self.page().head.load(SeqCst) == 0 || found == FREE && !has_bytes {
             return true;
         }
@@ -238,8 +261,10 @@ impl Table {
         }
     }
 
-    /// The daemon: no more is lent.
+    /// The daemon: gives out no more spares from this table.
     pub fn end(&self) {
+        // The daemon looks through the slots only after this store. A mount that fills or frees a
+        // slot later reads the flag afterwards, and then asks the daemon.
         self.page().ended.store(1, SeqCst);
     }
 }
