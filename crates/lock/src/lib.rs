@@ -1,15 +1,15 @@
-//! Who holds which bytes of a file: the rules of flock(2) and of fcntl(2)'s
-//! record locks as a table, for the node that keeps the locks of all clients and for the client
+//! The lock table: which owner holds which bytes of a file. It implements the rules of flock(2) and
+//! of fcntl(2)'s record locks, for the node that keeps the locks of all clients, and for the client
 //! that remembers its own.
 //!
-//! No I/O, no time, no threads: a table says what is in the way of a lock, and replaces,
-//! splits and joins what one owner holds.
+//! It has no I/O, no clock and no threads. A table finds the conflicts of a lock, and replaces,
+//! splits and joins the locks of one owner.
 
 use std::collections::BTreeMap;
 use std::ops::RangeBounds;
 use tatami_wire::lock::{LockKind, Span};
 
-/// A run of bytes that one owner holds in one way.
+/// A run of bytes that one owner has locked in one mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run<T> {
     /// The last byte.
@@ -18,24 +18,24 @@ struct Run<T> {
     tag: T,
 }
 
-/// What one owner holds: runs that do not meet, by their first byte.
+/// The locks of one owner: disjoint runs, by their first byte.
 type Runs<T> = BTreeMap<u64, Run<T>>;
 
 /// A lock that is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Held<O, T> {
-    /// By whom.
+    /// Its owner.
     pub owner: O,
-    /// Of which bytes.
+    /// Its bytes.
     pub span: Span,
-    /// How.
+    /// Its mode.
     pub kind: LockKind,
-    /// What its owner noted with it.
+    /// The value that its owner has stored with it.
     pub tag: T,
 }
 
-/// The locks of one sort of one file. `O` names owners; a tag `T` comes along with each lock, and locks
-/// that touch are joined only if their tags are equal.
+/// The locks of one sort of one file. `O` names owners. A tag `T` comes with each lock, and
+/// adjacent locks are joined only if their tags are equal.
 #[derive(Clone, Debug)]
 pub struct Table<O, T> {
     owners: BTreeMap<O, Runs<T>>,
@@ -49,17 +49,18 @@ impl<O, T> Default for Table<O, T> {
 }
 
 impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
-    /// Number of locks.
+    /// Returns the number of locks.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing is held.
+    /// Whether no lock is held.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What is held by others than `owner` and in the way of a lock of `span`, one lock an owner.
+    /// Returns the locks of owners other than `owner` that conflict with a lock of `span`, one lock
+    /// an owner.
     pub fn conflicts(
         &self,
         owner: O,
@@ -78,12 +79,12 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         })
     }
 
-    /// Of what is in the way of the lock, that which begins first.
+    /// Returns the conflicting lock that begins first.
     pub fn conflict(&self, owner: O, span: Span, kind: LockKind) -> Option<Held<O, T>> {
         self.conflicts(owner, span, kind).min_by_key(|held| held.span.start)
     }
 
-    /// Whether any of these owners holds anything.
+    /// Whether any of these owners holds a lock.
     pub fn any_of(&self, owners: impl RangeBounds<O>) -> bool {
         self.owners.range(owners).next().is_some()
     }
@@ -93,7 +94,7 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         self.owners.get(&owner).is_some_and(|runs| meeting(runs, span).next().is_some())
     }
 
-    /// Whether the owner holds all of `span`, in this way or for itself alone.
+    /// Whether the owner holds all of `span`, in this mode or exclusively.
     pub fn holds_all(&self, owner: O, span: Span, kind: LockKind) -> bool {
         let Some(runs) = self.owners.get(&owner) else { return false };
         let mut next = span.start;
@@ -109,11 +110,13 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         false
     }
 
-    /// Gives `span` to the owner, whatever others hold: who asks has looked. What the owner
-    /// held of it is replaced.
+    /// Sets a lock of the owner on `span`, whatever locks others hold: the caller has checked for
+    /// conflicts. It replaces the owner's older locks within `span`.
     pub fn set(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
         let runs = self.owners.entry(owner).or_default();
         let before = runs.len();
+        // First makes room, then joins with both neighbours: so the runs of an owner stay disjoint
+        // and maximal.
         cut(runs, span);
         let Span { mut start, mut end } = span;
         let same = |run: &Run<T>| run.kind == kind && run.tag == tag;
@@ -134,7 +137,7 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         self.len = self.len + runs.len() - before;
     }
 
-    /// As [`Table::set`], but what the owner holds for itself alone stays so.
+    /// Sets a lock as [`Table::set`] does, but keeps the owner's exclusive locks exclusive.
     pub fn add(&mut self, owner: O, span: Span, kind: LockKind, tag: T) {
         if kind == LockKind::Exclusive {
             return self.set(owner, span, kind, tag);
@@ -152,7 +155,7 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         free.into_iter().for_each(|span| self.set(owner, span, kind, tag));
     }
 
-    /// Frees what the owner holds of `span`.
+    /// Frees the owner's locks within `span`.
     pub fn free(&mut self, owner: O, span: Span) {
         let Some(runs) = self.owners.get_mut(&owner) else { return };
         let before = runs.len();
@@ -163,7 +166,7 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         }
     }
 
-    /// Frees all locks for which `keep` says no.
+    /// Frees all locks for which `keep` returns false.
     pub fn retain(&mut self, mut keep: impl FnMut(&Held<O, T>) -> bool) {
         let mut len = 0;
         self.owners.retain(|owner, runs| {
@@ -177,7 +180,7 @@ impl<O: Ord + Copy, T: Copy + PartialEq> Table<O, T> {
         self.len = len;
     }
 
-    /// All locks, by owner and first byte.
+    /// Returns all locks, by owner and first byte.
     pub fn iter(&self) -> impl Iterator<Item = Held<O, T>> + '_ {
         self.owners.iter().flat_map(|(owner, runs)| {
             runs.iter().map(|(start, run)| Held {
@@ -194,18 +197,19 @@ fn excludes(one: LockKind, other: LockKind) -> bool {
     one == LockKind::Exclusive || other == LockKind::Exclusive
 }
 
-/// The runs that have a byte in `span`.
+/// Returns the runs that have a byte in `span`.
 fn meeting<T>(runs: &Runs<T>, span: Span) -> impl Iterator<Item = (&u64, &Run<T>)> {
     let first = runs.range(..span.start).next_back().filter(|(_, run)| run.end >= span.start);
     first.into_iter().chain(runs.range(span.start..=span.end))
 }
 
-/// Takes `span` out of what is held.
+/// Removes `span` from the runs, splitting those that reach beyond it.
 fn cut<T: Copy>(runs: &mut Runs<T>, span: Span) {
     let Span { start, end } = span;
     if let Some((_, run)) = runs.range_mut(..start).next_back()
         && run.end >= start
     {
+        // A run that covers all of `span` leaves two parts; then no other run can lie within.
         let whole = *run;
         run.end = start - 1;
         if whole.end > end {

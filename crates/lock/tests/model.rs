@@ -1,4 +1,4 @@
-//! The table against a model that knows the holders of every byte.
+//! Checks the table against a model that has the holders of every byte.
 
 use proptest::prelude::*;
 use tatami_lock::Table;
@@ -14,7 +14,7 @@ enum Step {
     Set(usize, Span, LockKind, u8),
     Free(usize, Span),
     Add(usize, Span, LockKind, u8),
-    /// Everything with this tag goes.
+    /// Frees all locks with this tag.
     Drop(u8),
 }
 
@@ -52,7 +52,7 @@ fn in_the_way(
     })
 }
 
-/// Runs of equal bytes.
+/// Returns the runs of equal bytes.
 fn runs(bytes: &[Byte; BYTES]) -> Vec<(Span, LockKind, u8)> {
     let mut runs: Vec<(Span, LockKind, u8)> = Vec::new();
     for (at, byte) in bytes.iter().enumerate() {
@@ -133,7 +133,7 @@ proptest! {
     }
 }
 
-/// The last byte of the longest file is one like any other.
+/// The last byte of the longest file is locked like any other.
 #[test]
 fn locks_reach_to_the_end() {
     let mut table: Table<u8, ()> = Table::default();
