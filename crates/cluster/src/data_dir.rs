@@ -1,4 +1,4 @@
-//! A data directory: whose it is, and that one daemon at a time has it.
+//! A data directory: its identity, and the lock that admits one daemon at a time.
 //!
 //! ```text
 //! FORMAT, 36 bytes, little-endian
@@ -9,8 +9,8 @@
 //!         └─────────┴─────────┴──────┴──────┴───────────────┴───────┘
 //! ```
 //!
-//! The checksum covers the 32 bytes before it. Magic and version are at the
-//! same place in every version.
+//! The checksum covers the 32 bytes before it. Magic and version are at the same offsets in every
+//! version.
 
 use crate::trusted::{TrustError, TrustedDir};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -29,35 +29,35 @@ const MAGIC: [u8; 8] = *b"TATAMIDD";
 const LENGTH: usize = 36;
 const FORMAT_FILE: &str = "FORMAT";
 const LOCK_FILE: &str = "lock";
-/// More than any version's FORMAT file has, in bytes.
+/// More than the FORMAT file of any version has, in bytes.
 const FORMAT_MAX: u64 = 4096;
-/// What lies in it where there is data.
+/// Entries that show that the directory has data.
 const DATA: [&str; 2] = ["objects", "meta"];
-/// All directories that lie in it.
+/// All subdirectories.
 const DIRECTORIES: [&str; 3] = ["objects", "meta", "lent"];
-/// Tells that the directory began empty in the place of one that was lost.
+/// Its presence states that the directory began empty, in the place of one that was lost.
 const LOST_FILE: &str = "LOST";
-/// Longest wait for a daemon that was killed to be gone, in seconds.
+/// Longest wait for the end of a daemon that was killed, in seconds.
 const DYING_WAIT_SEC: i64 = 30;
-/// How often the lock is tried when its holder is dying.
+/// How often the lock is tried while its holder is dying.
 const LOCK_TRIES: u32 = 4;
-/// What may lie in a directory that is about to become a data directory.
+/// Entries that a directory may have before it becomes a data directory.
 const HARMLESS: [&str; 6] = [LOCK_FILE, LOST_FILE, "log", "socket", "pid", "lost+found"];
 
-/// Why a data directory cannot be used.
+/// The reasons for which a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataDirError {
-    /// It could not be read or written.
+    /// The directory could not be read or written.
     #[error("data directory {}: cannot {what}: {source}", path.display())]
     Io {
         /// The directory.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
-    /// Others can change it, or have put something there.
+    /// Others can change it, or have put a file there.
     #[error("data directory {0}")]
     Untrusted(TrustError),
     /// Another daemon has it.
@@ -68,7 +68,7 @@ pub enum DataDirError {
     InUse {
         /// The directory.
         path: PathBuf,
-        /// The process that has it, where it could be learnt.
+        /// The process that has it, if known.
         pid: Option<u32>,
     },
     /// It belongs to another volume.
@@ -79,9 +79,9 @@ pub enum DataDirError {
     OtherVolume {
         /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// The volume that it belongs to.
         found: VolumeId,
-        /// Whose it should be.
+        /// The volume that was expected.
         wanted: VolumeId,
     },
     /// It belongs to another node.
@@ -92,9 +92,9 @@ pub enum DataDirError {
     OtherNode {
         /// The directory.
         path: PathBuf,
-        /// Whose it is.
+        /// The node that it belongs to.
         found: NodeId,
-        /// Whose it should be.
+        /// The node that was expected.
         wanted: NodeId,
     },
     /// It was made by a later version.
@@ -108,7 +108,7 @@ pub enum DataDirError {
         /// Its version.
         found: u32,
     },
-    /// Its FORMAT file is not what such a file is.
+    /// Its FORMAT file is damaged.
     #[error(
         "data directory {}: its FORMAT file is damaged ({what}): restore that file from a \
          backup; the data beside it is untouched", path.display()
@@ -116,10 +116,10 @@ pub enum DataDirError {
     Damaged {
         /// The directory.
         path: PathBuf,
-        /// In what way.
+        /// The kind of damage.
         what: &'static str,
     },
-    /// There are files in it that are not Tatami's.
+    /// It has files that are not Tatami's.
     #[error(
         "data directory {}: it is no data directory, and not empty (there is {found:?}): choose \
          an empty or a new directory", path.display()
@@ -127,7 +127,7 @@ pub enum DataDirError {
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// Something that lies there.
+        /// One of these files.
         found: String,
     },
 }
@@ -144,18 +144,18 @@ const LOST_TEXT: &[u8] =
 #[derive(Debug)]
 pub struct DataDir {
     path: PathBuf,
-    /// Was made by this opening.
+    /// Whether this opening made it.
     fresh: bool,
     /// Holds the lock as long as it is open.
     _lock: File,
 }
 
 impl DataDir {
-    /// Takes the directory for `node` of `volume`, and makes it if it is not there.
+    /// Opens the directory for `node` of `volume`, and makes it if it is not there.
     ///
     /// # Errors
-    /// [`DataDirError`]. Nothing was changed then, except that an empty
-    /// directory may have been made.
+    /// [`DataDirError`]. Nothing was changed then, except that an empty directory may have been
+    /// made.
     pub fn open_or_create(
         path: &Path,
         volume: VolumeId,
@@ -164,8 +164,8 @@ impl DataDir {
         Self::open_or_replace(path, volume, node, false)
     }
 
-    /// As [`DataDir::open_or_create`]. Where the node had a directory before (`had_one`), one that is made now
-    /// remembers that the other one was lost, until [`LossMark::remove`].
+    /// Opens the directory as [`DataDir::open_or_create`] does. If the node had a directory before
+    /// (`had_one`), a new one records that the old one was lost, until [`LossMark::remove`].
     ///
     /// # Errors
     /// As [`DataDir::open_or_create`].
@@ -179,13 +179,15 @@ impl DataDir {
             let path = path.to_owned();
             move |source| DataDirError::Io { path, what, source }
         };
-        // Others may pass through to the socket, which may lie in here; the
-        // places of objects and names are closed to them.
+        // Other users may pass through to the socket, which may lie in here. The directories of
+        // objects and names are closed to them.
         let dir = TrustedDir::open_or_create(path, Mode::from_raw_mode(0o711))
             .map_err(DataDirError::Untrusted)?;
         for below in DIRECTORIES {
             dir.check_dir(below).map_err(DataDirError::Untrusted)?;
         }
+        // The lock before the first read: the FORMAT file must not change between its check and its
+        // use.
         let lock = lock(path, &dir)?;
         let fresh = match dir.open_file(FORMAT_FILE, OFlags::RDONLY, Mode::empty()) {
             Ok(file) => {
@@ -199,7 +201,8 @@ impl DataDir {
             Err(e) if e.kind() == Some(io::ErrorKind::NotFound) => {
                 refuse_foreign(path)?;
                 if had_one {
-                    // First: with a FORMAT file it would pass for the one that was lost.
+                    // Before the FORMAT file: with that, a crash in between would make this
+                    // directory pass for the lost one.
                     dir.replace_file(LOST_FILE, LOST_TEXT, Mode::from_raw_mode(0o644), true)
                         .map_err(DataDirError::Untrusted)?;
                 }
@@ -207,6 +210,7 @@ impl DataDir {
                 let mode = Mode::from_raw_mode(0o644);
                 dir.replace_file(FORMAT_FILE, &content, mode, true)
                     .map_err(DataDirError::Untrusted)?;
+                // The new directory's own entry must survive a power cut, too.
                 let parent = path.parent().filter(|p| !p.as_os_str().is_empty());
                 let parent = File::open(parent.unwrap_or(Path::new(".")));
                 parent.and_then(|dir| dir.sync_all()).map_err(failed("sync what it is in"))?;
@@ -217,17 +221,17 @@ impl DataDir {
         Ok(DataDir { path: path.to_owned(), fresh, _lock: lock })
     }
 
-    /// The directory. Objects lie below it.
+    /// Returns the path of the directory. Objects lie below it.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the shards' stores lie.
+    /// Returns the directory of the shards' stores.
     pub fn meta_dir(&self) -> PathBuf {
         self.path.join("meta")
     }
 
-    /// What tells that this directory began empty in the place of one that was lost.
+    /// Returns the mark of a directory that began empty in the place of one that was lost.
     pub fn loss_mark(&self) -> LossMark {
         LossMark { dir: self.path.clone() }
     }
@@ -238,21 +242,21 @@ impl DataDir {
     }
 }
 
-/// What tells that a data directory began empty in the place of one that was lost. Unlike
-/// [`DataDir`] it holds no lock: who keeps it longer than the daemon runs keeps no other daemon out.
+/// The mark of a data directory that began empty in the place of one that was lost. Unlike
+/// [`DataDir`] it holds no lock: an owner that outlives the daemon does not block the next one.
 #[derive(Debug, Clone)]
 pub struct LossMark {
     dir: PathBuf,
 }
 
 impl LossMark {
-    /// Since when the directory is there in the place of one that was lost. `None` if none was
+    /// Returns the time since which the directory replaces one that was lost. `None` if none was
     /// lost, or if the administrator has settled it ([`LossMark::remove`]).
     pub fn since(&self) -> Option<SystemTime> {
         std::fs::metadata(self.dir.join(LOST_FILE)).and_then(|meta| meta.modified()).ok()
     }
 
-    /// Forgets that a directory was lost before. Returns whether one was.
+    /// Removes the mark of a loss. Returns whether there was one.
     ///
     /// # Errors
     /// Those of the file system.
@@ -286,6 +290,7 @@ fn decode(bytes: &[u8]) -> Result<(VolumeId, NodeId), Wrong> {
         let b: Option<[u8; 4]> = bytes.get(at..at + 4).and_then(|b| b.try_into().ok());
         b.map(u32::from_le_bytes).ok_or(Wrong::Damaged("it is too short"))
     };
+    // Magic and version first: a later version may have another length and no such checksum.
     if bytes.get(..8) != Some(&MAGIC) {
         return Err(Wrong::Damaged("it does not begin with TATAMIDD"));
     }
@@ -320,7 +325,7 @@ fn check(path: &Path, bytes: &[u8], volume: VolumeId, node: NodeId) -> Result<()
     Ok(())
 }
 
-/// A directory without a FORMAT file must not hold anything of value.
+/// Refuses a directory without a FORMAT file that holds data or foreign files.
 fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
     let failed = |source| DataDirError::Io { path: path.to_owned(), what: "list it", source };
     for entry in std::fs::read_dir(path).map_err(failed)? {
@@ -340,7 +345,7 @@ fn refuse_foreign(path: &Path) -> Result<(), DataDirError> {
     Ok(())
 }
 
-/// Takes the lock, which the kernel gives back however the process ends.
+/// Takes the lock, which the kernel releases however the process ends.
 fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
     let failed =
         |source| DataDirError::Io { path: path.to_owned(), what: "lock its lock file", source };
@@ -356,22 +361,22 @@ fn lock(path: &Path, dir: &TrustedDir) -> Result<File, DataDirError> {
         }
         let pid = holder_of(&mut file);
         tries += 1;
-        // A daemon that was killed holds the lock until its disk has answered.
-        // After its end the lock is free, or somebody else has it.
+        // A daemon that was killed holds the lock until its disk has answered. After its end the
+        // lock is free, or another process has it.
         let over = |pid| is_dying(pid) && wait_for_end(pid);
         if tries >= LOCK_TRIES || !pid.is_some_and(over) {
             return Err(DataDirError::InUse { path: path.to_owned(), pid });
         }
     }
-    // Only errors that name us read it, so a full disk must not keep us from
-    // starting. Written over and not cut first, it needs no space.
+    // Only error messages use the number, so a full disk must not keep the daemon from starting.
+    // Overwriting without truncating first needs no space.
     let number = format!("{}\n", std::process::id());
     let _ = file.rewind().and_then(|()| file.write_all(number.as_bytes()));
     let _ = file.set_len(number.len() as u64);
     Ok(file)
 }
 
-/// The process that wrote its number into the lock file. It may be about to: then
+/// Returns the process that wrote its number into the lock file. A process that is about to write
 /// it stays unknown.
 fn holder_of(file: &mut File) -> Option<u32> {
     let mut text = String::new();
@@ -380,12 +385,12 @@ fn holder_of(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Whether a process has been killed and is not gone yet: its first thread has
-/// ended, or SIGKILL waits for it.
+/// Whether a process has been killed and is not gone yet: its first thread has ended, or SIGKILL is
+/// pending.
 fn is_dying(pid: u32) -> bool {
     const KILL: u64 = 1 << (9 - 1);
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else {
-        // It ended between our two looks.
+        // The process ended before its status could be read.
         return true;
     };
     status.lines().any(|line| match line.split_once(':') {
@@ -397,11 +402,11 @@ fn is_dying(pid: u32) -> bool {
     })
 }
 
-/// Waits for the end of a process. False if the time was over first.
+/// Waits for the end of a process. Returns false if the time was over first.
 fn wait_for_end(pid: u32) -> bool {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return false };
     let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
-        // It is gone already.
+        // The process is gone already.
         return true;
     };
     let timeout = Timespec { tv_sec: DYING_WAIT_SEC, tv_nsec: 0 };

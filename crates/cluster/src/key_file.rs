@@ -1,4 +1,4 @@
-//! The file that holds the volume's key.
+//! The file with the volume's key.
 
 use crate::trusted::{self, TrustError};
 use rustix::fs::{Mode, OFlags};
@@ -7,10 +7,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use tatami_wire::VolumeKey;
 
-/// More than a key file holds, in bytes.
+/// More than the length of a key file, in bytes.
 const LENGTH_MAX: u64 = 1024;
 
-/// Why there is no key.
+/// The reasons for which there is no key.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
     /// The file could not be read or written.
@@ -18,12 +18,12 @@ pub enum KeyError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
-    /// There is one already, which must not be lost.
+    /// A key exists already, and must not be lost.
     #[error(
         "key file {}: there is one already; without it a volume cannot be used, \
          so remove it yourself if you are sure", path.display()
@@ -32,7 +32,7 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
-    /// Somebody else may have changed it.
+    /// Another user may have changed it.
     #[error(
         "key file {}: other users can write to it (mode {mode:04o}), and whoever knows the key may \
          act as any user: remove it, and copy it again from another node of the volume", path.display()
@@ -43,7 +43,7 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// Somebody else may read it.
+    /// Another user may read it.
     #[error(
         "key file {}: other users can read it (mode {mode:04o}), and whoever has the \
          key may act as any user: run `chmod 600 {}`", path.display(), path.display()
@@ -54,7 +54,7 @@ pub enum KeyError {
         /// Its permission bits.
         mode: u32,
     },
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error(
         "key file {}: it belongs to user {owner}, who may have put it there. If the volume is that \
          user's, run this as that user; if not, copy the key yourself from another node of the volume",
@@ -63,18 +63,18 @@ pub enum KeyError {
     Owner {
         /// The file.
         path: PathBuf,
-        /// Whose it is.
+        /// Its owner.
         owner: u32,
     },
-    /// Others can put another one in its place.
+    /// Others can replace it.
     #[error("key file {}: {source}", path.display())]
     Untrusted {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The reason.
         source: TrustError,
     },
-    /// It holds something else than a key.
+    /// Its content is not a key.
     #[error(
         "key file {}: it does not hold 64 hexadecimal digits and their checksum: copy the file again from \
          another node of the volume", path.display()
@@ -83,7 +83,7 @@ pub enum KeyError {
         /// The file.
         path: PathBuf,
     },
-    /// It holds a key, and not the one that was written.
+    /// Its content is a key, but not the one that was written.
     #[error(
         "key file {}: the key does not match its checksum: the disk gives other bytes back than were written, or \
          somebody changed it; copy the file again from another node of the volume", path.display()
@@ -105,7 +105,7 @@ impl KeyError {
         }
     }
 
-    /// Whether the key is somebody else's: this user has none then.
+    /// Whether the key belongs to another user: then this user has none.
     pub fn is_others(&self) -> bool {
         match self {
             KeyError::Owner { .. } => true,
@@ -119,13 +119,13 @@ impl KeyError {
     }
 }
 
-/// Makes and reads key files, mode 0600: one line of 64 hexadecimal digits, a blank and their CRC-32C as 8 digits. Those of
-/// earlier versions have no checksum.
+/// Makes and reads key files, mode 0600: one line of 64 hexadecimal digits, a blank, and their
+/// CRC-32C as 8 digits. Key files of earlier versions have no checksum.
 #[derive(Debug)]
 pub struct KeyFile;
 
 impl KeyFile {
-    /// Draws a key at random and keeps it at `path`, where there must not be a file yet.
+    /// Draws a random key and writes it to `path`, where there must not be a file yet.
     ///
     /// # Errors
     /// [`KeyError::Exists`], [`KeyError::Io`].
@@ -144,6 +144,7 @@ impl KeyFile {
             }
             opened => opened.map_err(untrusted)?,
         };
+        // The file and then its directory are synced: a volume whose key is lost cannot be used.
         file.write_all(line(&key).as_bytes()).map_err(io("write"))?;
         file.sync_all().map_err(io("write"))?;
         dir.sync().map_err(untrusted)?;
@@ -163,6 +164,7 @@ impl KeyFile {
             opened => opened.map_err(|e| KeyError::of(path, "open", e))?,
         };
         let mode = file.metadata().map_err(io("examine"))?.mode() & 0o7777;
+        // The mode of the open file, not of its path: the path could be replaced in between.
         if mode & 0o022 != 0 {
             return Err(KeyError::Writable { path: path.to_owned(), mode });
         }
@@ -180,19 +182,19 @@ impl KeyFile {
     }
 }
 
-/// The content of a key file.
+/// Returns the content of a key file.
 fn line(key: &VolumeKey) -> String {
     let digits = key.to_hex();
     format!("{digits} {:08x}\n", crc32c::crc32c(digits.as_bytes()))
 }
 
-/// What a text is.
+/// The result of parsing.
 #[derive(PartialEq, Eq)]
 enum Parsed {
     Key(VolumeKey),
-    /// A key with the checksum of another.
+    /// A key with the checksum of another key.
     Changed,
-    /// No key.
+    /// Not a key.
     Other,
 }
 
@@ -207,7 +209,8 @@ fn parse(text: &[u8]) -> Parsed {
     match sum {
         None => Parsed::Key(key),
         Some(sum) if !is_sum(sum) => Parsed::Other,
-        // Of the digits as we write them: who copies a key by hand may have used capital ones.
+        // The checksum covers the lower-case digits: a user that copies a key by hand may have used
+        // capitals.
         Some(sum)
             if u32::from_str_radix(sum, 16) == Ok(crc32c::crc32c(key.to_hex().as_bytes())) =>
         {

@@ -1,9 +1,9 @@
-//! Who is in a volume, and what is whose: the cluster map as a file, the
-//! volume's key, and the identity of data directories.
+//! The members of a volume and their property: the cluster map as a file, the volume's key, and the
+//! identity of data directories.
 //!
-//! Everything here is checked before it is believed: each file carries its
-//! format version, and what belongs to another volume or node, comes from a
-//! newer Tatami or is damaged is refused with a sentence on what to do.
+//! Everything is checked before it is used. Each file has its format version. A file that is
+//! damaged, comes from a newer Tatami, or belongs to another volume or node is refused, with a
+//! sentence on how to correct it.
 
 pub mod atomic;
 mod data_dir;

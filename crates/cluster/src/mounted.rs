@@ -1,31 +1,35 @@
-//! Of which volume, and at which node, is the mount on which a file lies?
+//! Finds the volume and the node of the mount on which a file lies.
 //!
-//! Whoever mounts notes it below `/run/tatami` (an ordinary user: below its runtime directory), in a
-//! file named after the mount's path, so that a path alone is enough to find the volume.
+//! A mount process writes a note below `/run/tatami` (an ordinary user: below its runtime
+//! directory), in a file named after the mount's path. So a path alone is enough to find the
+//! volume.
 
 use crate::mountinfo::{self, FS_TYPE};
 use serde::Deserialize;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Begins the last line of a note, which ends with the CRC-32C of all before it in hexadecimal digits.
+/// Begins the last line of a note, which ends with the CRC-32C of all bytes before it in
+/// hexadecimal digits.
 const CHECKSUM: &str = "# checksum of all above: ";
 
-/// The text of a note with its checksum.
+/// Returns the text of a note with its checksum.
 pub fn sealed(text: &str) -> String {
     format!("{text}{CHECKSUM}{:08x}\n", crc32c::crc32c(text.as_bytes()))
 }
 
-/// The text of a note; nothing where it does not fit its checksum. Notes of earlier versions have none.
+/// Returns the text of a note; `None` if it does not match its checksum. Notes of earlier versions
+/// have no checksum.
 pub fn unsealed(note: &str) -> Option<&str> {
     let Some((text, sum)) = note.rsplit_once(CHECKSUM) else {
-        // What is left of a checksum is a comment, and such notes have no other.
+        // The rest of a damaged checksum line is still a comment, and notes without checksum have
+        // no comment.
         return (!note.contains("\n#")).then_some(note);
     };
     (sum.trim_end() == format!("{:08x}", crc32c::crc32c(text.as_bytes()))).then_some(text)
 }
 
-/// Where notes lie by path: the superuser's, and those of this user.
+/// Returns the directories of notes: the superuser's, and those of this user.
 pub fn places() -> Vec<PathBuf> {
     let uid = rustix::process::geteuid();
     let own = PathBuf::from(format!("/tmp/tatami-{}", uid.as_raw()));
@@ -34,7 +38,7 @@ pub fn places() -> Vec<PathBuf> {
     if let Some(dir) = runtime.filter(|d| d.is_absolute() && !uid.is_root()) {
         places.insert(1, dir.join("tatami"));
     }
-    // In a directory that others write to, anybody can make one of that name.
+    // In a directory that others can write to, any user can make one of that name.
     places.retain(|place| {
         place.symlink_metadata().map_or(true, |m| {
             m.is_dir() && (m.uid() == uid.as_raw() || m.uid() == 0) && m.mode() & 0o022 == 0
@@ -43,24 +47,24 @@ pub fn places() -> Vec<PathBuf> {
     places
 }
 
-/// What a note tells of a mount, apart from the process that serves it.
+/// The content of a note on a mount, apart from the process that serves it.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Home {
-    /// Where it was mounted.
+    /// The path of the mount.
     path: PathBuf,
-    /// Directory of the volume.
+    /// The directory of the volume.
     pub dir: PathBuf,
-    /// Number of the node at which it is at home.
+    /// The number of the node that the mount uses first.
     pub node: u16,
 }
 
 impl Home {
-    /// The file system of that number (`st_dev` of any of its files), if it is a mount of ours; which volume it shows
-    /// is nothing where nobody has noted it (yet).
+    /// Finds the file system of that number (`st_dev` of any of its files), if it is a mount of
+    /// Tatami. The inner `None` means that no mount process has written a note on it (yet).
     pub fn of(device: u64) -> Option<Option<Home>> {
         let device = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
         let table = mountinfo::table();
-        // It may be mounted at several places, bound to some: any with a note will do.
+        // It may be mounted at several places, and bound to some: any with a note will do.
         let mut same =
             table.iter().filter(|m| m.device == device && m.fs_type == FS_TYPE).peekable();
         same.peek()?;

@@ -1,10 +1,10 @@
-//! What is mounted where, as the kernel tells it in `/proc/self/mountinfo`.
+//! The mount table, as the kernel reports it in `/proc/self/mountinfo`.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-/// The file system type of our mounts.
+/// The file system type of Tatami's mounts.
 pub const FS_TYPE: &str = "fuse.tatami";
 
 /// One line of the table.
@@ -14,26 +14,26 @@ pub struct Mounted {
     pub device: String,
     /// The part of the file system that is mounted; `/` is all of it.
     pub root: PathBuf,
-    /// Where.
+    /// The mount point.
     pub path: PathBuf,
     /// `ext4`, `fuse.tatami`, …
     pub fs_type: String,
-    /// Mounting and unmounting elsewhere reaches it (it is shared, or a slave).
+    /// Mounting and unmounting elsewhere propagates to it (it is shared, or a slave).
     pub propagates: bool,
 }
 
-/// All mounts that this process sees, in mount order.
+/// Returns all mounts that this process sees, in mount order.
 pub fn table() -> Vec<Mounted> {
-    // Without /proc nothing is known to be mounted.
+    // Without /proc no mount is known.
     parse(&std::fs::read("/proc/self/mountinfo").unwrap_or_default())
 }
 
-/// Tells when the table has changed: its file says so to poll(2), which costs one system call.
+/// Reports changes of the table: the kernel signals them to poll(2), which costs one system call.
 #[derive(Debug)]
 pub struct Changes(std::fs::File);
 
 impl Changes {
-    /// Tells of changes from now on. What is read of the table later is no older than that.
+    /// Starts watching. A table that is read later is no older than this call.
     ///
     /// # Errors
     /// Those of open(2), as without /proc.
@@ -41,12 +41,12 @@ impl Changes {
         std::fs::File::open("/proc/self/mountinfo").map(Changes)
     }
 
-    /// Has it changed since it was last asked?
+    /// Returns whether the table has changed since the last call.
     pub fn came(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let mut asked = [PollFd::new(&self.0, PollFlags::PRI)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // Where that cannot be known, it counts as changed.
+        // If poll fails, the table counts as changed.
         match poll(&mut asked, Some(&now)) {
             Ok(_) => asked[0].revents().intersects(PollFlags::PRI | PollFlags::ERR),
             Err(_) => true,
@@ -54,21 +54,20 @@ impl Changes {
     }
 }
 
-/// Reads such a table.
+/// Parses such a table.
 pub fn parse(text: &[u8]) -> Vec<Mounted> {
     text.split(|b| *b == b'\n').filter_map(line).collect()
 }
 
-/// What covers `path`: the mount that was put there last.
+/// Returns the mount that covers `path`: the last one that was put there.
 pub fn at(path: &Path) -> Option<Mounted> {
     table().into_iter().rev().find(|m| m.path == path)
 }
 
-/// The mount on which `path`, an absolute path without links, lies.
+/// Returns the mount on which `path`, an absolute path without links, lies.
 pub fn containing(path: &Path) -> Option<Mounted> {
     let depth = |m: &Mounted| m.path.components().count();
-    // Of two on the same place the later one covers the other: `max_by_key`
-    // takes the last.
+    // Of two mounts at the same place the later one covers the other: `max_by_key` takes the last.
     table().into_iter().filter(|m| path.starts_with(&m.path)).max_by_key(depth)
 }
 
@@ -92,7 +91,7 @@ fn line(line: &[u8]) -> Option<Mounted> {
     })
 }
 
-/// Blank, tab, newline and backslash are written as three octal digits.
+/// Decodes blank, tab, newline and backslash, which are written as three octal digits.
 fn unescape(text: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -113,7 +112,7 @@ fn unescape(text: &[u8]) -> PathBuf {
     OsString::from_vec(out).into()
 }
 
-/// A path as a file name, different for different paths: for records about mounts.
+/// Returns a path as a file name, different for different paths: for records about mounts.
 pub fn as_file_name(path: &Path) -> String {
     let mut name = String::new();
     for byte in path.as_os_str().as_bytes() {
@@ -122,7 +121,7 @@ pub fn as_file_name(path: &Path) -> String {
             other => name.push_str(&format!("-{other:02x}")),
         }
     }
-    // The end of a path tells more than its start; the sum tells the rest apart.
+    // The end of a path says more than its start. The hash distinguishes the rest.
     if name.len() > 200 {
         let sum = path.as_os_str().as_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| {
             (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3) // FNV-1a

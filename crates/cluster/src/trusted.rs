@@ -1,15 +1,17 @@
 //! Directories that only this user and the superuser can have filled, and the files in them.
 //!
-//! Another user who owns a directory, or can write to it or to one above it, can put links there that lead a
-//! daemon of the superuser anywhere. So every part of a path is opened by itself, from `/` on, without following
-//! links, and its owner and mode are looked at (as sshd's `StrictModes` does); what is in the
-//! directory is then opened below the descriptor, again without following links.
+//! If another user owns a directory, or can write to it or to one above it, that user can put links
+//! there that lead a daemon of the superuser anywhere. So each component of a path is opened by
+//! itself, from `/` on, without following links, and its owner and mode are checked (as sshd's
+//! `StrictModes` does). Files in the directory are then opened below the descriptor, again without
+//! following links.
 //!
-//! A part may belong to this user or to the superuser, and nobody else may write to it. Three things are allowed
-//! besides: write permission for the private group of its owner (with the number of its owner, as many systems
-//! make one for each user); above the last part, a directory that all may write to and in which nobody
-//! can replace what belongs to others (sticky, as `/tmp`); and a symbolic link that belongs to this user or the
-//! superuser and lies in a directory to which nobody else may write.
+//! A component may belong to this user or to the superuser, and no other user may write to it.
+//! Three exceptions are allowed. First, write permission for the private group of its owner (with
+//! the number of its owner, as many systems make one for each user). Second, above the last
+//! component, a directory that all may write to and in which no user can replace the files of
+//! others (sticky, as `/tmp`). Third, a symbolic link that belongs to this user or the superuser
+//! and lies in a directory to which no other user may write.
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -28,28 +30,28 @@ const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHERS: u32 = 0o002;
 const STICKY: u32 = 0o1000;
 
-/// Why a directory, or a file in one, is not used.
+/// The reasons for which a directory, or a file in one, is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// The system does not let us.
+    /// The system refuses the operation.
     #[error("{}: cannot {what} it: {source}", path.display())]
     Io {
-        /// What.
+        /// The path.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
-    /// It belongs to somebody else.
+    /// It belongs to another user.
     #[error(
         "{} belongs to user {owner}, who can put anything there: run this as that user, or choose \
          a path on which all directories belong to you or to the superuser", path.display()
     )]
     Owner {
-        /// What.
+        /// The path.
         path: PathBuf,
-        /// Whose it is.
+        /// Its owner.
         owner: u32,
     },
     /// Others can write to it.
@@ -58,7 +60,7 @@ pub enum TrustError {
          a path on which only you and the superuser can write to the directories", path.display()
     )]
     Writable {
-        /// What.
+        /// The path.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -69,19 +71,19 @@ pub enum TrustError {
         path.display()
     )]
     Link {
-        /// What.
+        /// The path.
         path: PathBuf,
     },
     /// Neither a directory nor a link to one.
     #[error("{} is not a directory", path.display())]
     NotADirectory {
-        /// What.
+        /// The path.
         path: PathBuf,
     },
     /// A device, a pipe or the like in the place of a file.
     #[error("{} is not an ordinary file: look who made it, and remove it", path.display())]
     NotAFile {
-        /// What.
+        /// The path.
         path: PathBuf,
     },
 }
@@ -92,7 +94,7 @@ impl TrustError {
         move |errno| TrustError::Io { path, what, source: errno.into() }
     }
 
-    /// What the system said, if it was the system.
+    /// Returns the kind of the system's error, if it is one.
     pub fn kind(&self) -> Option<io::ErrorKind> {
         match self {
             TrustError::Io { source, .. } => Some(source.kind()),
@@ -110,16 +112,16 @@ impl From<TrustError> for io::Error {
     }
 }
 
-/// A directory that passed, open.
+/// An open directory that has passed the checks.
 #[derive(Debug)]
 pub struct TrustedDir {
     fd: OwnedFd,
-    /// As it was named.
+    /// The path by which it was opened.
     path: PathBuf,
 }
 
 impl TrustedDir {
-    /// Opens a directory that is there.
+    /// Opens an existing directory.
     ///
     /// # Errors
     /// [`TrustError`].
@@ -127,7 +129,7 @@ impl TrustedDir {
         walk(path, None)
     }
 
-    /// Opens a directory; it and those above that are not there are made, with `mode`.
+    /// Opens a directory. It and the missing ones above it are made, with `mode`.
     ///
     /// # Errors
     /// [`TrustError`].
@@ -135,19 +137,19 @@ impl TrustedDir {
         walk(path, Some(mode))
     }
 
-    /// Opens a file in it, which `flags` may have made, with `mode`. It must be an ordinary file of this user
-    /// or the superuser.
+    /// Opens a file in the directory; `flags` may make it, with `mode`. It must be an ordinary file
+    /// of this user or the superuser.
     ///
     /// # Errors
     /// [`TrustError`].
     pub fn open_file(&self, name: &str, flags: OFlags, mode: Mode) -> Result<File, TrustError> {
         let path = self.path.join(name);
-        // A pipe that somebody has put there must not keep us waiting.
+        // A pipe that another user has put there must not block the open.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = match rustix::fs::openat(&self.fd, name, flags, mode) {
             Ok(fd) => fd,
             Err(Errno::LOOP) => return Err(TrustError::Link { path }),
-            // A pipe that nobody reads, a socket, a directory.
+            // A pipe without a reader, a socket, a directory.
             Err(Errno::NXIO | Errno::ISDIR) => return Err(TrustError::NotAFile { path }),
             Err(e) => return Err(TrustError::io(&path, "open")(e)),
         };
@@ -159,7 +161,8 @@ impl TrustedDir {
         Ok(File::from(fd))
     }
 
-    /// Checks that what has this name in it, if there is something, is a directory that passes, too.
+    /// Checks that the entry of this name, if there is one, is a directory that passes the checks,
+    /// too.
     ///
     /// # Errors
     /// [`TrustError`].
@@ -177,11 +180,11 @@ impl TrustedDir {
         }
     }
 
-    /// Puts `content` into a file of this name, with `mode`: a crash leaves the old one or the new one. With
-    /// `sync` it survives a power cut when this returns.
+    /// Writes `content` to a file of this name, with `mode`. A crash leaves the old one or the new
+    /// one. With `sync`, it survives a power cut when this returns.
     ///
     /// # Errors
-    /// [`TrustError`]. The file is as it was then.
+    /// [`TrustError`]. The file is unchanged then.
     pub fn replace_file(
         &self,
         name: &str,
@@ -200,9 +203,11 @@ impl TrustedDir {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
         let mut file = self.open_file(&temporary, flags, mode)?;
         let write = |file: &mut File| {
-            // Whatever the umask of this process.
+            // Independent of the umask of this process.
             rustix::fs::fchmod(&*file, mode)?;
             file.write_all(content)?;
+            // The content is on disk before the rename: otherwise a power cut could leave the new
+            // name with an empty file.
             if sync { file.sync_all() } else { Ok(()) }
         };
         let written = write(&mut file).map_err(|source| {
@@ -213,17 +218,18 @@ impl TrustedDir {
             rustix::fs::renameat(&self.fd, &temporary, &self.fd, name).map_err(io("rename"))
         });
         if renamed.is_err() {
-            // It may be that nothing can be written here, and then this fails as well.
+            // If this directory cannot be written at all, this fails as well.
             let _ = rustix::fs::unlinkat(&self.fd, &temporary, AtFlags::empty());
         }
         renamed?;
         if sync {
+            // The rename itself survives a power cut only after a sync of the directory.
             rustix::fs::fsync(&self.fd).map_err(TrustError::io(&self.path, "sync"))?;
         }
         Ok(())
     }
 
-    /// Renames a file in it.
+    /// Renames a file in the directory.
     ///
     /// # Errors
     /// [`TrustError::Io`].
@@ -232,7 +238,7 @@ impl TrustedDir {
             .map_err(TrustError::io(&self.path.join(from), "rename"))
     }
 
-    /// Makes its names survive a power cut.
+    /// Makes the names of the directory survive a power cut.
     ///
     /// # Errors
     /// [`TrustError::Io`].
@@ -241,7 +247,7 @@ impl TrustedDir {
     }
 }
 
-/// The directory of a path, opened, and the name in it.
+/// Opens the directory of a path. Returns it with the name in it.
 ///
 /// # Errors
 /// [`TrustError`].
@@ -252,7 +258,7 @@ pub fn open_parent(path: &Path) -> Result<(TrustedDir, &str), TrustError> {
     Ok((TrustedDir::open(parent)?, name))
 }
 
-/// Opens an ordinary file in a directory that passes.
+/// Opens an ordinary file in a directory that passes the checks.
 ///
 /// # Errors
 /// [`TrustError`].
@@ -261,7 +267,7 @@ pub fn open_file(path: &Path, flags: OFlags, mode: Mode) -> Result<File, TrustEr
     parent.open_file(name, flags, mode)
 }
 
-/// As [`TrustedDir::replace_file`], by its path.
+/// Replaces a file, as [`TrustedDir::replace_file`] does, by its path.
 ///
 /// # Errors
 /// [`TrustError`].
@@ -270,7 +276,7 @@ pub fn replace_file(path: &Path, content: &[u8], mode: Mode, sync: bool) -> Resu
     parent.replace_file(name, content, mode, sync)
 }
 
-/// Opens part after part. Missing ones are made with mode `make`.
+/// Opens component after component. Missing ones are made with mode `make`.
 fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     let absolute = std::path::absolute(path).map_err(|source| TrustError::Io {
         path: path.to_owned(),
@@ -300,10 +306,12 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     while let Some(name) = left.pop_front() {
         let path = here.join(&name);
         let io = |what| TrustError::io(&path, what);
+        // `O_PATH` and `O_NOFOLLOW`: the component is examined before it is used, and through the
+        // same descriptor, so that it cannot be exchanged in between.
         let next = match (rustix::fs::openat(&fd, &name, flags, Mode::empty()), make) {
             (Err(Errno::NOENT), Some(mode)) => {
                 match rustix::fs::mkdirat(&fd, &name, mode) {
-                    // Somebody was faster: it is looked at as any other.
+                    // Another process was faster: its directory is checked like any other.
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(e) => return Err(io("make")(e)),
                 }
@@ -331,7 +339,8 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
                 }
                 put(&mut left, &target);
                 if left.is_empty() {
-                    // A link to the root, or to where it lies: that is looked at as the last part.
+                    // A link to the root, or to its own directory: that is checked as the last
+                    // component.
                     left.push_front(".".into());
                 }
             }
@@ -344,7 +353,7 @@ fn walk(path: &Path, make: Option<Mode>) -> Result<TrustedDir, TrustError> {
     Ok(TrustedDir { fd, path: absolute })
 }
 
-/// Whether others than its owner, and its owner's private group, may write to it.
+/// Whether any user other than its owner, and its owner's private group, may write to it.
 fn is_writable(stat: &Stat) -> bool {
     let by_group = stat.st_mode & WRITE_GROUP != 0 && stat.st_gid != stat.st_uid;
     by_group || stat.st_mode & WRITE_OTHERS != 0
@@ -368,9 +377,9 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), TrustError> {
     Err(TrustError::Owner { path: path.to_owned(), owner })
 }
 
-/// Whether this is how the kernel shows owners that have no number in our user namespace. In one that an ordinary
-/// user has made, the machine's superuser is among them, and so `/` belongs to nobody else; more than what
-/// this user may do cannot be done from there.
+/// Whether the kernel shows this owner because the real one has no number in our user namespace. In
+/// a namespace of an ordinary user, the machine's superuser is among these, and `/` has such an
+/// owner, too. From there no process can do more than this user may.
 fn is_unmapped(owner: u32) -> bool {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let overflow = read("/proc/sys/kernel/overflowuid").trim().parse() == Ok(owner);
@@ -378,7 +387,7 @@ fn is_unmapped(owner: u32) -> bool {
     overflow && !read("/proc/self/uid_map").split_ascii_whitespace().eq(["0", "0", all.as_str()])
 }
 
-/// Whether the directory passes, and is this user's own.
+/// Whether the directory passes the checks, and belongs to this user.
 pub fn is_own(path: &Path) -> bool {
     let stat = TrustedDir::open(path).map(|dir| rustix::fs::fstat(&dir.fd));
     matches!(stat, Ok(Ok(stat)) if stat.st_uid == rustix::process::geteuid().as_raw())
@@ -501,7 +510,7 @@ mod tests {
             let error = ours.open_file("pipe", flags, Mode::RUSR).expect_err("a pipe");
             assert!(matches!(error, TrustError::NotAFile { .. }), "{error}");
         }
-        // A link in the place of the file itself is replaced, and what it leads to stays.
+        // A link in the place of the file itself is replaced, and its target stays.
         ours.replace_file("link", b"new", Mode::RUSR, false).expect("replaced");
         assert_eq!(std::fs::read(&victim).expect("there"), b"kept");
         assert!(!at("dangling").exists() && !at("link").is_symlink());

@@ -1,4 +1,4 @@
-//! The cluster map as it is kept on disk: `volume.toml`.
+//! The cluster map on disk: `volume.toml`.
 
 use crate::atomic;
 use rustix::fs::Mode;
@@ -15,7 +15,7 @@ pub const VOLUME_FORMAT: u32 = 4;
 pub const NODES_MAX: usize = 4096;
 /// Longest name of a volume or node, in bytes.
 const NAME_MAX: usize = 255;
-/// Longest path of a UNIX socket, in bytes: what `sockaddr_un` holds.
+/// Longest path of a UNIX socket, in bytes: the room in `sockaddr_un`.
 pub const SOCKET_PATH_MAX: usize = 107;
 /// Longest file that is read, in bytes.
 const LENGTH_MAX: u64 = 16 << 20;
@@ -26,11 +26,11 @@ const HEADER: &str = "\
 
 ";
 
-/// Begins the last line, which ends with the CRC-32C of all before it in hexadecimal digits. A file without it is one
-/// that somebody has written by hand.
+/// Begins the last line, which ends with the CRC-32C of all bytes before it in hexadecimal digits.
+/// A file without it was written by hand.
 const CHECKSUM: &str = "# checksum of all above, to be removed by whoever changes something: ";
 
-/// What is wrong with a `volume.toml`.
+/// The faults of a `volume.toml`.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The file could not be read or written.
@@ -38,9 +38,9 @@ pub enum VolumeError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// Why it failed.
+        /// The error.
         source: io::Error,
     },
     /// It was written by a later version.
@@ -54,12 +54,12 @@ pub enum VolumeError {
         /// Its version.
         found: u32,
     },
-    /// It is not what such a file is.
+    /// Its content is not valid.
     #[error("volume file {}: {what}", path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         what: String,
     },
 }
@@ -76,24 +76,24 @@ pub struct NodeEntry {
     pub address: String,
     /// Its UNIX socket; a relative path starts at the directory of the file.
     pub socket: PathBuf,
-    /// Its data directory; likewise.
+    /// Its data directory; a relative path starts at the directory of the file.
     pub dir: PathBuf,
 }
 
-/// A volume: its identity, its nodes, and which executor serves which shard.
+/// A volume: its identity, its nodes, and the executor of each shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeFile {
     /// The volume's id.
     pub volume: VolumeId,
     /// Its name.
     pub name: String,
-    /// What acknowledged changes of names survive.
+    /// The failures that acknowledged changes of names survive.
     pub durability: Durability,
-    /// Goes up with every change of the map.
+    /// Increases with every change of the map.
     pub epoch: u64,
-    /// For each shard, by number, the executor that serves it.
+    /// The executor of each shard, by shard number.
     pub shards: Vec<ExecutorId>,
-    /// For each shard, by number, how many times it has moved.
+    /// How many times each shard has moved, by shard number.
     pub moves: Vec<u32>,
     /// All nodes, by number.
     pub nodes: Vec<NodeEntry>,
@@ -105,7 +105,7 @@ struct Text {
     format: u32,
     volume: String,
     name: String,
-    /// Before format 3 each node's configuration told it.
+    /// Before format 3 each node's configuration had it.
     #[serde(default)]
     durability: Durability,
     epoch: u64,
@@ -114,9 +114,9 @@ struct Text {
     nodes: Vec<NodeEntry>,
 }
 
-/// The node of each shard (format 1), or blocks of shards, each a number of shards and their node
-/// (format 2), and how many times they have moved (format 3), and before that which of the node's
-/// executors serves them.
+/// The node of each shard (format 1), or blocks of shards: a number of shards and their node
+/// (format 2), how many times they have moved (format 3), and the node's executor that serves them
+/// (format 4).
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Shards {
@@ -126,7 +126,7 @@ enum Shards {
     Dealt(Vec<Block>),
 }
 
-/// So many shards, their node, which of its executors, and how many times they have moved.
+/// A number of shards, their node, its executor, and how many times they have moved.
 type Block = (usize, u16, u32, u32);
 
 impl Shards {
@@ -139,8 +139,8 @@ impl Shards {
         Shards::Dealt(each.chunk_by(|a, b| a == b).filter_map(block).collect())
     }
 
-    /// The executor of each shard, and how many times it has moved; more than there can be are cut off after
-    /// the first too many.
+    /// Returns the executor of each shard, and how many times it has moved. A list that is too long
+    /// is cut off after the first shard too many.
     fn places(&self) -> (Vec<ExecutorId>, Vec<u32>) {
         let blocks: Vec<Block> = match self {
             Shards::Each(nodes) => nodes.iter().map(|node| (1, *node, 0, 0)).collect(),
@@ -151,7 +151,7 @@ impl Shards {
             Shards::Dealt(blocks) => blocks.clone(),
         };
         let each = blocks.iter().flat_map(|(n, node, index, moves)| {
-            // What is too large stays too large, and is told.
+            // A number that is too large stays too large, so that `check` refuses it.
             let index = u8::try_from(*index).unwrap_or(u8::MAX);
             std::iter::repeat_n((ExecutorId { node: NodeId(*node), index }, *moves), *n)
         });
@@ -159,7 +159,7 @@ impl Shards {
     }
 }
 
-/// What every version of the file has.
+/// The part that every version of the file has.
 #[derive(Deserialize)]
 struct Version {
     format: u32,
@@ -171,8 +171,8 @@ enum Wrong {
 }
 
 impl VolumeFile {
-    /// Reads and checks the file at `path`. Relative paths in it become those
-    /// below the directory it lies in.
+    /// Reads and checks the file at `path`. Relative paths in it become paths below the directory
+    /// of the file.
     ///
     /// # Errors
     /// [`VolumeError`].
@@ -203,8 +203,9 @@ impl VolumeFile {
     /// Writes the file, so that a crash leaves the old one or the new one.
     ///
     /// # Errors
-    /// [`VolumeError::Invalid`] for what could not be loaded again, [`VolumeError::Io`].
+    /// [`VolumeError::Invalid`] for a file that could not be loaded again, [`VolumeError::Io`].
     pub fn save(&self, path: &Path) -> Result<(), VolumeError> {
+        // The same check as in `load`: a file that is saved can always be read again.
         self.check().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
         let text =
             self.to_text().map_err(|what| VolumeError::Invalid { path: path.to_owned(), what })?;
@@ -213,7 +214,7 @@ impl VolumeFile {
             .map_err(|source| VolumeError::Io { path: path.to_owned(), what: "write", source })
     }
 
-    /// The map that nodes and clients exchange.
+    /// Returns the map that nodes and clients exchange.
     pub fn map(&self) -> ClusterMap {
         ClusterMap {
             volume: self.volume,
@@ -234,10 +235,11 @@ impl VolumeFile {
         }
     }
 
-    /// Puts in what a map of the volume knows better of its shards. Whether there was something.
+    /// Merges the newer entries for shards of a map of the volume. Returns whether there were any.
     pub fn learn(&mut self, map: &ClusterMap) -> bool {
         let mut ours = self.map();
         let known = |executor: &ExecutorId| self.node(executor.node).is_some();
+        // A map with an unknown node would make a file that cannot be loaded again.
         if !map.shards.iter().all(known) || !ours.merge(map) {
             return false;
         }
@@ -245,7 +247,7 @@ impl VolumeFile {
         true
     }
 
-    /// The entry of a node.
+    /// Returns the entry of a node.
     pub fn node(&self, id: NodeId) -> Option<&NodeEntry> {
         self.nodes.iter().find(|n| n.id == id.0)
     }
@@ -330,7 +332,7 @@ impl VolumeFile {
     }
 }
 
-/// Checks the checksum, if there is one.
+/// Verifies the checksum, if there is one.
 fn verify(text: &str) -> Result<(), String> {
     let Some((above, sum)) = text.rsplit_once(CHECKSUM) else { return Ok(()) };
     let above = above.strip_suffix('\n').unwrap_or(above);

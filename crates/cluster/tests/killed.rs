@@ -1,6 +1,6 @@
-//! A data directory whose daemon was killed a moment ago. In a program of its
-//! own: a child that is being started holds, for a moment, what its parent has
-//! open, also the locks of other tests.
+//! A data directory whose daemon was killed a moment ago. This is a test program of its own: a
+//! child that is being started holds, for a moment, the open files of its parent, and so the locks
+//! of other tests.
 
 use rustix::fs::FlockOperation;
 use std::fs::File;
