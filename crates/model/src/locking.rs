@@ -1,4 +1,4 @@
-//! Transactions that lock what they need of other executors as they come to it.
+//! Transactions that lock the records of other executors when they first need them.
 
 use crate::executor::{Hold, Lock};
 use crate::message::{Part, Transaction, Word};
@@ -7,7 +7,7 @@ use crate::records::{Key, Operation, Value};
 use std::collections::BTreeMap;
 
 impl Protocol {
-    /// What an executor does for an operation that has happened.
+    /// Returns the part of an executor in an operation that has committed.
     pub(crate) fn part(&self, number: usize, at: usize, held: &BTreeMap<usize, u8>) -> Part {
         let life = held.get(&at).copied().unwrap_or_default();
         let Operation::Transaction { writes, .. } = self.operation(number) else {
@@ -17,7 +17,7 @@ impl Protocol {
         Part { life, writes: told.copied().collect() }
     }
 
-    /// The other executors of an operation, in the order in which it comes to them.
+    /// Returns the other executors of an operation, in the order in which it needs them.
     fn others(&self, number: usize) -> Vec<usize> {
         let Operation::Transaction { reads, writes, home } = self.operation(number) else {
             return Vec::new();
@@ -45,6 +45,8 @@ impl Step<'_> {
         let next = others.find(|place| !run.held.contains_key(place));
         let mut waits = BTreeMap::new();
         if let Some(to) = next {
+            // The incarnation goes on record: if that executor crashes, the locks may be lost and
+            // the transaction gives up.
             waits.insert(to, self.state.executors[to].incarnation);
             let here = keys(reads, writes).into_iter();
             let (mut reads, mut writes) = (Vec::new(), Vec::new());
@@ -58,7 +60,9 @@ impl Step<'_> {
         }
     }
 
-    /// Locks for a transaction. Who has no locks yet waits for anybody; others for younger ones only.
+    /// Locks records for a transaction. A transaction without locks waits for any other. One with
+    /// locks waits for younger ones only, and otherwise gives way (wait-die), so that no cycle of
+    /// waits can form.
     pub fn lock_for(
         &mut self,
         home: usize,
@@ -69,6 +73,7 @@ impl Step<'_> {
         holds: bool,
     ) {
         let executor = &mut self.state.executors[at];
+        // A late request of a transaction that is over must not lock: its outcome has come already.
         if executor.over.contains(&transaction) && !self.protocol.has(Defect::ForgetsTheOver) {
             return;
         }
@@ -81,10 +86,11 @@ impl Step<'_> {
             let write = *hold != Hold::Read;
             let lock = executor.conflict(*key, write, Some(transaction)).filter(|_| !shares);
             match lock {
+                // Wound-wait: the older transaction has the younger one aborted, and waits.
                 Some(lock) if transaction.operation < lock.operation => {
                     return self.meet(at, lock, transaction.operation);
                 }
-                // The message comes again.
+                // The message is repeated.
                 Some(_) if !holds => return,
                 Some(_) => return self.refuse(at, home, transaction),
                 None => {}
@@ -92,6 +98,8 @@ impl Step<'_> {
         }
         let life = held.unwrap_or(executor.incarnation);
         let lock = |(key, hold)| Lock { key, by: transaction, hold, life };
+        // All locks at once, after all checks: a transaction never holds a part of its request
+        // here.
         executor.locks.extend(wanted.into_iter().map(lock));
         let all = reads.iter().chain(writes);
         let values: Vec<(Key, Value)> = all.map(|key| (*key, executor.records[key])).collect();
@@ -108,6 +116,7 @@ impl Step<'_> {
     ) {
         let number = transaction.operation;
         let Some(run) = self.state.executors[home].running.get_mut(&number) else { return };
+        // A repeated answer, or one to an earlier attempt, must not count as a vote.
         let asked = run.waits.as_ref().is_some_and(|waits| waits.contains_key(&from));
         if run.transaction != transaction || !asked {
             return;

@@ -1,92 +1,94 @@
-//! What executors say to each other.
+//! The messages of executors.
 
 use crate::records::{Key, Value};
 
-/// One try of one operation.
+/// One attempt of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Transaction {
-    /// Whose number is lower is older, and wins.
+    /// The lower number is the older operation, and wins.
     pub operation: usize,
-    /// The life of its home in which it was begun.
+    /// The incarnation of its coordinator in which it was begun.
     pub incarnation: u8,
-    /// How many were before it in that life, and it.
+    /// The number of this attempt in that incarnation, from 1.
     pub attempt: u8,
 }
 
-/// What is said.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Word {
-    /// Lock these records, if they are as they were read.
+    /// Lock these records, if they are unchanged since they were read.
     Prepare {
-        /// With what was read.
+        /// The records that were read, with their values.
         reads: Vec<(Key, Value)>,
-        /// With what is to be there.
+        /// The records that are to be changed, with their new values.
         writes: Vec<(Key, Value)>,
     },
-    /// Lock these records and say what they are.
+    /// Lock these records and return their values.
     Lock {
         /// Those to be read only.
         reads: Vec<Key>,
         /// Those to be changed.
         writes: Vec<Key>,
-        /// The transaction has locks elsewhere already.
+        /// The transaction has locks on other executors already.
         holds: bool,
     },
-    /// They are locked, and this.
+    /// They are locked, with these values.
     Locked {
-        /// What they are.
+        /// The values.
         values: Vec<(Key, Value)>,
-        /// The life in which they were locked.
+        /// The incarnation in which they were locked.
         life: u8,
     },
     /// They are locked.
     Prepared,
-    /// Changed, or locked by another.
+    /// They have changed, or another transaction has locked them.
     Refused,
     /// The outcome.
     Finish {
-        /// Whether it has happened, and changes something there.
+        /// Whether the transaction has committed, and changes something there.
         committed: bool,
-        /// What it changes besides that which was prepared, if it was locked in that life.
+        /// The changes that were not prepared; they apply if the locks are of that incarnation.
         part: Part,
     },
     /// The outcome is known, and the locks are gone.
     Finished,
-    /// How does it stand? With `abort`: abort it, unless it has committed. A reader says who waits.
+    /// A request for the status. With `abort`: abort it, unless it has committed. With `reader`:
+    /// the operation that waits.
     Status {
         /// The operation that cannot wait for it.
         abort: Option<usize>,
-        /// The operation that waits for the word, if it only reads.
+        /// The operation that waits for the answer, if it only reads.
         reader: Option<usize>,
     },
     /// It has not committed.
     Running {
-        /// The operation that waits for the word.
+        /// The operation that waits for the answer.
         reader: usize,
     },
 }
 
-/// What one executor does for a transaction that has happened.
+/// The part of one executor in a transaction that has committed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Part {
-    /// The life in which it has locked what is to be changed.
+    /// The incarnation in which it has locked the records that are to be changed.
     pub life: u8,
-    /// What is to be there, where that was not prepared.
+    /// The new values of the records that were not prepared.
     pub writes: Vec<(Key, Value)>,
 }
 
-/// A message stays deliverable for as long as its receiver lives: it may come late, again, or never. Those that ask
-/// for locks outlive him: they may wait for a connection to be made.
+/// A message stays deliverable for as long as its receiver lives: it may come late, again, or
+/// never. Requests for locks outlive the receiver, because they may wait for a connection to be
+/// made.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Message {
-    /// An executor.
+    /// The sending executor.
     pub from: usize,
-    /// Another.
+    /// The receiving executor.
     pub to: usize,
-    /// Connections die with the process at their end.
+    /// The incarnation of the receiver: connections end with the process at their end.
     pub incarnation: u8,
     /// The transaction.
     pub about: Transaction,
-    /// What is said of it.
+    /// The content.
     pub word: Word,
 }

@@ -1,4 +1,4 @@
-//! All that can happen, and what must hold.
+//! All possible events, and the properties that must hold.
 
 use crate::executor::{Executor, Hold, Lock, Run};
 use crate::message::{Message, Part, Transaction, Word};
@@ -10,13 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 /// A part of the protocol that is left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// A participant locks without looking whether the records are as they were read.
+    /// A participant locks without checking that the records are unchanged.
     LocksUnseen,
-    /// A record that was only read is looked at, but not locked.
+    /// A record that was only read is checked, but not locked.
     LeavesReadsOpen,
     /// A reader takes the old value of a locked record without asking.
     ReadsBelowLocks,
-    /// The home commits at the first word of a participant.
+    /// The coordinator commits at the first vote.
     CommitsEarly,
     /// A transaction begun after a restart has the name of one begun before.
     ForgetsIncarnation,
@@ -24,38 +24,39 @@ pub enum Defect {
     ForgetsTheOver,
     /// The record of a transaction goes when the first participant has ended it.
     DropsRecord,
-    /// Nobody asks what became of the transaction that has a lock.
+    /// No executor asks for the outcome of a transaction that holds a lock.
     TrustsLocks,
-    /// Of two transactions that are in each other's way, both begin again.
+    /// Of two conflicting transactions, both begin again.
     BothGiveWay,
-    /// Locks are gone when their executor dies.
+    /// Locks are lost when their executor crashes.
     LosesLocks,
-    /// The record of a transaction does not say what others change.
+    /// The record of a transaction does not have the changes on other executors.
     ForgetsWrites,
-    /// A record that is to be changed may be locked by several.
+    /// Several transactions may lock a record that is to be changed.
     SharesLocks,
-    /// What has happened is written under whatever locks there are, of another life, too.
+    /// Committed changes are written under any locks, also those of another incarnation.
     ForgetsLives,
 }
 
-/// What is checked. See the crate's page.
+/// The case that is checked. See the crate's page.
 #[derive(Clone, Debug)]
 pub struct Protocol {
     /// The executor that has each record. All records begin as 0.
     pub places: Vec<usize>,
-    /// What each client does, one thing after the other.
+    /// The operations of each client, in order.
     pub clients: Vec<Vec<Operation>>,
-    /// Most deaths of executors.
+    /// Most crashes of executors.
     pub deaths: u8,
-    /// Most tries of an operation in one life of its home.
+    /// Most attempts of an operation in one incarnation of its coordinator.
     pub attempts: u8,
-    /// Transactions lock what they come to. Otherwise they read first, and have it prepared.
+    /// Transactions lock records when they first need them. Otherwise they read first, and have
+    /// their changes prepared.
     pub locks: bool,
-    /// What is left out.
+    /// The part that is left out.
     pub defect: Option<Defect>,
 }
 
-/// How everything stands.
+/// The state of all executors, messages and clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct State {
     pub(crate) executors: Vec<Executor>,
@@ -67,33 +68,35 @@ pub struct State {
     history: LinearizabilityTester<usize, Records>,
 }
 
-/// Something that may happen.
+/// A possible event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// A client begins its next operation.
     Begin(usize),
-    /// Its executor takes the operation up, or looks again whether it can.
+    /// Its executor begins the operation, or tries again.
     Start(usize),
     /// A transaction reads a record of another executor.
     Fetch(usize, Key),
-    /// All are prepared: it commits, unless a record at its home is locked or has changed.
+    /// All are prepared: the transaction commits, unless a record at its coordinator is locked or
+    /// has changed.
     Commit(usize),
-    /// A transaction gives up waiting for an executor that has died meanwhile.
+    /// A transaction gives up waiting for an executor that has crashed meanwhile.
     GiveUp(usize),
-    /// The answer goes to the client.
+    /// The client gets its answer.
     Answer(usize),
     /// A message arrives.
     Deliver(Message),
-    /// An executor tells once more, to one that has died meanwhile, that a transaction has committed.
+    /// An executor repeats, to one that has crashed meanwhile, that a transaction has committed.
     Repeat(usize),
-    /// An executor asks what became of transactions whose locks it has for long.
+    /// An executor asks for the outcome of transactions whose locks it has held for long.
     Sweep(usize),
-    /// An executor dies and comes back.
+    /// An executor crashes and restarts.
     Die(usize),
 }
 
 impl Protocol {
-    /// The client of an operation, which is numbered over all clients.
+    /// Returns the client of an operation, and the operation's index there. Operations are numbered
+    /// over all clients.
     fn client(&self, operation: usize) -> (usize, usize) {
         let mut left = operation;
         for (client, operations) in self.clients.iter().enumerate() {
@@ -118,7 +121,7 @@ impl Protocol {
         self.places[usize::from(key)]
     }
 
-    /// The executor that is asked for an operation.
+    /// Returns the executor that coordinates an operation.
     pub(crate) fn home(&self, operation: usize) -> usize {
         match self.operation(operation) {
             Operation::Transaction { home, .. } => *home,
@@ -156,7 +159,8 @@ impl Step<'_> {
         told.expect("an operation that was asked for is answered once");
     }
 
-    /// Has a transaction aborted whose lock is in the way of an operation that changes something.
+    /// Wounds the transaction whose lock conflicts with an operation that changes a record: asks
+    /// its coordinator to abort it.
     pub fn wound(&mut self, at: usize, lock: Transaction, by: usize) {
         if !self.protocol.has(Defect::TrustsLocks) {
             let home = self.protocol.home(lock.operation);
@@ -164,12 +168,13 @@ impl Step<'_> {
         }
     }
 
-    /// An older transaction has met the lock of a younger one: it waits, and the other one gives way. If
-    /// it gave way, too, the two could do so for ever.
+    /// An older transaction has met the lock of a younger one: it waits, and the younger one gives
+    /// way. If both gave way, they could do so for ever.
     pub fn meet(&mut self, at: usize, lock: Transaction, older: usize) {
         self.wound(at, lock, older);
         if self.protocol.has(Defect::BothGiveWay) {
-            // Where the older one is at home, it aborts itself; elsewhere it is told to.
+            // At its own coordinator the older one aborts itself; elsewhere its coordinator is
+            // asked to do so.
             let home = self.protocol.home(older);
             match self.state.executors[home].running.get(&older).map(|run| run.transaction) {
                 Some(_) if at == home => self.abort(home, older),
@@ -213,6 +218,8 @@ impl Step<'_> {
         for (key, write) in keys(reads, writes) {
             if self.protocol.place(key) == home
                 && let Some(lock) = self.state.executors[home].conflict(key, write, None)
+            // Local records are checked first: a transaction that must wait here has no locks
+            // elsewhere yet.
             {
                 if number < lock.operation {
                     self.wound(home, lock, number);
@@ -224,10 +231,12 @@ impl Step<'_> {
         let attempts = executor.attempts.entry(number).or_default();
         *attempts += 1;
         let forgets = self.protocol.has(Defect::ForgetsIncarnation);
+        // With the incarnation in its name, no transaction of the time before a restart can be
+        // taken for this one.
         let incarnation = if forgets { 0 } else { executor.incarnation };
         let transaction = Transaction { operation: number, incarnation, attempt: *attempts };
         let local = reads.iter().filter(|key| self.protocol.place(**key) == home);
-        // Who locks what is elsewhere sees last what is here.
+        // A transaction that locks other executors' records reads its own last, under its locks.
         let local = local.filter(|_| !self.protocol.locks);
         let read = local.map(|key| (*key, executor.records[key])).collect();
         let run = Run { transaction, read, waits: None, held: BTreeMap::new() };
@@ -247,7 +256,7 @@ impl Step<'_> {
         self.prepare(number);
     }
 
-    /// Asks all who have something to do with it for their word, once all is read.
+    /// Asks all participants for their votes, once all records are read.
     fn prepare(&mut self, number: usize) {
         let Operation::Transaction { reads, writes, home } = self.protocol.operation(number) else {
             return;
@@ -292,7 +301,8 @@ impl Step<'_> {
         }
     }
 
-    /// The one moment at which the transaction happens, unless a record at home has changed.
+    /// Commits: the one moment at which the transaction takes effect, unless a record of the
+    /// coordinator has changed.
     fn commit(&mut self, home: usize, transaction: Transaction) {
         let number = transaction.operation;
         let Operation::Transaction { reads, writes, .. } = self.protocol.operation(number) else {
@@ -308,6 +318,8 @@ impl Step<'_> {
                 None => {}
             }
         }
+        // Read validation: records at the coordinator are not locked, so their values must still be
+        // the ones that were read.
         if run.read.iter().any(|(key, value)| is_home(*key) && executor.records[key] != *value) {
             return self.abort(home, number);
         }
@@ -322,6 +334,8 @@ impl Step<'_> {
         let changes = |(_, part): &(usize, Part)| !part.writes.is_empty() || !self.protocol.locks;
         let (others, released): (Vec<_>, Vec<_>) = others.iter().map(part).partition(changes);
         let others: BTreeMap<usize, Part> = others.into_iter().collect();
+        // One atomic step, as one batch of the store: the changes, the reply, and the record of the
+        // participants.
         let executor = &mut self.state.executors[home];
         for (key, value) in writes.iter().filter(|(key, _)| is_home(*key)) {
             executor.records.insert(*key, *value);
@@ -334,6 +348,8 @@ impl Step<'_> {
         for (to, part) in others {
             self.send(home, to, transaction, Word::Finish { committed: true, part });
         }
+        // Participants that only read need no record of the outcome: presumed abort frees their
+        // locks as well.
         for (to, part) in released {
             self.send(home, to, transaction, Word::Finish { committed: false, part });
         }
@@ -389,8 +405,8 @@ impl Step<'_> {
             Word::Running { reader } => {
                 let waits = self.state.waits(self.protocol, reader);
                 if let (true, Operation::Get(key)) = (waits, self.protocol.operation(reader)) {
-                    // What is there now, under this lock, was true when the home said so. A lock of
-                    // another transaction is another question.
+                    // The present value under this lock was current when the coordinator answered.
+                    // A lock of another transaction needs a request of its own.
                     match self.state.executors[to].conflict(*key, false, None) {
                         Some(lock) if lock != about => {}
                         _ => self.get(reader, to, *key),
@@ -412,7 +428,7 @@ impl Step<'_> {
         if executor.over.contains(&transaction) && !self.protocol.has(Defect::ForgetsTheOver) {
             return;
         }
-        // That it was begun again proves that it had not committed.
+        // A new attempt proves that the earlier one had not committed.
         executor.end_earlier(transaction);
         if executor.locks.iter().any(|lock| lock.by == transaction) {
             return self.send(at, home, transaction, Word::Prepared);
@@ -431,6 +447,7 @@ impl Step<'_> {
                 return self.refuse(at, home, transaction);
             }
         }
+        // Read validation: nothing may have changed between the read and this lock.
         let is_same = reads.iter().all(|(key, value)| executor.records[key] == *value);
         if !is_same && !self.protocol.has(Defect::LocksUnseen) {
             return self.refuse(at, home, transaction);
@@ -442,7 +459,7 @@ impl Step<'_> {
         self.send(at, home, transaction, Word::Prepared);
     }
 
-    /// For good: a lock that is got later would come in the way of the next attempt.
+    /// Refuses for good: a lock that is taken later would conflict with the next attempt.
     pub fn refuse(&mut self, at: usize, home: usize, transaction: Transaction) {
         self.state.executors[at].over.insert(transaction);
         self.send(at, home, transaction, Word::Refused);
@@ -471,7 +488,7 @@ impl Step<'_> {
             }
             (true, Some(reader)) => self.send(home, to, about, Word::Running { reader }),
             (true, None) => {}
-            // It never will: what runs later has another name.
+            // Presumed abort: it never commits, because later attempts have other names.
             (false, _) => {
                 let part = Part::default();
                 self.send(home, to, about, Word::Finish { committed: false, part });
@@ -490,7 +507,7 @@ impl Step<'_> {
     fn sweep(&mut self, at: usize) {
         for lock in self.state.executors[at].locks.clone() {
             let home = self.protocol.home(lock.by.operation);
-            // Before it is over there is nothing to learn.
+            // Before it is over there is no outcome.
             if self.state.executors[home].has(lock.by) || self.protocol.has(Defect::TrustsLocks) {
                 continue;
             }
@@ -510,6 +527,8 @@ impl Step<'_> {
             parts.for_each(|part| part.writes.clear());
         }
         let incarnation = executor.incarnation;
+        // Connections die with the process, except that requests for locks may wait for the next
+        // one.
         self.state.network.retain(|message| {
             let waits = matches!(message.word, Word::Lock { .. });
             message.to != at || message.incarnation == incarnation || waits
@@ -517,7 +536,7 @@ impl Step<'_> {
     }
 }
 
-/// The records of a transaction, each with whether it is changed.
+/// Returns the records of a transaction, each with whether it is changed.
 pub(crate) fn keys(reads: &[Key], writes: &[(Key, Value)]) -> BTreeMap<Key, bool> {
     let mut keys: BTreeMap<Key, bool> = reads.iter().map(|key| (*key, false)).collect();
     keys.extend(writes.iter().map(|(key, _)| (*key, true)));
@@ -525,12 +544,12 @@ pub(crate) fn keys(reads: &[Key], writes: &[(Key, Value)]) -> BTreeMap<Key, bool
 }
 
 impl State {
-    /// Whether another transaction has a lock in the way of one that waits to be tried again.
+    /// Whether a lock of another transaction blocks one that waits for its next attempt.
     fn is_blocked(&self, protocol: &Protocol, number: usize) -> bool {
         let Operation::Transaction { reads, writes, home } = protocol.operation(number) else {
             return false;
         };
-        // In place of a pause: whoever had it aborted comes first.
+        // Stands for a pause: the operation that had it aborted comes first.
         let yields = self.executors[*home].yields.get(&number);
         if yields.is_some_and(|by| self.waits(protocol, *by)) {
             return true;
@@ -547,7 +566,7 @@ impl State {
         self.begun[client] == (at + 1, true)
     }
 
-    /// Drops messages that will never have an effect, so that fewer states differ.
+    /// Drops messages that can have no effect any more, to reduce the number of states.
     fn forget_messages(&mut self, protocol: &Protocol) {
         let executors = &self.executors;
         let is_over = |message: &Message| {
@@ -568,7 +587,7 @@ impl State {
             let (to, about) = (&executors[message.to], message.about);
             match &message.word {
                 Word::Prepare { .. } => !is_over(message),
-                // Who dies forgets that it is over.
+                // A crash forgets that the transaction is over.
                 Word::Lock { .. } => may_die || !is_over(message),
                 Word::Prepared | Word::Refused | Word::Locked { .. } => {
                     let run = to.running.get(&about.operation);
@@ -590,7 +609,7 @@ impl State {
         });
     }
 
-    /// Whether everybody has an answer and nothing is left.
+    /// Whether every operation has its answer and nothing is left.
     fn is_finished(&self, protocol: &Protocol) -> bool {
         let clients = self.begun.iter().zip(&protocol.clients);
         clients.into_iter().all(|((begun, open), all)| *begun == all.len() && !open)

@@ -1,24 +1,24 @@
-//! What operations do, where they are done one after the other.
+//! The effect of operations that are applied one after the other.
 
 use stateright::semantics::SequentialSpec;
 
-/// A record's number.
+/// The number of a record.
 pub type Key = u8;
-/// What a record holds.
+/// The value of a record.
 pub type Value = u8;
 /// The values that an operation has read.
 pub type Answer = Vec<Value>;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
     /// Reads records and changes records, maybe on several executors, at one moment.
     Transaction {
         /// Read, in this order.
         reads: Vec<Key>,
-        /// Changed.
+        /// Changed, with the new values.
         writes: Vec<(Key, Value)>,
-        /// The executor that does it.
+        /// The executor that coordinates it.
         home: usize,
     },
     /// Changes one record.

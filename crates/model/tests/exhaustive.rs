@@ -1,4 +1,4 @@
-//! Every state of small cases.
+//! Checks every state of small cases.
 
 use stateright::{Checker, Model};
 use tatami_model::{Defect, Operation, Protocol};
@@ -13,12 +13,13 @@ fn protocol(places: &[usize], clients: Vec<Vec<Operation>>, deaths: u8) -> Proto
     Protocol { places: places.to_vec(), clients, deaths, attempts: 6, locks: false, defect: None }
 }
 
-/// The same by locks at first contact.
+/// The same with locks at first contact.
 fn locking(protocol: Protocol) -> Protocol {
     Protocol { locks: true, ..protocol }
 }
 
-/// Two that exchange the same records from both ends, and one who reads one after the other.
+/// Two transactions that exchange the same records from both ends, and a reader that reads one
+/// after the other.
 fn opposite(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[0, 1], &[(0, 1), (1, 1)])],
@@ -28,14 +29,15 @@ fn opposite(deaths: u8) -> Protocol {
     protocol(&[0, 1], clients, deaths)
 }
 
-/// Each reads what the other changes: two renames that would make a cycle together.
+/// Each transaction reads the record that the other changes: two renames that would make a cycle
+/// together.
 fn crossed(deaths: u8) -> Protocol {
     let clients =
         vec![vec![transaction(0, &[1], &[(0, 1)])], vec![transaction(1, &[0], &[(1, 2)])]];
     protocol(&[0, 1], clients, deaths)
 }
 
-/// A record is changed while a transaction is on its way, and changed back.
+/// A record is changed while a transaction is under way, and changed back.
 fn there_and_back(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[1], &[(1, 1)])],
@@ -44,7 +46,7 @@ fn there_and_back(deaths: u8) -> Protocol {
     protocol(&[0, 1], clients, deaths)
 }
 
-/// A record is changed while a transaction that has read it is on its way.
+/// A record is changed while a transaction that has read it is under way.
 fn overwritten(deaths: u8) -> Protocol {
     let clients =
         vec![vec![transaction(0, &[1], &[(1, 1)])], vec![Operation::Put(1, 2), Operation::Get(1)]];
@@ -70,7 +72,7 @@ fn states(name: &str, protocol: Protocol) {
     println!("{name}: {} states", checker.unique_state_count());
 }
 
-/// Two that come to the same executors, in different orders.
+/// Two transactions that need the same executors in different orders.
 fn turned(deaths: u8) -> Protocol {
     let clients = vec![
         vec![transaction(0, &[1, 2], &[(1, 1), (2, 1)])],
@@ -98,7 +100,7 @@ fn all_orders_of_everything_are_right() {
     states("three, one dies", three(1));
 }
 
-/// Some million states: minutes. `make soak` has them.
+/// Some million states: minutes. `make soak` runs them.
 #[test]
 fn all_orders_of_more_are_right() {
     let scale = std::env::var("TATAMI_TEST_SCALE").ok().and_then(|text| text.parse::<u32>().ok());
@@ -112,7 +114,7 @@ fn all_orders_of_more_are_right() {
     }
 }
 
-/// Whether it is seen that a part of the protocol is left out.
+/// Whether the checker notices that a part of the protocol is left out.
 fn is_seen(defect: Defect, protocol: Protocol, what: &str) -> bool {
     let protocol = Protocol { defect: Some(defect), ..protocol };
     let checker = protocol.checker().threads(2).spawn_bfs().join();
