@@ -1,11 +1,11 @@
-//! What requests cost at the daemon: processor time of its threads per request,
-//! as the kernel accounts it. Run with
+//! The cost of requests at the daemon: processor time of its threads per request, as the kernel
+//! accounts it. Run with
 //!
 //! ```sh
 //! cargo run --release -p tatami-node --example cost [names | bytes] [REQUESTS]
 //! ```
 //!
-//! Daemon and clients are one process, so threads are told apart by their names.
+//! Daemon and clients are one process; the names of their threads distinguish them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -23,12 +23,12 @@ use tatami_wire::{
     VolumeKey,
 };
 
-/// Requests of each kind, unless the command line says another number.
+/// Number of requests of each kind, unless the command line has another.
 const REQUESTS: u64 = 20_000;
 const MIB: usize = 1 << 20;
 const VOLUME: VolumeId = VolumeId([1; 16]);
 
-/// Nanoseconds on a processor of each thread with this name.
+/// Returns the nanoseconds on a processor of each thread with this name.
 fn cpu_of(name: &str) -> BTreeMap<OsString, u64> {
     let tasks = std::fs::read_dir("/proc/self/task").expect("/proc is there");
     tasks

@@ -1,4 +1,4 @@
-//! What a node counts, for `status`.
+//! The counters of a node, for `status`.
 
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tatami_wire::admin::TurnedAway;
 
-/// Counts since the start. None of them guards anything, so order does not matter.
+/// Counts since the start. No other memory depends on them, so `Relaxed` is enough.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) meta_requests: Count,
@@ -17,7 +17,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_written: Count,
 }
 
-/// One number.
+/// One counter.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -31,14 +31,14 @@ impl Count {
     }
 }
 
-/// A bounded number of places.
+/// A bounded number of slots.
 #[derive(Debug)]
 pub(crate) struct Places {
     taken: AtomicU32,
     most: u32,
 }
 
-/// One place, given back when dropped.
+/// One slot, returned when dropped.
 #[derive(Debug)]
 pub(crate) struct Place(Arc<Places>);
 
@@ -47,10 +47,12 @@ impl Places {
         Arc::new(Places { taken: AtomicU32::new(0), most })
     }
 
-    /// A place, if one is free.
+    /// Takes a slot, if one is free.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Place> {
+        // Taken first and checked afterwards: of two threads that race for the last slot, one sees
+        // the full count.
         let taken = self.taken.fetch_add(1, Ordering::AcqRel);
-        // From here on the place is given back, whichever way this ends.
+        // From here on the slot is returned by `drop`, also if the check below fails.
         let place = Place(self.clone());
         (taken < self.most).then_some(place)
     }
@@ -62,7 +64,7 @@ impl Drop for Place {
     }
 }
 
-/// What has become of connections that were not let in.
+/// The connections that were not admitted, by reason.
 #[derive(Debug, Default)]
 pub(crate) struct Doorway {
     pub(crate) silent: Often,
@@ -71,7 +73,7 @@ pub(crate) struct Doorway {
     pub(crate) other_version: Often,
     pub(crate) wrong_key: Often,
     pub(crate) refused: Often,
-    /// The system did not let us have them.
+    /// The system refused the connection: no descriptors, or no memory.
     pub(crate) not_accepted: Often,
 }
 
@@ -88,8 +90,8 @@ impl Doorway {
     }
 }
 
-/// Something that strangers can make happen as often as they like: all are counted, and the log tells of the
-/// first and then of one a second.
+/// An event that strangers can cause at any rate. All are counted. The log gets the first ones, and
+/// then one a second.
 #[derive(Debug, Default)]
 pub(crate) struct Often {
     count: Count,
@@ -100,7 +102,7 @@ pub(crate) struct Often {
 struct Log {
     /// Lines that may be written at once.
     lines: u32,
-    /// When the last of them was added.
+    /// When the last line was added.
     filled: Instant,
 }
 
@@ -110,13 +112,13 @@ impl Default for Log {
     }
 }
 
-/// Lines that may be written at once.
+/// Most lines that may be written at once.
 const LINES_MAX: u32 = 20;
-/// After so long there may be another one.
+/// The time after which one more line is allowed.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
 impl Often {
-    /// Counts it, and has `log` tell of it, with the number so far, if it is time.
+    /// Counts the event, and calls `log` with the number so far if a line is allowed now.
     pub(crate) fn note(&self, log: impl FnOnce(u64)) {
         self.count.add(1);
         if self.log.lock().take(Instant::now()) {

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT as something that can be waited for.
+//! SIGTERM and SIGINT as a flag that a thread can wait for.
 
 use crate::stop::Stop;
 use std::io;
@@ -7,26 +7,27 @@ use std::sync::OnceLock;
 static ASKED: OnceLock<Stop> = OnceLock::new();
 
 extern "C" fn on_signal(_: libc::c_int) {
-    // Only an atomic store and write(2): both may be done in a handler.
+    // Only an atomic store and write(2): both are async-signal-safe.
     if let Some(stop) = ASKED.get() {
         stop.set();
     }
 }
 
-/// From now on SIGTERM and SIGINT set the returned flag instead of ending the
-/// process, and a file over RLIMIT_FSIZE is an error instead of a signal.
+/// Makes SIGTERM and SIGINT set the returned flag instead of ending the process. A file over
+/// RLIMIT_FSIZE becomes an error instead of a signal.
 ///
 /// # Errors
 /// When the system has no descriptor left.
 pub(crate) fn catch() -> io::Result<&'static Stop> {
     if ASKED.get().is_none() {
         let stop = Stop::new()?;
-        // Another thread may have been faster: then its flag is used.
+        // Another thread may have been faster; then its flag is used.
         let _ = ASKED.set(stop);
     }
+    // The flag exists before the handlers: a signal that comes at once must find it.
     let install = |signal, handler| {
-        // SAFETY: an all-zero sigaction is a valid value; the handler does
-        // nothing that is forbidden in a handler, and lives for ever.
+        // SAFETY: an all-zero sigaction is a valid value. The handler makes only async-signal-safe
+        // calls, and lives for ever.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler;

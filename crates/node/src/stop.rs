@@ -1,4 +1,4 @@
-//! How every thread learns that the node is to end.
+//! The flag by which every thread learns that the node must end.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::io;
@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// A flag that can be waited for with poll(2): once set, its descriptor stays
-/// readable for everybody.
+/// A flag that threads can wait for with poll(2). Once set, its descriptor stays readable for all
+/// of them, because no thread reads the event.
 #[derive(Debug)]
 pub(crate) struct Stop {
     set: AtomicBool,
@@ -21,19 +21,21 @@ impl Stop {
     }
 
     pub(crate) fn set(&self) {
+        // The flag before the event: a thread that the event wakes must see the flag. `Release`
+        // pairs with the `Acquire` of `is_set`.
         self.set.store(true, Ordering::Release);
-        // Fails only when the counter is full, and then it is readable already.
+        // Fails only when the counter is full, and then the descriptor is readable already.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Waits until it is set, no longer than `timeout`. Whether it is.
+    /// Waits until the flag is set, at most `timeout`. Returns whether it is set.
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
         let mut fds = [PollFd::new(self, PollFlags::IN)];
         let timeout = Timespec {
             tv_sec: timeout.as_secs() as i64,
             tv_nsec: i64::from(timeout.subsec_nanos()),
         };
-        // Interrupted is as good as a time that is over: the caller comes again.
+        // An interrupted wait is handled as one whose time is over: the caller calls again.
         let _ = poll(&mut fds, Some(&timeout));
         self.is_set()
     }

@@ -1,5 +1,5 @@
-//! Many operations at a time, as a client asks for them: on one node and on several, while directories split and daemons
-//! are started anew.
+//! Batches of operations, as a client sends them: to one node and to several, while directories
+//! split and daemons are restarted.
 
 mod common;
 
@@ -83,7 +83,7 @@ fn many_names_are_made_found_and_removed() {
         let dir = make(&client, ROOT, "dir", NewNode::Dir);
         let names = named("f", 3000);
         let inos = make_many(&client, dir, &names, FILE);
-        // Whoever asks afterwards sees them.
+        // A later reader sees them.
         let other = self::client(&volume);
         assert_eq!(listed(&other, dir).len(), names.len());
         let found = other.stat_many(&ME, dir, &bytes(&names));
@@ -124,13 +124,13 @@ fn partitions(client: &Client, dir: Ino) -> usize {
     }
 }
 
-/// Directories have homes on other nodes; files may have come from there.
+/// Directories have owner shards on other nodes; files may have come from there.
 #[test]
 fn what_one_node_cannot_do_is_done_all_the_same() {
     let (_volume, _nodes, client) = start(3);
     let names = named("d", 60);
     let dirs = make_many(&client, ROOT, &names, NewNode::Dir);
-    // The first entry takes each of them to its home.
+    // The first entry moves each of them to its owner shard.
     let act = |dir: &Ino| Act::Create {
         parent: *dir,
         name: b"first".to_vec().into(),
@@ -169,7 +169,7 @@ fn many_names_cost_few_requests() {
     let dir = make(&client, ROOT, "dir", NewNode::Dir);
     make(&client, dir, "first", FILE);
     let mut round = 0;
-    // Housekeeping asks, too, now and then.
+    // Housekeeping sends requests, too, now and then.
     eventually("few requests", || {
         round += 1;
         let names = named(&format!("{round}-"), 900);
@@ -181,7 +181,7 @@ fn many_names_cost_few_requests() {
     });
 }
 
-/// Several clients fill one directory, which splits, while daemons are started anew.
+/// Several clients fill one directory, which splits, while daemons are restarted.
 #[test]
 fn daemons_may_die_while_many_names_are_made() {
     const CLIENTS: usize = 3;
@@ -251,7 +251,8 @@ fn a_tree_is_added_up_and_removed() {
         assert_eq!(done, Ok(()));
         // Each file of several names has three.
         assert_eq!(removed, planted.files + planted.dirs + 2 * 15);
-        // One for each directory, and some. Files that were made before a directory split are removed one by one.
+        // One for each directory, and some more. Files that were made before a directory split are
+        // removed one by one.
         let most = if nodes == 1 { 300 } else { planted.files };
         assert!(requests(&volume) - before < most);
         assert_eq!(client.lookup(&ME, ROOT, b"top"), Err(Errno::ENOENT));
@@ -297,7 +298,8 @@ fn what_cannot_be_removed_is_told_and_the_rest_is_removed() {
     is_sound(&client);
 }
 
-/// While somebody fills the tree, it is removed or the directory is told that stays.
+/// One client fills the tree while another removes it: the tree is removed, or the directory that
+/// stays is reported.
 #[test]
 fn a_tree_in_which_others_work_is_removed_or_told() {
     let (volume, _nodes, client) = start(2);

@@ -45,7 +45,7 @@ fn rename(client: &Client, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Err
     client.rename(&ME, from.0, names.0, to.0, names.1, RenameMode::Replace, false).map(drop)
 }
 
-/// A directory with its home on each executor, and a file in each.
+/// A directory with its owner shard on each executor, and a file in each.
 fn dirs(client: &Client) -> BTreeMap<ExecutorId, Ino> {
     let map = client.map();
     let all = map.leads().len();
@@ -69,7 +69,7 @@ fn assert_sound(client: &Arc<Client>) {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// Has a move done, and waits until the node says so.
+/// Orders a migration, and waits until the node reports its end.
 fn give(client: &Client, (first, count): (u16, u16), to: ExecutorId) {
     let from = client.map().owner(ShardId(first)).expect("served").node;
     let order = AdminCall::Move { first, count, to };
@@ -132,12 +132,13 @@ fn shards_move_to_an_executor_that_did_not_run() {
         assert_eq!(rename(&client, (*dir, "second"), (ROOT, "third")), Ok(()));
     }
     assert_sound(&client);
-    // They run from the beginning now, though the map that the node is started with does not know of them.
+    // They run from the beginning now, although the map with which the node starts does not have
+    // them.
     nodes.remove(0).stop();
     nodes.insert(0, volume.start(0));
     assert_eq!(status(0).executors, 3);
     assert!(client.lookup(&ME, ROOT, b"f7").is_ok());
-    // And back: those that are left without shards stay, and answer.
+    // And back: executors that are left without shards stay, and answer.
     give(&client, (0, 1024), executor(0, 0));
     give(&client, (3072, 512), executor(1, 0));
     assert!(client.lookup(&ME, ROOT, b"f7").is_ok());

@@ -38,7 +38,7 @@ fn programs_without_a_mount_exclude_each_other() {
     assert_eq!(set(&b, ino, &lock(10, 19)), Ok(Taken::Done));
     let held = b.test_lock(ino, &lock(0, 0), &Unbuffered).expect("asked").expect("held");
     assert_eq!((held.span, held.pid), (Span { start: 0, end: 9 }, 0));
-    // Patience has an end.
+    // The operation timeout ends the wait.
     let wait = |client: &Client, wait, patience| {
         client.wait_for_lock(ino, &lock(0, 5), wait, patience, &Unbuffered)
     };
@@ -49,7 +49,7 @@ fn programs_without_a_mount_exclude_each_other() {
         assert_eq!(waiter.join().expect("no panic"), Ok(()));
     });
     assert_eq!(set(&a, ino, &lock(0, 0)), Err(Errno::EAGAIN));
-    // The node that is started again knows nothing, and hears it from the clients as they come.
+    // The restarted node knows no locks, and gets them from the clients as they come.
     node.stop();
     let _node = volume.start(0);
     std::thread::scope(|scope| {

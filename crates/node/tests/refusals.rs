@@ -1,4 +1,5 @@
-//! What a node does with those who do not belong, and when it does not start.
+//! How a node treats connections and requests that it must refuse, and the cases in which it does
+//! not start.
 
 mod common;
 
@@ -146,7 +147,7 @@ fn frames_that_are_wrong_end_their_connection() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// Whatever a trusted client's bytes turn into on their way, the node lives.
+    /// However the bytes of a trusted client change on their way, the node lives.
     #[test]
     fn a_node_outlives_any_bytes(
         bytes in prop::collection::vec(any::<u8>(), 0..200),
@@ -207,7 +208,7 @@ fn a_client_that_takes_no_answers_stops_only_itself() {
     let mut frame = Vec::new();
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
     frame::encode(&mut frame, Class::Meta, 1, &call, 0);
-    // Asks until the node takes no more, for it may not keep what is not taken.
+    // Sends requests until the node accepts no more: it must not buffer answers without bound.
     let mut asked = 0;
     let mut full = 0;
     while full < 20 {
@@ -222,7 +223,7 @@ fn a_client_that_takes_no_answers_stops_only_itself() {
         }
     }
     assert!(good.meta(MetaOp::StatVolume).is_ok());
-    // When it takes its answers after all, they are all there.
+    // When the client takes its answers after all, they are all there.
     greedy.set_nonblocking(false).expect("set");
     let mut body = Vec::new();
     for _ in 0..asked.min(100) {
@@ -262,7 +263,7 @@ fn capabilities_are_checked_where_the_bytes_are() {
     assert_eq!(copied, Err(Errno::EKEYREJECTED));
     assert_eq!(session.read(cap, 0, 10), Ok(vec![]));
     assert_eq!(session.read(cap, 0, PAYLOAD_MAX as u32 + 1), Err(Errno::EINVAL));
-    // Bytes where none belong do not put requests and answers out of step.
+    // Unexpected bytes do not put requests and answers out of step.
     assert_eq!(session.data(cap, ObjectOp::Stat, b"surprise").0, Err(Errno::EPROTO));
     assert!(matches!(session.data(cap, ObjectOp::Stat, &[]).0, Ok(ObjectReply::State(_))));
 }
@@ -313,9 +314,9 @@ fn ordinary_users_act_as_themselves_and_give_no_orders() {
         }
         assert_eq!(user.admin(AdminCall::Ping), Ok(AdminReply::Pong));
         assert!(user.status().clients.is_empty(), "ids are as good as names");
-        // A capability is what counts for bytes.
+        // For bytes, only a capability counts.
         assert_eq!(user.write(cap, 0, b"allowed"), Ok(7));
-        // Another user's client id is of no use.
+        // The client id of another user is of no use.
         let stolen = try_connect(&volume.unix(0), &caller(1), Role::Meta);
         assert!(matches!(handshake_error(stolen), HandshakeError::Refused(_)));
     });
@@ -383,13 +384,13 @@ fn a_node_that_cannot_start_says_why_and_what_to_do() {
     let error = start_error(&volume);
     assert!(matches!(error, StartError::NotASocket { .. }), "{error}");
     std::fs::remove_file(socket).expect("removed");
-    // What a killed daemon leaves: a socket where nobody listens.
+    // A killed daemon leaves a socket that does not answer.
     drop(UnixListener::bind(socket).expect("bound"));
     assert!(std::path::Path::new(socket).exists());
     volume.start(0).stop();
 }
 
-/// Half-open connections of each kind: more than there are places for handshakes of one user.
+/// Half-open connections of each kind: more than the handshake slots of one user.
 const CROWD: usize = 400;
 
 #[test]
@@ -401,7 +402,7 @@ fn strangers_that_say_nothing_keep_nobody_out() {
     std::fs::set_permissions(volume.dir.path(), PermissionsExt::from_mode(0o711)).expect("set");
     let as_other = |uid, run: &(dyn Fn() + Sync)| match root {
         true => as_user(uid, uid, run),
-        // Nobody else can be played: then all is one user's.
+        // Without root the test cannot run as another user: then all connections are one user's.
         false => run(),
     };
     let (tcp, unix) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
@@ -412,7 +413,7 @@ fn strangers_that_say_nothing_keep_nobody_out() {
         }
     };
     as_other(12345, &crowd);
-    // All of these come in while the crowd is there, at the first try.
+    // All of these are admitted while the crowd is there, at the first attempt.
     let mut good = Session::new(volume.tcp(0), 1);
     good.create("file", 0);
     for _ in 0..20 {
@@ -422,7 +423,7 @@ fn strangers_that_say_nothing_keep_nobody_out() {
         }
         as_other(12346, &|| drop(connect(&volume.unix(0), &caller(2), Role::Meta)));
     }
-    // Those of the crowd are sent away, one by one, and counted.
+    // The connections of the crowd are dropped one by one, and counted.
     for mut stream in tcp.into_inner() {
         assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
     }
@@ -450,10 +451,10 @@ fn each_reason_to_turn_somebody_away_is_counted_by_itself() {
     let mut stream = volume.raw_tcp(0);
     stream.write_all(b"TATAMI\r\n\x63\0\0\0").expect("sent");
     rest(&mut stream);
-    // The node itself has nothing to say to itself.
+    // The node itself must not be a peer of its own.
     assert!(try_connect(&volume.tcp(0), &caller(1), Role::Peer).is_err());
     let mut good = Session::new(volume.tcp(0), 1);
-    // The node may be about to read the last words of a client that has gone.
+    // The node may be about to read the last message of a client that has gone.
     let deadline = std::time::Instant::now() + PATIENCE;
     while good.status().turned_away.wrong_key < 3 && std::time::Instant::now() < deadline {
         std::thread::yield_now();
@@ -490,7 +491,7 @@ fn a_silent_connection_does_not_keep_others_out() {
     let silent: Vec<_> = (0..20).map(|_| volume.raw_tcp(0)).collect();
     let mut good = Session::new(volume.tcp(0), 1);
     good.create("file", 0);
-    // Each of them is dropped when it has said nothing for a second.
+    // Each of them is dropped when it has been silent for a second.
     for mut stream in silent {
         assert_eq!(stream.read(&mut [0; 1]).expect("an end"), 0);
     }
@@ -522,7 +523,7 @@ fn a_closed_volume_lets_its_own_user_in_only() {
         for role in [Role::Meta, Role::Data, Role::Admin] {
             let refused = handshake_error(try_connect(&volume.unix(0), &no_key(2), role));
             assert!(refused.to_string().contains("mount.allow_other"), "{refused}");
-            // By way of an open node neither.
+            // Nor through a node that is open to others.
             let through = tatami_client::Endpoint::Through(
                 volume.map.nodes[1].socket.clone().into(),
                 NodeId(0),

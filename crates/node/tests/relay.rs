@@ -1,4 +1,4 @@
-//! Users without the volume's key, who reach other nodes through the daemon of their own.
+//! Users without the volume's key. They reach other nodes through the daemon of their own node.
 
 mod common;
 
@@ -69,7 +69,7 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
             assert_eq!(user.meta(open(secret.ino, access)), Err(Errno::EACCES));
         }
         assert_eq!(user.meta(open(public.ino, Access::BOTH)), Err(Errno::EACCES));
-        // Which rank wrote where is a part of what the file says.
+        // The tiles show which rank wrote where, and so part of the content.
         let tiles = MetaOp::Tiles { ino: secret.ino, after: 0, limit: 10 };
         assert_eq!(user.meta(tiles), Err(Errno::EACCES));
         let nodes = vec![(NodeId(1), 1)];
@@ -85,7 +85,8 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
         forged.access = Access::BOTH;
         let refused = user.data(forged, ObjectOp::Write { offset: 0 }, b"x").0;
         assert_eq!(refused, Err(Errno::EKEYREJECTED));
-        // Nobody sees its writes, so privileges go when it may make them.
+        // The node does not see the client's writes, so the set-user-ID bit goes when the client
+        // gets the right to write.
         assert!(user.meta(open(suid.ino, Access::BOTH)).is_ok());
 
         assert_eq!(user.meta(MetaOp::Clients), Err(Errno::EPERM));
@@ -96,7 +97,7 @@ fn whoever_has_no_key_acts_as_himself_on_other_nodes_too() {
             assert_eq!(user.data(own, op, &[]).0, Err(Errno::EOPNOTSUPP));
         }
 
-        // Nobody's id, nobody's name.
+        // Neither another client's id nor delegations.
         let stolen = try_connect(&through(&volume), &without_key(1), Role::Meta);
         assert!(matches!(handshake_error(stolen.err()), HandshakeError::Refused(_)));
         let recalls = try_connect(&through(&volume), &without_key(2), Role::Recall);
@@ -131,7 +132,7 @@ fn a_client_without_a_key_uses_all_nodes_and_waits_for_them() {
     client.create(&Cred::ROOT, Ino::ROOT, b"f", file(), 0o644, 0, true, None).expect("made");
     let ping = |node| client.admin(NodeId(node), AdminCall::Ping);
     assert_eq!((ping(0), ping(1)), (Ok(AdminReply::Pong), Ok(AdminReply::Pong)));
-    // Its connections end with the node that they lead to, and are made anew when it is back.
+    // Its connections end with the node that they lead to, and are made again when it is back.
     first.stop();
     assert_eq!(ping(0), Err(Errno::EHOSTDOWN));
     assert_eq!(ping(1), Ok(AdminReply::Pong));
@@ -141,7 +142,7 @@ fn a_client_without_a_key_uses_all_nodes_and_waits_for_them() {
         assert!(asked.join().expect("it does not panic").is_ok());
         again
     });
-    // What went before does not hold up the end of a daemon.
+    // Broken relays do not delay the end of a daemon.
     second.stop();
     again.stop();
 }

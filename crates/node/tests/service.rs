@@ -1,4 +1,4 @@
-//! What a node does for a client that behaves.
+//! The service of a node for a client that follows the protocol.
 
 mod common;
 
@@ -119,7 +119,7 @@ fn requests_sent_together_are_answered_in_order() {
     }
 }
 
-/// Long answers go out uncopied as far as a pipe holds them, and the rest behind.
+/// Long answers are sent uncopied as far as a pipe holds them, and the rest after them.
 #[test]
 fn reads_of_any_length_and_place_bring_the_same_bytes_over_both_transports() {
     let volume = Volume::new(1);
@@ -190,7 +190,7 @@ fn what_is_unlinked_goes_from_the_disk_of_its_node() {
             .meta(MetaOp::Unlink { parent: Ino::ROOT, name: bytes("file"), keep: false })
             .expect("gone");
         eventually("the object is gone", || objects(&mut there).is_empty());
-        // Who reads it still must not take it for an empty file.
+        // A client that still reads it must not take it for an empty file.
         assert_eq!(there.read(cap, 0, 10), Err(Errno::ESTALE));
         assert_eq!(there.data(cap, ObjectOp::Stat, &[]).0, Err(Errno::ESTALE));
         eventually("nothing is left to do", || {
@@ -217,7 +217,7 @@ fn a_client_that_stays_away_is_given_up_and_its_file_settled() {
     let mut other = Session::new(volume.unix(0), 3);
     assert_eq!(other.lookup("file").expect("found").size, 0);
     assert_eq!(other.read(doomed, 0, 100).expect("still there"), b"kept open");
-    // The writer dies without a word.
+    // The writer dies without closing.
     drop(writer);
     eventually("the size is learnt", || other.lookup("file").expect("found").size == 12345);
     eventually("what it kept is gone", || {
@@ -314,10 +314,10 @@ fn with_sync_durability_everything_works_as_without() {
     assert_eq!(session.meta(MetaOp::Sync), Ok(MetaReply::Synced { epoch: 1 }));
 }
 
-/// A recall connection, and what it says.
+/// A recall connection, and its messages.
 struct Recalls {
     connection: Connection,
-    /// The client's term ends at the earliest so long after it.
+    /// The time of the last sign of life: the client's term ends at the earliest one `term` later.
     alive: Instant,
     term: Duration,
 }
@@ -340,7 +340,7 @@ impl Recalls {
 
     /// Whether `asked` waits as long as it must.
     fn holds_up(&self, asked: &Asked) -> bool {
-        // On a slow machine the term may be over: then nothing must wait.
+        // On a slow machine the term may be over: then the request need not wait.
         !asked.is_answered() || self.alive.elapsed() >= self.term
     }
 
@@ -360,7 +360,7 @@ impl Asked {
     fn new(volume: &Volume, id: u8, op: MetaOp) -> Asked {
         let mut connection = connect(&volume.tcp(0), &caller(id), Role::Meta);
         let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op };
-        // Later than all that the client has sent before.
+        // Later than all earlier requests of the client.
         let seq = 1 << 32;
         connection.send(Class::Meta, seq, &call, &[]).expect("sent");
         Asked(connection)
@@ -396,14 +396,14 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     maker.close(attr.ino);
     b.sign();
     drop(b);
-    // Nothing is delegated to who cannot be asked for it.
+    // Nothing is delegated to a client without a recall connection.
     let get = MetaOp::GetAttr { ino: attr.ino };
     assert_eq!(Asked::new(&volume, 1, get.clone()).answer().1, None);
     let mut a = Recalls::open(&volume, 1);
     let (_, granted) = Asked::new(&volume, 1, get.clone()).answer();
     assert_eq!(granted.expect("it is").delegated, [attr.ino]);
 
-    // Its own change asks for nothing.
+    // The client's own change recalls nothing.
     let mut names = connect(&volume.tcp(0), &caller(1), Role::Meta);
     let call = MetaCall { shard: ShardId(0), cred: Cred::ROOT, op: chmod(attr.ino, 0o600) };
     names.send(Class::Meta, 1 << 33, &call, &[]).expect("sent");
@@ -413,7 +413,8 @@ fn an_answer_waits_until_what_it_contradicts_is_given_back() {
     assert!(result.is_ok());
     assert_eq!(Granted::decode(&payload[..len]).expect("it reads").changed, [attr.ino]);
 
-    // Another's does. Nobody sees it meanwhile, and nobody else waits.
+    // The change of another client does. No client sees it meanwhile, and unrelated requests do not
+    // wait.
     a.sign();
     let changing = Asked::new(&volume, 2, chmod(attr.ino, 0o640));
     let RecallNote::Recall { id, inos } = a.next() else { panic!("not a recall") };
@@ -448,7 +449,7 @@ fn an_answer_waits_for_no_longer_than_a_term_or_a_connection() {
             assert!(changing.answer().0.is_ok());
         } else {
             assert!(changing.answer().0.is_ok());
-            // Whoever was too slow learns so.
+            // The connection of a client that was too slow is closed.
             assert!(a.connection.receive::<RecallNote>(Class::Recall, 0, &mut []).is_err());
         }
     }
@@ -469,7 +470,7 @@ fn a_daemon_that_starts_waits_for_those_who_may_know_something() {
     drop(a);
     let _back = Recalls::open(&volume, 1);
     assert!(asked.answer().0.is_ok());
-    // Or until their time is over.
+    // Or until the term of the absent clients is over.
     node.stop();
     let _node = volume.start(0);
     assert!(Asked::new(&volume, 2, get).answer().0.is_ok());

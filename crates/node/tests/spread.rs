@@ -1,4 +1,4 @@
-//! A volume whose shards are dealt out to several nodes, as a client uses it.
+//! A volume whose shards are distributed to several nodes, as a client uses it.
 
 mod common;
 
@@ -46,7 +46,8 @@ fn file(client: &Client, parent: Ino, name: &str) -> Attr {
     make(client, parent, name, NewNode::File(Layout::Whole { node: NodeId(0) }))
 }
 
-/// A directory of the root whose home is on that node, with a file in it: so it is there.
+/// Makes a directory of the root whose owner shard is on that node, with a file in it: so the
+/// directory is no longer embedded.
 fn dir_on(client: &Client, node: u16) -> (Ino, String) {
     for n in 0.. {
         let name = format!("on{node}-{n}");
@@ -65,7 +66,8 @@ fn rename(client: &Client, from: (Ino, &str), to: (Ino, &str)) -> Result<(), Err
     client.rename(&ME, from.0, old, to.0, new, RenameMode::Replace, false).map(drop)
 }
 
-/// Requests about names, and messages of nodes to each other, of all nodes since their start.
+/// Returns the numbers of name requests, and of messages between nodes, of all nodes since their
+/// start.
 fn counts(volume: &Volume) -> (u64, u64) {
     let statuses = (0..volume.map.nodes.len() as u16)
         .map(|node| Session::new(volume.unix(node), 0x70 + node as u8).status());
@@ -84,7 +86,7 @@ fn names_and_inodes_of_all_nodes_are_one_tree() {
             client.link(&ME, attr.ino, *from, name.as_bytes()).expect("link");
             let found = client.lookup(&ME, *to, b"moved").expect("lookup");
             assert_eq!((found.ino, found.nlink), (attr.ino, 2));
-            // A directory moves with what is in it.
+            // A directory moves with its content.
             let sub = make(&client, *from, "sub", NewNode::Dir).ino;
             file(&client, sub, "below");
             if i != j {
@@ -99,7 +101,7 @@ fn names_and_inodes_of_all_nodes_are_one_tree() {
             assert_eq!((removed.ino, removed.last), (Some(attr.ino), false));
         }
     }
-    // The root, the directories and what is in them.
+    // The root, the directories and their content.
     assert_eq!(client.statfs().inodes, 1 + 3 + 3 + 9);
     for dir in &dirs {
         let listed = client.read_dir(&ME, *dir, 0, READDIR_MAX, false).expect("a listing");
@@ -120,7 +122,7 @@ fn a_listing_with_attributes_has_those_of_other_nodes() {
         let listed = tree.read_dir(path.as_bytes(), true).expect("a listing");
         assert!(listed.iter().all(|entry| entry.attr.as_ref().map(|a| a.ino) == Some(entry.ino)));
     }
-    // Whoever makes what is there already opens it, wherever it is.
+    // Creating an existing file opens it, wherever it is.
     let node = NewNode::File(Layout::Whole { node: NodeId(0) });
     let open = Some(Access::BOTH);
     let found = client.create(&ME, dir, b"f", node, 0o644, 0, false, open).expect("opened");
@@ -130,7 +132,7 @@ fn a_listing_with_attributes_has_those_of_other_nodes() {
     assert_eq!(client.lookup(&ME, dir, b"f").expect("lookup").kind, Kind::File);
 }
 
-/// What concerns a directory and its files is one request to one node, and no matter of others.
+/// An operation on a directory and its files is one request to one node, without the others.
 #[test]
 fn work_in_a_directory_is_one_request_each() {
     const FILES: u64 = 200;
@@ -138,7 +140,7 @@ fn work_in_a_directory_is_one_request_each() {
     for node in 0..4 {
         let (dir, _) = dir_on(&client, node);
         let mut round = 0;
-        // Housekeeping asks, too, now and then.
+        // Housekeeping sends requests, too, now and then.
         eventually("one request for each", || {
             round += 1;
             let name = |i: u64| format!("{round}-{i}");
@@ -174,7 +176,7 @@ fn work_in_a_directory_is_one_request_each() {
     }
 }
 
-/// The partitions of a directory: entries of each.
+/// Returns the number of entries of each partition of a directory.
 fn partitions(client: &Client, dir: Ino) -> Vec<u64> {
     match client.meta(&ME, MetaOp::Partitions { dir }) {
         Ok(MetaReply::Partitions(all)) => all.iter().map(|part| part.entries).collect(),
@@ -196,7 +198,7 @@ fn a_large_directory_is_on_several_nodes() {
     eventually("it is split", || partitions(&client, dir).len() == 16);
     assert_eq!(partitions(&client, dir).iter().sum::<u64>() as usize, FILES + 1);
     file(&client, dir, "one more");
-    // A client that has heard of nothing.
+    // A client that does not know of the split.
     let third = self::client(&volume);
     for client in [&client, &other, &third] {
         let all = Tree::new(client.clone(), ME).read_dir(name.as_bytes(), true).expect("a listing");
@@ -239,7 +241,7 @@ fn a_large_directory_is_on_several_nodes() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
 }
 
-/// A client that knows an old map is told, and asks where it is right to ask.
+/// A node corrects a client with an old map, and the client then asks the right node.
 #[test]
 fn an_old_map_is_corrected() {
     let mut volume = Volume::spread(2);
@@ -250,7 +252,7 @@ fn an_old_map_is_corrected() {
     file(&client, ROOT, "f");
     assert_eq!(client.map().epoch, 1);
     drop(nodes);
-    // Nothing was made yet on the shards that move.
+    // The shards that move are still empty.
     volume.map.moves = spread.iter().map(|at| u32::from(at.node.0)).collect();
     (volume.map.shards, volume.map.epoch) = (spread, 2);
     let _nodes: Vec<_> = (0..2).map(|node| volume.start(node)).collect();
@@ -267,7 +269,7 @@ fn an_old_map_is_corrected() {
     assert!(map.epoch > 1 && map.shards == volume.map.shards && map.moves == volume.map.moves);
 }
 
-/// While a node is away, what does not concern it goes on; the rest waits and is then done.
+/// While a node is away, operations that do not concern it go on; the others wait and then succeed.
 #[test]
 fn a_node_that_is_away_holds_up_only_what_concerns_it() {
     let (volume, mut nodes, client) = start(3);
@@ -292,7 +294,8 @@ fn a_node_that_is_away_holds_up_only_what_concerns_it() {
     eventually("the file is in one place", || found(dirs[1]).is_ok() != found(dirs[2]).is_ok());
 }
 
-/// Everybody moves the same files around, through all nodes at once, while nodes are started anew.
+/// Several clients move the same files around, through all nodes at once, while nodes are
+/// restarted.
 #[test]
 fn many_clients_move_the_same_files() {
     const FILES: usize = 6;

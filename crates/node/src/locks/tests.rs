@@ -21,7 +21,7 @@ fn flock(owner: u64, kind: LockKind) -> Lock {
     Lock { sort: LockSort::Whole, owner, pid: 1, span: Span::ALL, kind }
 }
 
-/// A daemon's locks, asked by clients that know their sessions.
+/// A daemon's lock table, with clients that know their sessions.
 struct Desk {
     locks: Locks,
     now: Instant,
@@ -35,7 +35,7 @@ impl Desk {
         Desk { locks, now: Instant::now(), sessions: BTreeMap::new(), delegates: false }
     }
 
-    /// `None` where the request is put off.
+    /// `None` if the request is deferred.
     fn ask(&mut self, client: ClientId, ino: Ino, op: LockOp) -> Option<Result<LockTold, Errno>> {
         let session = self.sessions.get(&client).copied().unwrap_or(0);
         let delegates = self.delegates;
@@ -79,7 +79,7 @@ fn those_who_wait_get_it_in_order() {
         let kind = if wait == 1 { Exclusive } else { Shared };
         assert_eq!(desk.set(B, lock(wait, span(5, 5), kind), Some(wait)), Ok(LockTold::Waits));
     }
-    // Asked again, it keeps its place.
+    // A repeated request keeps its place.
     assert_eq!(desk.set(B, lock(0, span(5, 5), Shared), Some(0)), Ok(LockTold::Waits));
     desk.free(A, 1, span(0, 4));
     assert_eq!(desk.ready(), []);
@@ -90,7 +90,7 @@ fn those_who_wait_get_it_in_order() {
     desk.free(B, 0, Span::ALL);
     desk.free(B, 2, Span::ALL);
     assert_eq!(desk.ready(), [1]);
-    // It has been granted, so it is too late to give it up.
+    // The lock has been granted, so it is too late to cancel the wait.
     let wanted = lock(1, span(5, 5), Exclusive);
     let cancel = LockOp::Cancel { wait: 1, lock: wanted };
     assert_eq!(desk.ask(B, FILE, cancel.clone()), Some(Ok(LockTold::Ended { granted: true })));
@@ -131,12 +131,12 @@ fn a_circle_of_waiting_is_refused() {
     }
     assert_eq!(desk.set(A, lock(1, span(1, 1), Shared), Some(1)), Ok(LockTold::Waits));
     assert_eq!(desk.set(B, lock(1, span(2, 2), Shared), Some(2)), Ok(LockTold::Waits));
-    // Who does not wait closes no circle.
+    // A request that does not wait closes no cycle.
     assert_eq!(desk.set(B, lock(2, span(0, 0), Shared), None), Err(Errno::EAGAIN));
     assert_eq!(desk.set(B, lock(2, span(0, 0), Shared), Some(3)), Err(Errno::EDEADLK));
     desk.free(B, 2, span(2, 2));
     assert_eq!(desk.ready(), [2]);
-    // flock(2) waits for ever, so that each may give its lock up first.
+    // flock(2) waits for ever, so that each may give up its lock first.
     assert_eq!(desk.set(A, flock(1, Shared), None), Ok(DONE));
     assert_eq!(desk.set(B, flock(1, Shared), None), Ok(DONE));
     assert_eq!(desk.set(A, flock(1, Exclusive), Some(4)), Ok(LockTold::Waits));
@@ -154,7 +154,7 @@ fn what_is_delegated_is_asked_back() {
     assert_eq!(desk.ask(B, FILE, set.clone()), None, "put off");
     assert_eq!(desk.set(C, lock(1, span(0, 0), Shared), Some(1)), Ok(LockTold::Waits));
     assert_eq!(desk.locks.take_news()[&A].wanted, [FILE]);
-    // By itself, A has freed one and taken another.
+    // A has freed one lock and taken another by itself.
     let held = vec![lock(2, span(40, 49), Shared)];
     assert_eq!(desk.ask(A, FILE, LockOp::Return { locks: held }), Some(Ok(DONE)));
     assert!(desk.locks.take_stirred());
@@ -162,14 +162,15 @@ fn what_is_delegated_is_asked_back() {
     assert_eq!(desk.set(C, lock(1, span(0, 0), Shared), Some(1)), Ok(DONE));
     assert_eq!(desk.ask(B, FILE, set), Some(Ok(DONE)));
     assert_eq!(desk.set(B, lock(1, span(45, 45), Exclusive), None), Err(Errno::EAGAIN));
-    // Others hold something; and then for a while it is not delegated, having been asked back.
+    // Others hold a lock. Later the locks are not delegated for a while, because they were
+    // recalled.
     for owner in [(A, 2), (B, 1), (C, 1)] {
         desk.free(owner.0, owner.1, Span::ALL);
     }
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(DONE));
     desk.now += CONTENDED;
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(DELEGATED));
-    // It does not know of it any more, having lost its connection.
+    // The client does not know of it any more, because its connection broke.
     let unknown = LockTold::Unknown { reclaim: true };
     assert_eq!(desk.set(A, lock(1, span(0, 9), Exclusive), None), Ok(unknown));
     let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
@@ -188,7 +189,7 @@ fn nothing_is_left_of_a_client_that_is_gone() {
     desk.locks.end(B);
     assert!(desk.locks.files.is_empty() && desk.locks.sessions.is_empty());
     assert!(desk.locks.waiting.is_empty() && desk.locks.clients().is_empty());
-    // Who comes back is told.
+    // A client that comes back learns it.
     let lost = LockTold::Unknown { reclaim: false };
     assert_eq!(desk.set(A, lock(1, Span::ALL, Shared), None), Ok(lost));
     let claim = LockOp::Reclaim { locks: Vec::new(), first: true, last: true, shards: 0 };
@@ -240,7 +241,7 @@ fn what_makes_no_sense_is_refused() {
     assert_eq!(desk.ask(A, FILE, claim), Some(Ok(LockTold::Unknown { reclaim: false })));
 }
 
-/// One client of the random test: what it believes to hold.
+/// One client of the random test, with the locks that it believes to hold.
 #[derive(Default)]
 struct Believer {
     held: BTreeMap<Ino, Table<u64, u32>>,
@@ -262,16 +263,16 @@ enum Step {
         owner: u64,
         span: Span,
     },
-    /// The client hears what it was told, and does it.
+    /// The client gets its notifications, and follows them.
     Hear(usize),
-    /// It asks for what it waits for.
+    /// The client asks for the lock that it waits for.
     Again(usize),
     Cancel(usize),
     /// The daemon dies, and another one begins.
     Restart,
-    /// The client tells what it holds.
+    /// The client reclaims its locks.
     Claim(usize),
-    /// It dies, and its lease ends.
+    /// The client dies, and its lease ends.
     Die(usize),
     Later,
 }
@@ -393,7 +394,8 @@ impl Play {
             let op = LockOp::Free { sort: LockSort::Range, owner, span };
             match self.desk.ask(CLIENTS[client], ino, op) {
                 Some(Ok(LockTold::Done { .. })) => {}
-                // It is put again after the claim; here it has not been freed.
+                // The request is repeated after the reclaim; in this test the lock has not been
+                // freed.
                 Some(Ok(LockTold::Unknown { .. })) => return self.claim(client),
                 other => panic!("{other:?}"),
             }
@@ -459,8 +461,8 @@ impl Play {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
-    /// Whatever happens, no two believe to hold what they cannot hold both; and when all do as they
-    /// are told, everybody who waits and whom nothing is in the way of gets it.
+    /// Whatever happens, no two clients believe to hold conflicting locks. When all clients follow
+    /// their notifications, every waiter without a conflict gets its lock.
     #[test]
     fn no_two_believe_to_hold_the_same(steps in prop::collection::vec(steps(), 1..60)) {
         let mut desk = Desk::new();
@@ -491,7 +493,8 @@ proptest! {
         }
         for (client, id) in CLIENTS.iter().enumerate() {
             play.claim(client);
-            // Who knows of no session has nothing to claim, and comes with a request or not at all.
+            // A client without a session has nothing to reclaim, and sends a request or nothing at
+            // all.
             if !play.desk.sessions.contains_key(id) {
                 play.desk.locks.end(*id);
             }

@@ -21,7 +21,7 @@ use tatami_wire::{
 };
 
 pub const VOLUME: VolumeId = VolumeId([0x55; 16]);
-/// No wait in these tests is longer.
+/// Longest wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn key() -> VolumeKey {
@@ -38,8 +38,8 @@ pub struct Volume {
 impl Volume {
     pub fn new(nodes: u16) -> Volume {
         let dir = tempfile::tempdir().expect("a temporary directory");
-        // Free ports, all held until the last is chosen, on a loopback address
-        // that nobody else connects from or listens on in between.
+        // Free ports, all held until the last is chosen, on a loopback address that no other
+        // program connects from or listens on in between.
         static VOLUMES: AtomicU32 = AtomicU32::new(0);
         let nth = VOLUMES.fetch_add(1, Ordering::Relaxed) % 250 + 1;
         let [.., a, b] = std::process::id().to_be_bytes();
@@ -64,12 +64,12 @@ impl Volume {
         Volume { dir, map, lease: Duration::from_secs(60) }
     }
 
-    /// One whose shards are dealt out to all nodes.
+    /// Makes a volume whose shards are distributed to all nodes.
     pub fn spread(nodes: u16) -> Volume {
         Volume::spread_on(nodes, 1)
     }
 
-    /// One whose shards are dealt out to so many executors of all nodes.
+    /// Makes a volume whose shards are distributed to this number of executors on each node.
     pub fn spread_on(nodes: u16, executors: u8) -> Volume {
         let mut volume = Volume::new(nodes);
         let of = |node| move |index| ExecutorId { node: NodeId(node), index };
@@ -247,7 +247,7 @@ impl Session {
         }
     }
 
-    /// The end of writing to a file.
+    /// Ends the writing to a file.
     pub fn close(&mut self, ino: Ino) {
         let op = MetaOp::Closed { inos: vec![ino], empty: vec![], read: vec![] };
         assert_eq!(self.meta(op), Ok(MetaReply::Done));
@@ -280,8 +280,8 @@ pub fn bytes(text: &str) -> tatami_wire::meta::Bytes {
     text.as_bytes().to_vec().into()
 }
 
-/// Asks until the answer is yes.
-#[allow(clippy::disallowed_methods)] // what is waited for here sends no event
+/// Repeats the check until it succeeds.
+#[allow(clippy::disallowed_methods)] // the awaited state sends no event
 pub fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !ask() {
@@ -290,7 +290,7 @@ pub fn eventually(what: &str, mut ask: impl FnMut() -> bool) {
     }
 }
 
-/// Everything that the other side still says until it closes.
+/// Returns all bytes that the other side sends until it closes.
 pub fn rest(mut stream: impl Read) -> Vec<u8> {
     let mut rest = Vec::new();
     match stream.read_to_end(&mut rest) {
@@ -301,13 +301,13 @@ pub fn rest(mut stream: impl Read) -> Vec<u8> {
     rest
 }
 
-/// Runs as an ordinary user of this machine. The kernel keeps users by thread,
-/// and so does what it tells of the other end of a socket.
+/// Runs a closure as an ordinary user of this machine. The kernel keeps users by thread, and so
+/// does its report on the other end of a socket.
 pub fn as_user<R: Send>(uid: u32, gid: u32, run: impl FnOnce() -> R + Send) -> R {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
-            // SAFETY: system calls with numbers only; that they change this thread
-            // alone, and not the process as the C library's would, is wanted.
+            // SAFETY: system calls with numbers only. They must change this thread alone, and not
+            // the process as the C library's would.
             unsafe {
                 assert_eq!(libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<u32>()), 0);
                 assert_eq!(libc::syscall(libc::SYS_setresgid, gid, gid, gid), 0);
