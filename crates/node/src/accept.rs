@@ -110,7 +110,7 @@ impl Reception<'_> {
             match accept() {
                 Ok(stream) => self.greet(stream),
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                // The peer may be gone before it is accepted. All other errors go to the next arm.
+                // The peer may be gone before it is accepted; the next one may be there.
                 Err(e) if e.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(e) => {
                     self.shared.doorway.not_accepted.note(|n| {
@@ -151,7 +151,7 @@ impl Reception<'_> {
         if let Some(gone) = gone {
             self.crowd_out(&gone);
         }
-        // Mostly the first bytes have arrived by now, so the connection need not be watched at all.
+        // Mostly the first bytes have arrived by now, so the connection no longer counts as silent.
         self.hear(number);
         let Some(stranger) = self.strangers.get(number) else { return };
         let data = EventData::new_u64(number);
@@ -281,7 +281,7 @@ fn receive(
     if let Some((executor, kind)) = executor {
         if stream.set_nonblocking().is_ok() {
             let (stream, admission) = (stream.clone(), Some(admission));
-            // The seat goes along, so that it stays taken for as long as the connection lives.
+            // The admission goes along, so that its slot stays taken while the connection lives.
             executor.hand_over(NewConnection { stream, peer, kind, admission });
         }
         return;
@@ -370,7 +370,7 @@ fn admit(shared: &Arc<Shared>, hello: &Hello, peer: &Peer) -> Result<Admission, 
         }
     }
     let full = || format!("node {} has too many connections for {row}", shared.node());
-    // The seat before the client's entry: a refused connection must leave no entry behind.
+    // The slot before the client's entry: a refused connection must leave no entry behind.
     let seat = shared.seats.take(row, peer.uid()).ok_or_else(full)?;
     if !shared.clients.arrive(hello.client, peer.uid()) {
         return Err("this client id belongs to another user".to_owned());

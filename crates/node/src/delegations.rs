@@ -219,7 +219,7 @@ impl Delegations {
         // A silent client counts its term from its last sign of life. A delegation now would be
         // void on its side at once.
         let silent = self.holders.get(&id).is_none_or(|h| h.alive + self.term <= now);
-        // While a recall is under way a new grant could not be told from the old one.
+        // While a recall is under way a new grant could not be distinguished from the old one.
         if silent || self.recalled.contains_key(&ino) || self.is_withheld(ino) {
             return false;
         }

@@ -175,7 +175,7 @@ impl Recalls {
             if must_wait(delegations, answer, call) {
                 return true;
             }
-            // A partition has no version by which to see that it is still current.
+            // Nothing here shows whether the partition is still as it was.
             answer.met.part = None;
             answer.grant(delegations, now, &mut is_current);
             false
@@ -276,8 +276,8 @@ impl Answer {
         let mut granted = Granted { changed: self.met.changed.clone(), ..Granted::default() };
         let [dir, told] = tells(&call.op, &self.result, self.met.dir.as_deref());
         for (ino, attr) in [dir, told].into_iter().flatten() {
-            // Bytes written on another node may change size and times without this shard knowing:
-            // no delegation.
+            // While another client writes, the object has a newer size and newer times than these
+            // attributes: no delegation.
             if !attr.written_elsewhere && is_current(attr) && delegations.give(ctx.client, ino, now)
             {
                 granted.delegated.push(ino);

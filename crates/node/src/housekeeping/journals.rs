@@ -81,8 +81,8 @@ impl Housekeeper<'_> {
         info: PieceInfo,
     ) -> Result<Option<Part>, Away> {
         let (bytes, journal) = (Piece::bytes_of(info.piece), Piece::journal_of(info.piece));
-        // The size first: only tiles within the bytes that are in the object count. A journal may
-        // be ahead of them.
+        // Only tiles within this size count: a journal may be ahead of the bytes that reached the
+        // disk before the writer died.
         let state = self.stat_object(info.node, ino, bytes)?;
         let told = self.read_object(nodes, ino, info.node, journal)?;
         let told = match journal::decode(&told) {

@@ -93,7 +93,8 @@ impl Locks {
         let lost = told(0, LockTold::Unknown { reclaim: false });
         let known = self.sessions.get(&client).is_some_and(|s| s.id == session);
         if !known {
-            // A client with another number has a session here already, and goes on with that one.
+            // The first part comes with the number of an earlier session, the later ones with the
+            // number that is assigned here.
             if !self.before.contains(&client) {
                 return lost;
             }
