@@ -1,26 +1,29 @@
-//! Many operations in one request.
+//! Batches of operations in one request.
 //!
-//! An *act* is an operation on one name or one inode, as a [`MetaOp`] of its own would be: atomic by itself, with an
-//! answer of its own, under the same rules. Acts of one request are done one after the other, at one node, and
-//! have one answer and one place in the log. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
+//! A *batch operation* is an operation on one name or one inode. It behaves like a separate
+//! [`MetaOp`]: it is atomic by itself, has its own result, and follows the same rules. One node
+//! executes the operations of a batch one after the other, and writes one reply and one log record
+//! for all. (Bulk insertion as in IndexFS, SC 2014, but visible at once.)
 //!
-//! What a node cannot do without a word to others is not done: the answer says so, and it is asked alone.
+//! A node does not execute an operation that needs other nodes. The result says so, and the client
+//! sends that operation alone.
 
 use crate::meta::{Bytes, DataState, MetaOp, MetaReply, NewNode};
 use crate::partition::{Range, name_hash};
 use crate::{Access, Attr, Cap, Errno, Ino, Kind, SetAttr};
 use serde::{Deserialize, Serialize};
 
-/// Most acts in one request.
+/// Most operations in one batch.
 pub const ACTS_MAX: usize = 1024;
-/// Most bytes of acts in one request, as [`Act::weight`] counts them: what fits a frame.
+/// Most bytes of operations in one batch, as [`Act::weight`] counts them. A batch of this size fits
+/// in a frame.
 pub const ACTS_BYTES_MAX: usize = 512 * 1024;
-/// What an act takes in a message besides names and targets, at most, in bytes.
+/// Upper bound for the encoding of one operation without names and targets, in bytes.
 const ACT_BYTES: usize = 160;
 
-/// One of many operations. Each is the [`MetaOp`] of the same name.
+/// An operation of a batch. Each is the [`MetaOp`] of the same name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // as of the operation
+#[allow(missing_docs)] // as in MetaOp
 pub enum Act {
     /// See [`MetaOp::Find`].
     Find { parent: Ino, name: Bytes },
@@ -63,12 +66,12 @@ impl From<Act> for MetaOp {
 }
 
 impl Act {
-    /// Whether it changes something.
+    /// Checks whether the operation changes something.
     pub fn is_mutation(&self) -> bool {
         !matches!(self, Act::Find { .. } | Act::GetAttr { .. })
     }
 
-    /// The inode whose shard must answer.
+    /// Returns the inode that selects the owner shard for the request.
     pub fn target(&self) -> Ino {
         match self {
             Act::Find { parent, .. }
@@ -79,7 +82,7 @@ impl Act {
         }
     }
 
-    /// The entry that it looks up, makes or removes: its directory and name.
+    /// Returns the directory and name of the entry that the operation looks up, creates or removes.
     pub fn entry(&self) -> Option<(Ino, &Bytes)> {
         match self {
             Act::Find { parent, name }
@@ -90,7 +93,7 @@ impl Act {
         }
     }
 
-    /// Shows `place` the directory in which it does something, as [`MetaOp::for_each_place`] does.
+    /// Calls `place` with the directory of the operation, like [`MetaOp::for_each_place`].
     pub fn for_each_place(&mut self, seed: u64, place: &mut impl FnMut(&mut Ino, u64)) {
         let (Act::Find { parent, name }
         | Act::Create { parent, name, .. }
@@ -104,7 +107,7 @@ impl Act {
         }
     }
 
-    /// How many bytes it takes in a message, at most.
+    /// Returns an upper bound for the encoded length, in bytes.
     pub fn weight(&self) -> usize {
         let name = self.entry().map_or(0, |(_, name)| name.len());
         let target = match self {
@@ -115,48 +118,48 @@ impl Act {
     }
 }
 
-/// What became of an [`Act`].
+/// The result of an [`Act`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Acted {
-    /// As [`MetaReply::Attr`].
+    /// See [`MetaReply::Attr`].
     Attr(Attr),
-    /// As [`MetaReply::Leads`].
+    /// See [`MetaReply::Leads`].
     Leads(Ino),
-    /// As [`MetaReply::Created`].
+    /// See [`MetaReply::Created`].
     Created {
         /// Its attributes.
         attr: Attr,
-        /// Access to its bytes, if it was opened.
+        /// Capability for the bytes, if the operation opened the file.
         cap: Option<Cap>,
-        /// False where it was there already.
+        /// False if the entry existed.
         created: bool,
     },
-    /// As [`MetaReply::Removed`].
+    /// See [`MetaReply::Removed`].
     Removed {
-        /// The inode that lost a name, if there was one.
+        /// The inode that lost a name, if any.
         ino: Option<Ino>,
-        /// That was its last name.
+        /// The name was the last one.
         last: bool,
     },
-    /// It failed, and nothing was done.
+    /// The operation failed without effect.
     Failed(Errno),
-    /// It needs other nodes, and was not done: it is to be asked alone.
+    /// Not done: the operation needs other nodes. The client must send it alone.
     Alone,
-    /// Not now: somebody is changing what it needs, and it was not done. Asked alone, it waits.
+    /// Not done: another transaction is changing the records. Sent alone, the operation waits.
     Later,
-    /// As [`MetaReply::Elsewhere`]: not done.
+    /// Not done: see [`MetaReply::Elsewhere`].
     Elsewhere,
-    /// As [`MetaReply::Parted`]: not done.
+    /// Not done: see [`MetaReply::Parted`].
     Parted {
         /// The partition.
         part: Ino,
-        /// What it has.
+        /// The names of that partition.
         range: Range,
     },
 }
 
 impl Acted {
-    /// What an operation was answered; `None` for what no act is answered with.
+    /// Converts the reply to a single operation. `None` for replies that a batch cannot contain.
     pub fn of(reply: MetaReply) -> Option<Acted> {
         Some(match reply {
             MetaReply::Attr(attr) => Acted::Attr(attr),
@@ -169,7 +172,7 @@ impl Acted {
         })
     }
 
-    /// The answer to the operation asked alone; `None` where it was not done.
+    /// Converts to the result of a single operation. `None` if the operation was not done.
     pub fn result(self) -> Option<Result<MetaReply, Errno>> {
         Some(Ok(match self {
             Acted::Attr(attr) => MetaReply::Attr(attr),
@@ -182,33 +185,34 @@ impl Acted {
     }
 }
 
-/// What is left of a stretch of a directory that was cleared.
+/// An entry that a clearing of a directory did not remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Left {
     /// Its name.
     pub name: Bytes,
     /// Its inode.
     pub ino: Ino,
-    /// What the inode is.
+    /// Type of the inode.
     pub kind: Kind,
-    /// Why it is left. `None`: it is a directory, or is to be removed alone.
+    /// The reason. `None`: the entry is a directory, or the client must remove it alone.
     pub why: Option<Errno>,
 }
 
-/// What the inodes of a stretch of a directory have, directories left out.
+/// Sums over the inodes of a stretch of a directory, without directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sum {
-    /// Number of those that have one name only.
+    /// Number of inodes with one name.
     pub files: u64,
-    /// Their sizes, in bytes.
+    /// Sum of their sizes, in bytes.
     pub size: u64,
-    /// Storage in use by them, in units of 512 bytes.
+    /// Sum of their storage, in units of 512 bytes.
     pub blocks: u64,
-    /// Those that have several names: number, size and blocks.
+    /// The inodes with several names: number, size and blocks.
     pub linked: Vec<(Ino, u64, u64)>,
-    /// Those that are on other nodes, or are being changed: they are to be asked for.
+    /// Inodes that are on other nodes or have in-flight changes. The client must request their
+    /// attributes.
     pub elsewhere: Vec<Ino>,
-    /// The directories, and whether one is known to be empty, for those who may read it.
+    /// The directories. True: the directory is empty, and the caller may read it.
     pub dirs: Vec<(Bytes, Ino, bool)>,
 }
 

@@ -1,49 +1,51 @@
-//! Requests to a node as such: its health, its map, its objects.
+//! Administrative requests to a node: status, map, objects.
 
 use crate::{ClientId, Errno, ExecutorId, Ino, NodeId, Piece, ShardId, ShardMap, VolumeId};
 use serde::{Deserialize, Serialize};
 
-/// A question or an order to one daemon.
+/// A request or order to one daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each call says what its fields mean
+#[allow(missing_docs)] // each call documents its fields
 pub enum AdminCall {
-    /// Is it there? → `Pong`
+    /// Checks that the daemon answers. → `Pong`
     Ping,
-    /// Its condition. → `Status`
+    /// Returns the node's status. → `Status`
     Status,
-    /// All nodes and which executor serves which shard. → `Map`
+    /// Returns all nodes and the shard map. → `Map`
     Map,
-    /// Finish what is under way, sync, end. Trusted connections only. → `Done`
+    /// Finishes requests under way, syncs and exits. Trusted connections only. → `Done`
     Shutdown,
-    /// Space on this node's disk. → `Space`
+    /// Returns the space on this node's disk. → `Space`
     Space,
-    /// A mount tells its condition, to be shown by `Status`; it lasts as long
-    /// as the connection. → `Done`
+    /// A mount reports its state for `Status`. The report lasts as long as the connection. → `Done`
     Announce(MountInfo),
-    /// Objects after (`ino`, `piece`), for checking. Trusted only. → `Objects`
+    /// Returns the objects after (`ino`, `piece`), for a check. Trusted only. → `Objects`
     ListObjects { after: Option<(Ino, Piece)>, limit: u32 },
     /// Removes all objects of an inode. Trusted only. → `Done`
     RemoveObjects { ino: Ino },
-    /// Size and storage of one object, without a capability. Trusted only. → `Object`
+    /// Returns size and storage of one object, without a capability. Trusted only. → `Object`
     StatObject { ino: Ino, piece: Piece },
     /// Removes one object. Trusted only. → `Done`
     RemoveObject { ino: Ino, piece: Piece },
-    /// What this map knows better is true: nodes that have come. Trusted only. → `Map`, as the node knows it then
+    /// Merges this map, which may have new nodes, into the node's map. Trusted only. → `Map`, the
+    /// merged map
     Learn(ClusterMap),
-    /// Give shards of one executor here, from `first` on and at most `count`, to another, here or elsewhere. One such order is carried out at
-    /// a time; it is done when the map says so, or fails: then the next order is answered with the reason.
-    /// Trusted only. → `Done`: it begins; `EBUSY`: another is under way; `ESTALE`: the shards are not all of one executor of this node
+    /// Migrates at most `count` shards from `first` on from one executor of this node to another,
+    /// here or on another node. A node runs one such order at a time. The order is done when the
+    /// map shows it. If it fails, the next order's reply has the reason. Trusted only. → `Done`:
+    /// started; `EBUSY`: another one is under way; `ESTALE`: the shards are not all of one executor
+    /// of this node
     Move { first: u16, count: u16, to: ExecutorId },
-    /// Start the executors that were refused since their stores are damaged, with what can be read of these: what was
-    /// lost is accepted. Trusted only. → `Told`: what was done, a sentence each; those that do not start even so are
-    /// among `refused` of the node's status
+    /// Starts the executors that were refused because their stores are damaged, with the
+    /// recoverable records. The operator accepts the loss. Trusted only. → `Told`: a sentence for
+    /// each step. Executors that still do not start are in `refused` of the node's status
     AcceptLoss,
-    /// That the node began empty, in the place of what it had before, is settled. Trusted only. → `Done`
+    /// The operator has handled the loss of the node's data directory. Trusted only. → `Done`
     ForgetLost,
 }
 
 impl AdminCall {
-    /// Whether the asking connection must be trusted.
+    /// Checks whether the connection must be trusted.
     pub fn needs_trust(&self) -> bool {
         matches!(
             self,
@@ -61,41 +63,42 @@ impl AdminCall {
     }
 }
 
-/// The cluster map: who is in, and which executor serves which shard.
+/// The cluster map: the nodes, and the executor of each shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterMap {
     /// The volume that the nodes serve together.
     pub volume: VolumeId,
     /// Its name.
     pub name: String,
-    /// Goes up with every change of the map.
+    /// Increases with every change of the map.
     pub epoch: u64,
     /// All nodes, by number.
     pub nodes: Vec<NodeInfo>,
     /// For each shard, by number, the executor that serves it.
     pub shards: Vec<ExecutorId>,
-    /// For each shard, how many times it has moved. Who knows of more moves of a shard knows where it is.
+    /// For each shard, the number of its migrations. Of two maps, the one with more migrations of a
+    /// shard is newer for this shard.
     pub moves: Vec<u32>,
 }
 
 impl ClusterMap {
-    /// The executor that serves `shard`; `None` where there is no such shard.
+    /// Returns the executor that serves `shard`; `None` if the shard does not exist.
     pub fn owner(&self, shard: ShardId) -> Option<ExecutorId> {
         self.shards.get(usize::from(shard.0)).copied()
     }
 
-    /// Each executor that serves shards, once, with the first of them.
+    /// Returns each executor of the map once, with its first shard.
     pub fn leads(&self) -> Vec<(ShardId, ExecutorId)> {
         crate::shards::leads(&self.shards)
     }
 
-    /// Which executor serves which shard; `None` where that cannot be.
+    /// Returns the shard map; `None` if it is invalid.
     pub fn shard_map(&self) -> Option<ShardMap> {
         ShardMap::moved(self.epoch, &self.shards, &self.moves)
     }
 
-    /// Learns what another map of the volume knows better: shards that have moved, nodes that have come.
-    /// Whether there was something.
+    /// Merges the newer parts of another map of the volume: migrated shards and new nodes. Returns
+    /// whether this map has changed.
     pub fn merge(&mut self, other: &ClusterMap) -> bool {
         let count = self.shards.len();
         if self.volume != other.volume || other.shards.len() != count || other.moves.len() != count
@@ -103,7 +106,7 @@ impl ClusterMap {
             return false;
         }
         let before = self.epoch;
-        // Nobody takes a node out, and numbers have no gaps.
+        // Nodes are never removed, and their numbers have no gaps.
         for node in &other.nodes {
             if usize::from(node.id.0) == self.nodes.len() {
                 self.nodes.push(node.clone());
@@ -121,7 +124,7 @@ impl ClusterMap {
         self.epoch > before
     }
 
-    /// Gives `count` shards from `first` on to `executor`.
+    /// Assigns `count` shards from `first` on to `executor`.
     pub fn give(&mut self, (first, count): (u16, u16), executor: ExecutorId) {
         for shard in usize::from(first)..usize::from(first) + usize::from(count) {
             if let (Some(owner), Some(moves)) =
@@ -135,16 +138,16 @@ impl ClusterMap {
     }
 }
 
-/// A node, as its peers reach it.
+/// A node with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeInfo {
     /// Its number.
     pub id: NodeId,
-    /// Its name, for people.
+    /// Name of the node, for people.
     pub name: String,
     /// `host:port` of its TCP listener.
     pub address: String,
-    /// Path of its UNIX socket, of use on its own machine only.
+    /// Path of its UNIX socket, only useful on its own machine.
     pub socket: String,
 }
 
@@ -157,43 +160,44 @@ pub struct Space {
     pub free: u64,
     /// Free for users.
     pub available: u64,
-    /// Names the disk (a hash of machine and device number): nodes on one disk
-    /// tell the same, and it is counted once.
+    /// Id of the disk (a hash of machine and device number). Nodes on one disk return the same id,
+    /// so that the disk is counted once.
     pub disk: u64,
     /// Inodes in the shards of the node.
     pub inodes: u64,
 }
 
-/// What a mount tells of itself.
+/// The state of a mount, as the mount reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountInfo {
-    /// Where it is mounted.
+    /// Path of the mount point.
     pub path: String,
-    /// Process number.
+    /// Process id.
     pub pid: u32,
-    /// Whether local files bypass the daemon.
+    /// Whether reads and writes of local files bypass the daemon.
     pub passthrough: bool,
-    /// If not, why not.
+    /// The reason, if not.
     pub why_not: Option<String>,
 }
 
-/// What an acknowledged change of names survives.
+/// The failures that an acknowledged change of names survives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Durability {
-    /// The death of the daemon: it is in the log, in the hands of the kernel. After an fsync of a file also a
-    /// power cut. The promise of ext4.
+    /// The death of the daemon: the log record is in the kernel's page cache. After an fsync of a
+    /// file also a power cut. The same guarantee as ext4's.
     #[default]
     Log,
-    /// A power cut, always: one fsync for all requests of a round, before their answers (group commit).
+    /// A power cut, always: one fsync for all requests of a round, before their replies (group
+    /// commit).
     Sync,
 }
 
 impl Durability {
-    /// Both, as they are written.
+    /// The names of both values.
     pub const NAMES: [&str; 2] = ["log", "sync"];
 
-    /// How it is written.
+    /// Returns the name of the value.
     pub fn name(self) -> &'static str {
         let [log, sync] = Self::NAMES;
         match self {
@@ -202,7 +206,7 @@ impl Durability {
         }
     }
 
-    /// What is promised, as a sentence without its end.
+    /// Returns the guarantee, as a sentence without its end.
     pub fn promise(self) -> &'static str {
         match self {
             Durability::Log => {
@@ -222,7 +226,7 @@ impl std::str::FromStr for Durability {
     }
 }
 
-/// The condition of a node.
+/// The status of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStatus {
     /// Its number.
@@ -233,73 +237,75 @@ pub struct NodeStatus {
     pub version: String,
     /// [`crate::PROTOCOL_VERSION`] it speaks.
     pub protocol: u32,
-    /// Process number.
+    /// Process id.
     pub pid: u32,
     /// Seconds since its start.
     pub uptime_sec: u64,
-    /// What is wrong with it; empty when it is healthy.
+    /// Descriptions of faults; empty if the node is healthy.
     pub trouble: Vec<String>,
-    /// Why executors do not run whose stores are damaged, a sentence each. It is part of `trouble`.
+    /// One sentence for each executor that does not run because its store is damaged. These are
+    /// also in `trouble`.
     pub refused: Vec<String>,
     /// Its disk.
     pub space: Space,
     /// Number of shards it serves.
     pub shards: u32,
-    /// Number of executors that run.
+    /// Number of running executors.
     pub executors: u32,
-    /// What its acknowledgements promise.
+    /// The guarantee of its acknowledgements.
     pub durability: Durability,
     /// Inodes on those shards.
     pub inodes: u64,
     /// Open connections.
     pub connections: u32,
-    /// Requests answered since its start: metadata.
+    /// Metadata requests answered since its start.
     pub meta_requests: u64,
-    /// Messages that other nodes have sent it since its start, about operations that need several.
+    /// Messages from other nodes since its start, for transactions.
     pub peer_messages: u64,
-    /// Requests answered since its start: bytes.
+    /// Object requests answered since its start.
     pub object_requests: u64,
     /// Bytes read from and written to objects for remote clients.
     pub bytes_read: u64,
     /// See `bytes_read`.
     pub bytes_written: u64,
-    /// Mounts that live on this node.
+    /// The mounts on this node.
     pub mounts: Vec<MountInfo>,
-    /// Clients that are connected here, without those that were to say that they are there and have not for a lease.
+    /// Connected clients, without those with an expired lease.
     pub clients: Vec<ClientId>,
-    /// Connections that it has not let in since its start.
+    /// Connections that the node has refused since its start.
     pub turned_away: TurnedAway,
-    /// Since when, in seconds since 1970, the node is there without what it had before: its data directory was lost.
+    /// Time, in seconds since 1970, at which the node restarted without its former data directory,
+    /// which was lost.
     pub lost_since: Option<u64>,
 }
 
-/// Connections that a node has not let in, by reason.
+/// Refused connections, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TurnedAway {
-    /// They did not say in time who they are.
+    /// The client did not finish its hello in time.
     pub silent: u64,
-    /// Newer ones needed their place before they had said who they are.
+    /// Dropped before the hello, to make room for newer connections.
     pub crowded_out: u64,
-    /// They broke off, or did not speak the protocol.
+    /// The client broke off, or did not speak the protocol.
     pub broken: u64,
-    /// They speak another version of it.
+    /// The client has another version of the protocol.
     pub other_version: u64,
-    /// They had another key than the volume's, or none.
+    /// The client had no key, or another volume's.
     pub wrong_key: u64,
-    /// They were told why not: no place was left, another volume, no permission.
+    /// The client got another reason: no free place, another volume, no permission.
     pub refused: u64,
 }
 
 /// The answer to an [`AdminCall`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum AdminReply {
-    /// It is there.
+    /// The daemon answers.
     Pong,
-    /// Its condition.
+    /// The node's status.
     Status(Box<NodeStatus>),
-    /// All nodes.
+    /// The cluster map.
     Map(ClusterMap),
-    /// Done as ordered.
+    /// Done.
     Done,
     /// Space on the disk.
     Space(Space),
@@ -307,14 +313,14 @@ pub enum AdminReply {
     Objects {
         /// In (inode, piece) order, with size in bytes and storage in units of 512 bytes.
         objects: Vec<(Ino, Piece, u64, u64)>,
-        /// Nothing follows.
+        /// The listing is complete.
         end: bool,
     },
     /// One object.
     Object(crate::object::ObjectState),
-    /// What was done, a sentence each.
+    /// The steps that were done, a sentence each.
     Told(Vec<String>),
 }
 
-/// What a node answers: a reply or an error.
+/// A reply, or an error.
 pub type AdminResult = Result<AdminReply, Errno>;

@@ -1,10 +1,10 @@
-//! What an inode is, and who asks for it.
+//! Attributes of inodes, and the credentials of a request.
 
 use crate::meta::DataState;
 use crate::{GROUPS_MAX, Ino, Layout, NodeId};
 use serde::{Deserialize, Serialize};
 
-/// A point in time, as the clock of the daemon that acknowledged an operation.
+/// A point in time by the clock of the daemon that acknowledged an operation.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
@@ -16,19 +16,18 @@ pub struct Timestamp {
 }
 
 impl Timestamp {
-    /// Whole seconds since 1970.
+    /// Returns the time `sec` whole seconds after 1970-01-01 UTC.
     pub fn from_sec(sec: i64) -> Timestamp {
         Timestamp { sec, nsec: 0 }
     }
 
-    /// `self` plus whole seconds, stopping at the end of the range.
+    /// Adds whole seconds. Saturates at the end of the range.
     pub fn plus_sec(self, sec: i64) -> Timestamp {
         Timestamp { sec: self.sec.saturating_add(sec), nsec: self.nsec }
     }
 
-    /// `at`, or the instant after `self` if `at` is not later: two changes of a
-    /// file never bear the same time, though the clocks that tell them may be
-    /// coarse, or differ.
+    /// Returns `at`, or the instant after `self` if `at` is not later. So two changes of a file
+    /// never have the same time, even if the clocks are coarse or differ.
     pub fn moved_to(self, at: Timestamp) -> Timestamp {
         if at > self {
             return at;
@@ -39,13 +38,13 @@ impl Timestamp {
         }
     }
 
-    /// Whether the nanoseconds are in range. Bytes from outside may not be.
+    /// Checks that the nanoseconds are in range. Received bytes may violate this.
     pub fn is_valid(self) -> bool {
         self.nsec < 1_000_000_000
     }
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names are those of inode(7)
 pub enum Kind {
@@ -59,7 +58,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The file type bits of `st_mode` (`S_IFREG`, …).
+    /// Returns the file type bits of `st_mode` (`S_IFREG`, …).
     pub fn mode_bits(self) -> u32 {
         match self {
             Kind::File => libc::S_IFREG,
@@ -72,8 +71,7 @@ impl Kind {
         }
     }
 
-    /// The kind that the file type bits of `mode` mean; none set means a file,
-    /// as in mknod(2).
+    /// Returns the kind for the file type bits of `mode`. No bit means a file, as in mknod(2).
     pub fn from_mode(mode: u32) -> Option<Kind> {
         Some(match mode & libc::S_IFMT {
             0 | libc::S_IFREG => Kind::File,
@@ -88,16 +86,16 @@ impl Kind {
     }
 }
 
-/// The attributes of an inode, as stat(2) shows them.
+/// The attributes of an inode, as stat(2) returns them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     /// Inode number.
     pub ino: Ino,
-    /// What it is.
+    /// Type of the inode.
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: 0 to 0o7777.
     pub mode: u16,
-    /// Number of names; of a directory, 2 plus its subdirectories.
+    /// Number of names. For a directory: 2 plus the number of its subdirectories.
     pub nlink: u32,
     /// Owner.
     pub uid: u32,
@@ -105,10 +103,10 @@ pub struct Attr {
     pub gid: u32,
     /// Device number of a device file, else 0.
     pub rdev: u64,
-    /// Bytes in the file, as of the last close or fsync of a writer; length of
-    /// a link's target; number of entries of a directory.
+    /// Bytes in the file, as of the last close or fsync of a writer. For a link: length of the
+    /// target. For a directory: number of entries.
     pub size: u64,
-    /// Storage in use, in units of 512 bytes, as of the same moment as `size`.
+    /// Allocated storage, in units of 512 bytes, as of the same moment as `size`.
     pub blocks: u64,
     /// Last access. Reads do not update it: volumes behave as `noatime`.
     pub atime: Timestamp,
@@ -118,34 +116,34 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Creation.
     pub btime: Timestamp,
-    /// Goes up with every change of the inode. Equal versions, equal inode.
+    /// Increases with every change of the inode. Equal versions mean equal inodes.
     pub version: u64,
-    /// Where the bytes of a file lie; of anything else, without meaning.
+    /// Location of a file's bytes. Meaningless for other kinds.
     pub layout: Layout,
-    /// What hangs on the inode besides. Spares the asking.
+    /// Extended attributes of the inode, by class. Saves clients a request.
     pub attached: Attached,
-    /// Another client than the one that is told may be changing the bytes: what its object says of them is newer.
+    /// A client other than the receiver may be changing the bytes. Then the object has newer
+    /// values.
     pub written_elsewhere: bool,
-    /// The last change of the object of which the shard knows, by the clock of its disk
+    /// The last change of the object that the shard knows, by the clock of the object's disk
     /// ([`ObjectState::changed`](crate::object::ObjectState::changed)).
     pub object_changed: Timestamp,
 }
 
-/// What hangs on an inode besides its attributes.
+/// The class of an inode's extended attributes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Attached {
-    /// No extended attribute at all.
+    /// The inode has no extended attribute.
     #[default]
     Nothing,
-    /// A POSIX ACL, and maybe other extended attributes.
+    /// The inode has a POSIX ACL, and possibly other extended attributes.
     Acl,
-    /// Extended attributes, none of them an ACL.
+    /// The inode has extended attributes, but no ACL.
     Xattrs,
 }
 
 impl Attr {
-    /// Of an inode of which nothing else is to be said: empty, with one name, of the superuser, with mode 0644 and
-    /// the time 0.
+    /// Returns default attributes: empty, one name, owned by the superuser, mode 0644, time 0.
     pub fn plain(ino: Ino, kind: Kind) -> Attr {
         let time = Timestamp::default();
         Attr {
@@ -170,7 +168,8 @@ impl Attr {
         }
     }
 
-    /// Adds a partition to the attributes of a directory that is in several. Each counts itself, as a directory does.
+    /// Adds the counts and times of one partition to those of its directory. Each partition has the
+    /// link count 2 of a directory for itself, which is subtracted.
     pub fn add_part(&mut self, part: &Attr) {
         self.size = self.size.saturating_add(part.size);
         self.nlink = self.nlink.saturating_add(part.nlink.saturating_sub(2));
@@ -179,7 +178,8 @@ impl Attr {
         self.version = self.version.wrapping_add(part.version);
     }
 
-    /// Puts in what the object of a file is now, of which the shard may not have been told yet.
+    /// Updates the bytes' attributes from the state of the object, which may be newer than the
+    /// shard's.
     pub fn take_bytes(&mut self, state: &DataState) {
         let &mut Attr { mtime, ctime, object_changed, .. } = self;
         let times = ByteTimes { mtime, ctime, object_changed }.after(self.size, state);
@@ -188,16 +188,16 @@ impl Attr {
         (self.size, self.blocks) = (state.size, state.blocks);
     }
 
-    /// `st_mode`: type and permission bits together.
+    /// Returns `st_mode`: the type and permission bits together.
     pub fn st_mode(&self) -> u32 {
         self.kind.mode_bits() | u32::from(self.mode)
     }
 }
 
-/// The times of a file that a change of its bytes moves.
+/// The times of a file that a change of its bytes updates.
 ///
-/// Shards and clients reckon with them alike, so that what a client shows of bytes of which it has not told yet is what
-/// the shard answers afterwards.
+/// Shards and clients compute them by the same rule. So a client that has not committed its writes
+/// shows the same times that the shard returns later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ByteTimes {
     /// See [`Attr::mtime`].
@@ -209,37 +209,39 @@ pub struct ByteTimes {
 }
 
 impl ByteTimes {
-    /// The times of a file of `size` bytes when its object is as `state` says.
+    /// Returns the times of a file of `size` bytes after its object has the given `state`.
     ///
-    /// `ctime` follows the clock of the shard, the times of `state` that of the disk. Either clock may be behind: by a
-    /// tick on one machine, by more on two. So neither time goes back here, and the modification is never later than `ctime`.
+    /// `ctime` follows the shard's clock, and the times of `state` follow the disk's clock. Either
+    /// clock may be behind: by a tick on one machine, by more on two. So neither time goes back
+    /// here, and `mtime` is never later than `ctime`.
     pub fn after(self, size: u64, state: &DataState) -> ByteTimes {
         let times = ByteTimes { object_changed: state.changed, ..self };
         if !self.is_modified(state) {
-            // Within a tick of the disk's clock, only the size tells of a change.
+            // Within one tick of the disk's clock, only the size shows a change.
             let is_resized = size != state.size;
             let ctime = if is_resized { self.ctime.moved_to(self.ctime) } else { self.ctime };
             return ByteTimes { ctime, ..times };
         }
-        // A modification that lies behind `ctime` is no bound: a user has set it.
+        // An `mtime` before `ctime` is no lower bound, because a user has set it.
         let floor = self.mtime.min(self.ctime);
         let mtime = if state.mtime >= floor { state.mtime } else { floor.moved_to(state.mtime) };
         ByteTimes { mtime, ctime: self.ctime.moved_to(mtime), ..times }
     }
 
-    /// Whether the bytes were modified since the shard was told of them. A disk gives the modification and the object's
-    /// change one time, so a modification that the shard does not know is later than the last change that it knows.
+    /// Checks whether the bytes were modified after the state that the shard knows. A disk gives
+    /// the `mtime` and the object's change the same time. So an `mtime` that the shard does not
+    /// know is later than the last change that the shard knows.
     fn is_modified(&self, state: &DataState) -> bool {
         let is_unknown = state.mtime > self.object_changed && state.mtime != self.mtime;
-        // Mounts give their objects the times that users set.
+        // A mount copies a time that a user has set to the object.
         let is_set_by_user = state.mtime > state.changed;
-        // The object was made for the file, which is as empty as it was.
+        // The object was just created for the file, and both are empty.
         let is_new = self.object_changed == Timestamp::default() && state.size == 0;
         is_unknown && !is_set_by_user && !is_new
     }
 }
 
-/// A time to be set: the one given, or the moment the daemon applies it.
+/// A time to set: a given time, or the time at which the daemon applies the change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
     /// The clock of the daemon.
@@ -248,7 +250,7 @@ pub enum SetTime {
     At(Timestamp),
 }
 
-/// Attributes to change; `None` leaves one as it is.
+/// Attributes to change. `None` leaves an attribute unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     /// Permission bits, 0 to 0o7777.
@@ -257,27 +259,27 @@ pub struct SetAttr {
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Size in bytes. The objects are cut by the client before it asks for this.
+    /// Size in bytes. The client truncates the objects before it sends this request.
     pub size: Option<u64>,
-    /// Storage in use after the cut, in units of 512 bytes; with `size` only.
+    /// Allocated storage after the truncation, in units of 512 bytes. Only with `size`.
     pub blocks: Option<u64>,
-    /// With `size`, when the object was cut, by its disk's clock: a writer
-    /// may have told of a later state meanwhile, and then that size stays. With `mtime`, the last change of the object before:
-    /// the time that is set counts more than the writes until then.
+    /// With `size`: the time of the truncation, by the clock of the object's disk. If a writer has
+    /// committed a later state meanwhile, that state's size stays. With `mtime`: the object's last
+    /// change before this one. The time that is set overrides the writes up to then.
     pub changed: Option<Timestamp>,
     /// Last access.
     pub atime: Option<SetTime>,
     /// Last change of the bytes.
     pub mtime: Option<SetTime>,
-    /// The caller has the file open for writing: `size` needs no further
-    /// permission, as with ftruncate(2).
+    /// The caller has the file open for writing. Then `size` needs no further permission, as with
+    /// ftruncate(2).
     pub by_handle: bool,
 }
 
-/// On whose behalf a request is made.
+/// The credentials of a request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Cred {
-    /// File-system user id. 0 passes all permission checks.
+    /// File-system user id. User 0 passes all permission checks.
     pub uid: u32,
     /// File-system group id.
     pub gid: u32,
@@ -289,17 +291,17 @@ impl Cred {
     /// The superuser.
     pub const ROOT: Cred = Cred { uid: 0, gid: 0, groups: Vec::new() };
 
-    /// Whether the request comes from the superuser.
+    /// Checks whether the request comes from the superuser.
     pub fn is_root(&self) -> bool {
         self.uid == 0
     }
 
-    /// Whether the request's groups include `gid`.
+    /// Checks whether `gid` is one of the request's groups.
     pub fn in_group(&self, gid: u32) -> bool {
         self.gid == gid || self.groups.contains(&gid)
     }
 
-    /// Whether the group list keeps its bound. Bytes from outside may not.
+    /// Checks the bound on the number of groups. Received bytes may violate it.
     pub fn is_valid(&self) -> bool {
         self.groups.len() <= GROUPS_MAX
     }

@@ -1,24 +1,23 @@
-//! Capabilities: how a node that keeps bytes knows that a client may touch
-//! them, without asking the node that keeps the names.
+//! Capabilities. With them, the node that has a file's bytes checks a client's permission without
+//! asking the node that has the name.
 //!
-//! The metadata service checks permissions at open and signs what it allowed;
-//! the object service checks the signature. (NASD, Gobioff et al. 1999; as in
-//! Lustre and Ceph.)
+//! The metadata service checks permissions at open and signs the result. The object service checks
+//! the signature. (NASD, Gobioff et al. 1999; as in Lustre and Ceph.)
 
 use crate::{Ino, Timestamp, VolumeKey};
 use serde::{Deserialize, Serialize};
 
-/// What an open file, or a capability, allows.
+/// The access that an open file, or a capability, allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Access {
     /// Read bytes.
     pub read: bool,
-    /// Write bytes, cut the file, reserve or free space.
+    /// Write bytes, truncate the file, reserve or free space.
     pub write: bool,
 }
 
 impl Access {
-    /// Neither: enough to ask how long a file is.
+    /// Neither: enough to get the length of a file.
     pub const NONE: Access = Access { read: false, write: false };
     /// Reading only.
     pub const READ: Access = Access { read: true, write: false };
@@ -27,12 +26,12 @@ impl Access {
     /// Both.
     pub const BOTH: Access = Access { read: true, write: true };
 
-    /// Whether everything in `wanted` is allowed.
+    /// Checks whether everything in `wanted` is allowed.
     pub fn allows(self, wanted: Access) -> bool {
         (self.read || !wanted.read) && (self.write || !wanted.write)
     }
 
-    /// From the access mode bits of open(2) flags.
+    /// Converts the access mode bits of open(2) flags.
     pub fn from_open_flags(flags: i32) -> Access {
         match flags & libc::O_ACCMODE {
             libc::O_WRONLY => Access::WRITE,
@@ -42,40 +41,39 @@ impl Access {
     }
 }
 
-/// How long a capability is good for, in seconds. A client that holds a file
-/// open for longer opens it again when it is told `EKEYEXPIRED`.
+/// Lifetime of a capability, in seconds. A client that has a file open for longer opens the file
+/// again at `EKEYEXPIRED`.
 pub const CAP_LIFETIME_SEC: i64 = 24 * 3600;
 
 /// A signed permission to access the objects of one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cap {
-    /// Whose objects.
+    /// The inode of the objects.
     pub ino: Ino,
-    /// What for.
+    /// The allowed access.
     pub access: Access,
-    /// Until when, by the clock of the node that checks.
+    /// The expiry in seconds since 1970, by the clock of the checking node.
     pub expires: i64,
     mac: [u8; 16],
 }
 
 const PURPOSE: &str = "cap";
 
-/// Bytes of a capability that is passed on: inode, time, access, signature.
+/// Length of an encoded capability: inode, time, access, signature.
 pub const CAP_LEN: usize = 8 + 8 + 1 + 16;
 
 impl Cap {
-    /// Signs a capability that lasts [`CAP_LIFETIME_SEC`] from `now`.
+    /// Signs a capability that is valid for [`CAP_LIFETIME_SEC`] from `now`.
     pub fn sign(key: &VolumeKey, ino: Ino, access: Access, now: Timestamp) -> Cap {
         let expires = now.sec.saturating_add(CAP_LIFETIME_SEC);
         let mac = key.mac(PURPOSE, &Self::message(ino, access, expires));
         Cap { ino, access, expires, mac }
     }
 
-    /// Whether the capability is genuine, in time, and allows `wanted` on `ino`.
+    /// Checks that the capability is genuine and not expired, and allows `wanted` on `ino`.
     ///
-    /// # Errors
-    /// `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED`
-    /// after its time, `EACCES` where it does not cover `wanted`.
+    /// # Errors `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED` after the
+    /// expiry, `EACCES` if the capability does not allow `wanted`.
     pub fn check(
         &self,
         key: &VolumeKey,
@@ -96,7 +94,7 @@ impl Cap {
         Ok(())
     }
 
-    /// Its bytes, by which the holder passes it on to processes that work for the same user.
+    /// Encodes the capability. The holder may pass it to processes that work for the same user.
     pub fn to_bytes(&self) -> [u8; CAP_LEN] {
         let mut bytes = [0; CAP_LEN];
         bytes[..17].copy_from_slice(&Self::message(self.ino, self.access, self.expires));
@@ -104,7 +102,7 @@ impl Cap {
         bytes
     }
 
-    /// What [`Cap::to_bytes`] made bytes of. Whether it is genuine is judged where it is used.
+    /// Decodes a capability, without a check. The node that uses it checks it.
     pub fn from_bytes(bytes: &[u8; CAP_LEN]) -> Cap {
         let word = |at: usize| {
             let mut word = [0; 8];

@@ -1,17 +1,15 @@
-//! Delegations: what lets a client answer questions about names by itself.
+//! Delegations: they let a client answer lookups by itself.
 //!
-//! A client that has a connection of [`Role::Recall`](crate::handshake::Role)
-//! open is given delegations along with answers: of an inode (its attributes
-//! are what the client was told) and, if that is a directory, of its entries.
-//! Before anybody sees a change that somebody else makes, the shard recalls the
-//! delegation and waits until the client has answered, or until its term is over.
-//! (Read delegations as in NFSv4.1, RFC 8881 section 10.4; callbacks of AFS.)
+//! A client with an open connection of [`Role::Recall`](crate::handshake::Role) gets delegations
+//! with replies: of an inode (the client's copy of its attributes is valid), and of a directory's
+//! entries. Before another client sees a change, the shard recalls the delegation. It waits for the
+//! holder's reply or for the end of the holder's term. (Read delegations as in NFSv4.1, RFC 8881
+//! section 10.4; callbacks of AFS.)
 //!
-//! A client counts its term from the moment at which it *sent* the
-//! [`RecallCall::Alive`] that was answered last, the daemon from when that came in,
-//! so the client's is over first. When the connection breaks, the client has
-//! nothing any more. A client's own changes are not recalled: it is told of
-//! them with the answer.
+//! The client counts its term from the time at which it *sent* the last [`RecallCall::Alive`] that
+//! was answered. The daemon counts from the receipt, so the client's term ends first. When the
+//! connection breaks, the client has no delegations any more. A client's own changes are not
+//! recalled: the reply names them.
 
 use crate::admin::Space;
 use crate::meta::Bytes;
@@ -19,89 +17,89 @@ use crate::partition::Range;
 use crate::{Attr, Ino};
 use serde::{Deserialize, Serialize};
 
-/// Most files that one [`RecallCall::Holds`] names.
+/// Most files in one [`RecallCall::Holds`].
 pub const HELD_MAX: usize = 4096;
 
-/// What a client says on its recall connection. The sequence number of the
-/// frame has no meaning.
+/// A message of a client on its recall connection. The sequence number of the frame has no meaning.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecallCall {
-    /// It is alive: its term begins anew. Answered by [`RecallNote::Term`].
+    /// The client is alive: a new term begins. Reply: [`RecallNote::Term`].
     Alive,
-    /// It has given back what this recall named.
+    /// The client has returned the delegations of this recall.
     Returned(u64),
-    /// It has these files open, at most [`HELD_MAX`], without writing: as after [`MetaOp::Open`](crate::meta::MetaOp) with `noted`.
-    /// Said before the first `Alive`, since the daemon may be another one, and when the map has changed.
+    /// The client has these files open only for reading, at most [`HELD_MAX`], as after
+    /// [`MetaOp::Open`](crate::meta::MetaOp) with `noted`. Sent before the first `Alive`, because
+    /// the daemon may have restarted, and after a change of the map.
     Holds(Vec<Ino>),
 }
 
-/// What a daemon says on a recall connection, asked or not.
+/// A message of a daemon on a recall connection, with or without a request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RecallNote {
-    /// The answer to [`RecallCall::Alive`].
+    /// The reply to [`RecallCall::Alive`].
     Term {
-        /// How long the delegations last from now on, in milliseconds.
+        /// Length of the delegations' term from now on, in milliseconds.
         millis: u32,
-        /// How long the node keeps the client's locks once the client is away, in milliseconds.
+        /// Length of the lease of the client's locks, in milliseconds.
         lease: u32,
-        /// Of the cluster map: a client with a lower one should ask for it.
+        /// Epoch of the cluster map. A client with a lower one should request the map.
         epoch: u64,
-        /// What the executor had done so many milliseconds ago survives a power cut, the parts of others included.
+        /// Changes of the executor that are older than this survive a power cut, including those of
+        /// their participants, in milliseconds.
         lasting: u32,
-        /// Of the executor's node, if its disk tells.
+        /// Space on the disk of the executor's node, if known.
         space: Option<Space>,
     },
-    /// The client must give these back at once, and say so.
+    /// The client must return these delegations at once and confirm with `Returned`.
     Recall {
         /// Number of the recall.
         id: u64,
-        /// Of which inodes.
+        /// The inodes.
         inos: Vec<Ino>,
     },
-    /// News of locks, see [`crate::lock`]. It is no harm if they get lost: clients that wait ask
-    /// again by themselves, and who comes back tells what it holds.
+    /// Notifications about locks, see [`crate::lock`]. They may get lost: a waiting client repeats
+    /// its request anyway, and a client that reconnects reclaims its locks.
     Locks {
-        /// The client shall give back what was delegated to it of these inodes.
+        /// The client must return its lock delegations of these inodes.
         wanted: Vec<Ino>,
-        /// Waits that have come to their end.
+        /// Waits that have ended.
         ready: Vec<u64>,
     },
     /// The cluster map has changed, see [`RecallNote::Term`].
     Map {
-        /// Its epoch.
+        /// Epoch of the new map.
         epoch: u64,
     },
 }
 
-/// What comes along with the answer to a [`crate::meta::MetaOp`], as the
-/// frame's payload, if the client has a recall connection.
+/// Delegations and changes that a reply to a [`crate::meta::MetaOp`] has as the frame's payload, if
+/// the client has a recall connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Granted {
-    /// Inodes that the operation has changed: what the client knew of their
-    /// attributes is past.
+    /// Inodes that the operation has changed. The client must drop their cached attributes.
     pub changed: Vec<Ino>,
     /// Inodes that are delegated to the client.
     pub delegated: Vec<Ino>,
-    /// The attributes of the directory in which the operation looked up or
-    /// changed an entry, or which it listed with attributes, after it, if that is delegated.
+    /// Attributes, after the operation, of the directory in which the operation looked up or
+    /// changed an entry, or which it listed with attributes. Only if the directory is delegated.
     pub dir: Option<Box<Attr>>,
-    /// The partition of a directory in which the operation looked up or changed an entry, or which it listed with attributes,
-    /// after it, if that is delegated, with its entries.
+    /// Like `dir`, for a partition of a directory, delegated with its entries.
     pub part: Option<Box<PartTold>>,
-    /// Which of the entries that the answer lists are delegated, with the attributes that it tells.
+    /// The listed entries that are delegated, with the attributes in the reply.
     pub listed: Listed,
 }
 
-/// One of the partitions of a directory. Whoever has been told of all knows the attributes of the directory.
+/// A partition of a directory. A client that has them all can compute the directory's attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PartTold {
-    /// Its number, its counts and times, and what is the same in all: mode, owner and the like.
+    /// Number, counts and times of the partition, and the attributes that all partitions share:
+    /// mode, owner and the like.
     pub attr: Attr,
     /// The hashes of its names.
     pub range: Range,
 }
 
-/// A bit for each entry of a listing, in its order. Those past the end are not set.
+/// A bit for each entry of a listing, in its order. Bits past the end are 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed(Bytes);
 
@@ -121,10 +119,10 @@ impl FromIterator<bool> for Listed {
 }
 
 impl Listed {
-    /// Longest listing of which all entries can be delegated.
+    /// Longest listing that can delegate all of its entries.
     pub const MAX: usize = crate::READDIR_MAX as usize;
 
-    /// Whether entry `n` is delegated.
+    /// Checks whether entry `n` is delegated.
     pub fn has(&self, n: usize) -> bool {
         self.0.as_slice().get(n / 8).is_some_and(|byte| byte >> (n % 8) & 1 == 1)
     }
@@ -133,19 +131,18 @@ impl Listed {
 impl Granted {
     /// Longest encoding, in bytes.
     pub const LEN_MAX: usize = 1024;
-    /// Most inodes that are named as changed. An operation that changes more is none of a
-    /// client that anything is delegated to.
+    /// Most inodes in `changed`. A client with delegations never runs an operation that changes
+    /// more.
     pub const CHANGED_MAX: usize = 32;
 
-    /// The payload.
+    /// Encodes the payload.
     pub fn encode(&self) -> Vec<u8> {
         postcard::to_allocvec(self).expect("plain data: encoding into memory cannot fail")
     }
 
-    /// Reads a payload.
+    /// Decodes a payload.
     ///
-    /// # Errors
-    /// What does not read.
+    /// # Errors Bytes that do not decode.
     pub fn decode(bytes: &[u8]) -> Result<Granted, crate::frame::FrameError> {
         crate::frame::decode_body(bytes)
     }

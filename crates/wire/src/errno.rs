@@ -13,7 +13,7 @@ macro_rules! errnos {
         impl Errno { $(pub const $name: Errno = Errno(libc::$name);)* }
 
         impl Errno {
-            /// The symbol of errno(3), where it is one we use.
+            /// Returns the symbol of errno(3), if the number is one that Tatami uses.
             pub fn name(self) -> Option<&'static str> {
                 match self { $(Errno::$name => Some(stringify!($name)),)* _ => None }
             }
@@ -87,7 +87,7 @@ impl fmt::Debug for Errno {
 }
 
 impl From<&std::io::Error> for Errno {
-    /// The error's own number, or `EIO` where the error is not the system's.
+    /// Returns the system's error number, or `EIO` for errors of other origin.
     fn from(e: &std::io::Error) -> Errno {
         Errno(e.raw_os_error().filter(|n| *n > 0).unwrap_or(libc::EIO))
     }

@@ -1,4 +1,4 @@
-//! Frames: how requests and replies lie in a byte stream.
+//! Frames: the format of requests and replies in a byte stream.
 //!
 //! ```text
 //! offset  0      2      3      4          8             12       16
@@ -6,13 +6,13 @@
 //!         │magic │class │flags │ body len │ payload len │ crc32c │ sequence  │
 //!         │ u16  │ u8   │ u8   │ u32      │ u32         │ u32    │ u64       │
 //!         └──────┴──────┴──────┴──────────┴─────────────┴────────┴───────────┘
-//!         body (postcard), then payload (raw bytes of a file; with an answer
-//!         about names: what was granted with it)
+//!         body (postcard), then payload (raw bytes of a file; with a reply
+//!         about names: the delegations granted with it)
 //! ```
 //!
-//! All numbers are little-endian. No flags are defined: the byte is 0. The checksum covers the header (with the
-//! checksum itself as 0) and the body; payloads rely on TCP's and the disk's
-//! own. Lengths are checked against their bounds before anything is allocated.
+//! All numbers are little-endian. No flags are defined: the byte is 0. The checksum covers the
+//! header (with the checksum itself as 0) and the body. Payloads rely on the checksums of TCP and
+//! of the disk. Lengths are checked against their bounds before any allocation.
 
 use serde::{Serialize, de::DeserializeOwned};
 use std::io::{self, IoSlice, Read, Write};
@@ -21,11 +21,11 @@ use std::io::{self, IoSlice, Read, Write};
 pub const HEADER_LEN: usize = 24;
 /// Longest body, in bytes.
 pub const BODY_MAX: usize = 1 << 20;
-/// Longest payload, in bytes: the largest request the kernel makes, with room.
+/// Longest payload, in bytes: more than the largest request of the kernel.
 pub const PAYLOAD_MAX: usize = 4 << 20;
 const MAGIC: u16 = 0x6d74; // "tm"
 
-/// What the body of a frame is.
+/// The type of a frame's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Class {
@@ -44,7 +44,7 @@ pub enum Class {
 /// The fixed start of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What the body is.
+    /// Type of the body.
     pub class: Class,
     /// Bytes of the body, at most [`BODY_MAX`].
     pub body_len: u32,
@@ -52,11 +52,11 @@ pub struct Header {
     pub payload_len: u32,
     /// Checksum of header and body.
     pub crc: u32,
-    /// Given by the client, repeated in the reply.
+    /// Sequence number of the request, repeated in the reply.
     pub seq: u64,
 }
 
-/// Bytes that are not a frame, or whose body is not what its class says.
+/// Bytes that are not a frame, or a body that does not match its class.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum FrameError {
@@ -85,7 +85,7 @@ pub enum FrameError {
 }
 
 impl Header {
-    /// Reads a header and checks everything that can be checked without the body.
+    /// Decodes a header, and checks everything that does not need the body.
     ///
     /// # Errors
     /// Wrong magic, class or lengths.
@@ -126,7 +126,7 @@ impl Header {
         b
     }
 
-    /// Compares the checksum with the one of `body`.
+    /// Compares the checksum with that of `body`.
     ///
     /// # Errors
     /// [`FrameError::Checksum`].
@@ -143,11 +143,10 @@ impl Header {
     }
 }
 
-/// Appends header and body of a frame to `out`; `payload_len` bytes must follow it on the wire.
+/// Appends header and body of a frame to `out`. The caller must send `payload_len` bytes after it.
 ///
-/// # Panics
-/// When the message is longer than [`BODY_MAX`] or the payload than
-/// [`PAYLOAD_MAX`]: both are bounded where messages are made.
+/// # Panics If the message is longer than [`BODY_MAX`] or the payload than [`PAYLOAD_MAX`]. The
+/// makers of messages bound both.
 pub fn encode<T: Serialize>(
     out: &mut Vec<u8>,
     class: Class,
@@ -159,7 +158,8 @@ pub fn encode<T: Serialize>(
     assert!(fits, "frame over its bound");
 }
 
-/// As [`encode`], of what may be too long for a frame: then false, and `out` is as it was.
+/// Like [`encode`], for a message that may be too long. Then returns false and leaves `out`
+/// unchanged.
 pub fn encode_if_fits<T: Serialize>(
     out: &mut Vec<u8>,
     class: Class,
@@ -185,7 +185,7 @@ pub fn encode_if_fits<T: Serialize>(
     true
 }
 
-/// Reads the message that `body` must be, and nothing but that.
+/// Decodes a message, which must use all of `body`.
 ///
 /// # Errors
 /// [`FrameError::Body`], [`FrameError::Trailing`].
@@ -197,13 +197,13 @@ pub fn decode_body<T: DeserializeOwned>(body: &[u8]) -> Result<T, FrameError> {
     }
 }
 
-/// A frame at the start of a buffer, if it is complete up to its body.
+/// Splits a frame from the start of a buffer, if the buffer has the complete header and body.
 ///
-/// Returns the header and the body; the frame's payload follows at
-/// `HEADER_LEN + body_len`. `Ok(None)` means that more bytes must be read.
+/// Returns the header and the body. The payload follows at `HEADER_LEN + body_len`. `Ok(None)`
+/// means that more bytes must be read.
 ///
 /// # Errors
-/// As [`Header::decode`] and [`Header::verify`].
+/// Those of [`Header::decode`] and [`Header::verify`].
 pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
     let Some((head, rest)) = buffer.split_first_chunk::<HEADER_LEN>() else {
         return Ok(None);
@@ -216,11 +216,10 @@ pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
     Ok(Some((header, body)))
 }
 
-/// Reads one header and body from a stream, into `body`. The payload, of
-/// `payload_len` bytes, is still in the stream afterwards.
+/// Reads one header and body from a stream, into `body`. The payload of `payload_len` bytes remains
+/// in the stream.
 ///
-/// # Errors
-/// [`FrameError::Closed`] at a clean end between frames, and all others.
+/// # Errors [`FrameError::Closed`] at an end of the stream between two frames, and all others.
 pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameError> {
     let mut head = [0; HEADER_LEN];
     let mut got = 0;

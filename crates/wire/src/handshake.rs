@@ -1,5 +1,5 @@
-//! How two sides of a connection learn that they speak the same protocol, about
-//! the same volume, and that the other one may.
+//! The handshake of a connection. It checks that both sides speak the same protocol version and
+//! mean the same volume, and that the client is authorized.
 //!
 //! ```text
 //! client → Hello     magic, version, role, client id, slot, volume (or zeros), nonce, the node that
@@ -9,15 +9,14 @@
 //! server → Verdict   one byte and a text
 //! ```
 //!
-//! Messages have fixed lengths, so that a side that speaks another version,
-//! or is no Tatami at all, is recognised by its first bytes and told so.
-//! A proof is a MAC over both nonces with the volume's key; each side proves
-//! first-hand knowledge of the key, and a recorded handshake is worthless. On
-//! a UNIX socket the kernel tells who the client is, and no proof is needed.
+//! Messages have fixed lengths. So each side recognises another version, or another protocol, by
+//! the first bytes, and can report it. A proof is a MAC over both nonces with the volume's key.
+//! Each side thus proves that it has the key, and a replayed handshake is useless. On a UNIX socket
+//! the kernel identifies the client, and no proof is needed.
 //!
-//! A client without the key reaches other nodes through the daemon of its own: it names the
-//! node, and the daemon shakes hands there with the key, tells which user is speaking, and
-//! passes on all that follows.
+//! A client without the key reaches other nodes through its local daemon. The client names the
+//! node. The daemon does the handshake there with the key, states the user, and forwards all bytes
+//! that follow.
 
 use crate::{
     ClientId, Cred, EXECUTORS_MAX, GROUPS_MAX, NodeId, PROTOCOL_VERSION, VolumeId, VolumeKey,
@@ -25,18 +24,18 @@ use crate::{
 use std::io::{self, Read, Write};
 
 const MAGIC: [u8; 8] = *b"TATAMI\r\n";
-/// Magic and version end here, in every message that has them.
+/// End of magic and version, which are at the same place in every message.
 const VERSION_END: usize = 8 + 4;
-/// A hello up to the ids of its user.
+/// Length of a hello up to the ids of its user.
 const HELLO_LEN: usize = 8 + 4 + 1 + 16 + 4 + 16 + 16 + 1 + 2 + 2 + 1;
-/// In the place of a node: none.
+/// Encoding of "no node".
 const NO_NODE: u16 = u16::MAX;
 const CHALLENGE_LEN: usize = 8 + 4 + 1 + 16 + 2 + 16 + 16;
 const PROOF_LEN: usize = 16;
-/// Longest text of a refusal, in bytes.
+/// Longest text of a verdict, in bytes.
 const TEXT_MAX: usize = 255;
 
-/// What a connection is for. It decides which thread of the daemon serves it.
+/// The purpose of a connection. It selects the daemon's thread for the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Role {
@@ -44,43 +43,43 @@ pub enum Role {
     Meta = 1,
     /// Bytes of objects.
     Data = 2,
-    /// Questions to the node.
+    /// Administrative requests to the node.
     Admin = 3,
-    /// News for a client that names are delegated to, from an
-    /// executor; see [`crate::delegation`]. A client has one to each.
+    /// Recalls and notifications from an executor to a client with delegations, see
+    /// [`crate::delegation`]. A client has one to each executor.
     Recall = 4,
-    /// What one executor tells another, one way; see [`crate::transaction`]. For
-    /// whoever is trusted only.
+    /// Messages of one executor to another, in one direction; see [`crate::transaction`]. For
+    /// trusted peers only.
     Peer = 5,
 }
 
-/// What the client tells of itself.
+/// The client's first message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What the connection is for.
+    /// Purpose of the connection.
     pub role: Role,
-    /// Who asks.
+    /// Id of the client.
     pub client: ClientId,
-    /// Which of the client's connections this is, 0 to [`SLOTS_MAX`] - 1. One request is under
-    /// way on a slot at a time; the daemon keeps the last answer of each.
-    /// (The session slots of NFSv4.1, RFC 8881 section 2.10.6.) Of a node that speaks to
-    /// another ([`Role::Peer`]), the number of the executor that does ([`ExecutorId`](crate::ExecutorId)).
+    /// The client's slot for this connection, 0 to [`SLOTS_MAX`] - 1. A slot has at most one
+    /// request under way. The daemon keeps the last reply of each slot. (The session slots of
+    /// NFSv4.1, RFC 8881 section 2.10.6.) For [`Role::Peer`]: the number of the sending executor
+    /// ([`ExecutorId`](crate::ExecutorId)).
     pub slot: u32,
-    /// The volume it means; `None` takes any.
+    /// The expected volume; `None` accepts any.
     pub volume: Option<VolumeId>,
-    /// The node to which everything is to be passed on; `None` for the one that is called.
+    /// The node to which the daemon must forward the connection; `None` for the daemon's own.
     pub node: Option<NodeId>,
-    /// Which of the node's executors, below [`EXECUTORS_MAX`]; 0 where none is meant.
+    /// Index of the executor, below [`EXECUTORS_MAX`]; 0 if the role needs none.
     pub executor: u8,
-    /// The user as whom alone the client may act on this connection. Only who may speak for
-    /// anybody may say so. `None` leaves it to what is known of the client.
+    /// The only user for whom the client may act on this connection. Only a client that may act for
+    /// any user may set this. `None`: the daemon uses the client's known user.
     pub user: Option<Cred>,
 }
 
 /// Most metadata connections of one client.
 pub const SLOTS_MAX: u32 = 1024;
 
-/// Why there is no connection.
+/// The reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum HandshakeError {
@@ -107,21 +106,21 @@ pub enum HandshakeError {
     Damaged(String),
 }
 
-/// What the client learns.
+/// The result of a handshake for the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
     /// The volume that the daemon serves.
     pub volume: VolumeId,
-    /// Which node it is.
+    /// The node.
     pub node: NodeId,
 }
 
-/// What the server knows of itself.
+/// The identity of the server.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The volume it serves.
     pub volume: VolumeId,
-    /// Which node it is.
+    /// The node.
     pub node: NodeId,
     /// The volume's key.
     pub key: VolumeKey,
@@ -130,9 +129,9 @@ pub struct Identity {
 /// Whether a peer must prove that it has the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// A UNIX socket: the kernel vouches for the peer.
+    /// A UNIX socket: the kernel identifies the peer.
     Local,
-    /// TCP: nobody does.
+    /// TCP: the peer must prove that it has the key.
     Remote,
 }
 
@@ -140,7 +139,7 @@ fn transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
     [&nonces[..], &[side], hello].concat()
 }
 
-/// The client's part. `key` may be `None` on a UNIX socket. `nonce` is 16 fresh random bytes.
+/// Runs the client's side. `key` may be `None` on a UNIX socket. `nonce` is 16 fresh random bytes.
 ///
 /// # Errors
 /// All of [`HandshakeError`].
@@ -171,7 +170,8 @@ pub fn connect(
         let fits =
             |key: &&VolumeKey| key.verify("server", &transcript(&nonces, 1, &bytes), &theirs);
         let Some(key) = key.filter(fits) else {
-            // The server counts and logs clients with another key; it may have gone by now.
+            // Still send a proof, so that the server counts and logs a client with another key. The
+            // server may have closed by now.
             let _ = stream.write_all(&proof);
             return Err(HandshakeError::Key);
         };
@@ -191,11 +191,10 @@ pub fn connect(
     }
 }
 
-/// The server's part, up to the point where it knows who asks. It must then
-/// [`admit`] or [`refuse`]. `nonce` is 16 fresh random bytes.
+/// Runs the server's side, until the client is identified. The server must then [`admit`] or
+/// [`refuse`] the client. `nonce` is 16 fresh random bytes.
 ///
-/// # Errors
-/// All of [`HandshakeError`]; the client has been told where it could be.
+/// # Errors All of [`HandshakeError`]; the client has got the reason if possible.
 pub fn accept(
     stream: &mut (impl Read + Write),
     transport: Transport,
@@ -209,7 +208,7 @@ pub fn accept(
         let mut answer = Vec::new();
         let hello = greeting.take(&bytes, identity, &mut answer);
         let said = stream.write_all(&answer);
-        // What is wrong with the client counts, and not that it has left already.
+        // An error of the client's hello counts more than a failed write to a client that has left.
         if let Some(hello) = hello? {
             return Ok(hello);
         }
@@ -217,54 +216,53 @@ pub fn accept(
     }
 }
 
-/// The server's part without a stream: it takes what the client says as it comes, and says what to
-/// answer. So a server can wait for many clients at once.
+/// The server's side without a stream, for servers that wait for many clients at once. It takes the
+/// received bytes and returns the bytes to send.
 #[derive(Debug)]
 pub struct Greeting {
     transport: Transport,
     nonce: [u8; 16],
     stage: Stage,
-    /// What has come of the message of this stage.
+    /// The received bytes of this stage's message.
     received: Vec<u8>,
-    /// How long that message is, as far as is known.
+    /// The length of that message, as far as known.
     needed: usize,
 }
 
-/// What a [`Greeting`] waits for.
+/// The message that a [`Greeting`] expects.
 #[derive(Debug)]
 enum Stage {
-    /// Magic and version, which every version has at the same place.
+    /// Magic and version, at the same place in every version.
     Version,
     /// The rest of the hello, up to the ids of its user.
     Hello,
-    /// These ids.
+    /// The user's ids.
     Ids,
     /// The client's proof for this transcript.
     Proof { transcript: Vec<u8>, hello: Box<Hello> },
 }
 
 impl Greeting {
-    /// A handshake in which nothing was said yet. `nonce` is 16 fresh random bytes.
+    /// Starts a handshake. `nonce` is 16 fresh random bytes.
     pub fn new(transport: Transport, nonce: [u8; 16]) -> Greeting {
         let (stage, received) = (Stage::Version, Vec::new());
         Greeting { transport, nonce, stage, received, needed: VERSION_END }
     }
 
-    /// How many bytes can be taken next; at least one.
+    /// Returns the number of bytes that the next call of [`Greeting::take`] accepts; at least one.
     pub fn wanted(&self) -> usize {
         self.needed - self.received.len()
     }
 
-    /// Whether the client has not said anything yet.
+    /// Checks whether the client has not sent anything yet.
     pub fn is_silent(&self) -> bool {
         matches!(self.stage, Stage::Version) && self.received.is_empty()
     }
 
-    /// Takes what the client said next, at most [`Greeting::wanted`] bytes, and puts what is to be sent behind
-    /// `answer`, after an error, too. Tells who asks once that is proved.
+    /// Takes the next bytes from the client, at most [`Greeting::wanted`]. Appends the bytes to
+    /// send to `answer`, even on an error. Returns the hello when the client is authenticated.
     ///
-    /// # Errors
-    /// All of [`HandshakeError`] but `Io`. The greeting is of no further use then.
+    /// # Errors All of [`HandshakeError`] but `Io`. The greeting is unusable afterwards.
     pub fn take(
         &mut self,
         bytes: &[u8],
@@ -281,7 +279,7 @@ impl Greeting {
         Ok(None)
     }
 
-    /// Goes on to the next stage, with all that this one waited for.
+    /// Advances to the next stage after a complete message.
     fn step(
         &mut self,
         identity: &Identity,
@@ -291,7 +289,8 @@ impl Greeting {
             Stage::Version => {
                 if let Err(e) = check_version(&self.received) {
                     if matches!(e, HandshakeError::Version { .. }) {
-                        // The other version reads ours from these bytes and tells its user.
+                        // The other version finds our version in these bytes and reports it to its
+                        // user.
                         answer.extend(challenge_head());
                     }
                     return Err(e);
@@ -338,7 +337,7 @@ impl Greeting {
     }
 }
 
-/// A challenge with nothing but what every version has at the same place.
+/// Returns a challenge with only the fields that are at the same place in every version.
 fn challenge_head() -> [u8; CHALLENGE_LEN] {
     let mut b = [0; CHALLENGE_LEN];
     b[..8].copy_from_slice(&MAGIC);
@@ -346,7 +345,7 @@ fn challenge_head() -> [u8; CHALLENGE_LEN] {
     b
 }
 
-/// Ends a handshake well.
+/// Ends a handshake successfully.
 ///
 /// # Errors
 /// Those of the stream.
@@ -354,7 +353,7 @@ pub fn admit(stream: &mut impl Write) -> io::Result<()> {
     stream.write_all(&[0, 0])
 }
 
-/// Ends a handshake with the reason why not.
+/// Ends a handshake with the reason of a refusal.
 ///
 /// # Errors
 /// Those of the stream.
@@ -362,7 +361,7 @@ pub fn refuse(stream: &mut impl Write, why: &str) -> io::Result<()> {
     end(stream, 2, why)
 }
 
-/// Ends a handshake because the node that is meant does not answer now.
+/// Ends a handshake because the addressed node does not answer now.
 ///
 /// # Errors
 /// Those of the stream.
@@ -370,7 +369,8 @@ pub fn put_off(stream: &mut impl Write, why: &str) -> io::Result<()> {
     end(stream, 3, why)
 }
 
-/// Ends a handshake because what is meant does not run before an operator has decided about its damaged disk.
+/// Ends a handshake because the addressed server does not start before an operator has decided
+/// about its damaged disk.
 ///
 /// # Errors
 /// Those of the stream.
@@ -390,7 +390,7 @@ fn too_many_groups() -> HandshakeError {
     io::Error::new(io::ErrorKind::InvalidInput, "the user has too many groups").into()
 }
 
-/// Nothing for a user with more groups than there may be.
+/// Encodes a hello. `None` for a user with too many groups.
 fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<Vec<u8>> {
     let ids = hello.user.as_ref().map_or(0, |user| 2 + user.groups.len());
     let mut b = vec![0; HELLO_LEN];
@@ -413,7 +413,7 @@ fn encode_hello(hello: &Hello, nonce: [u8; 16], transport: Transport) -> Option<
     Some(b)
 }
 
-/// How many ids of a user and its groups follow a hello; what is too many is none.
+/// Returns the number of user and group ids that follow a hello; 0 if there are too many.
 fn ids_of(b: &[u8]) -> usize {
     let ids = usize::from(u16::from_le_bytes([b[68], b[69]]));
     if ids > 2 + GROUPS_MAX { 0 } else { ids }
@@ -452,8 +452,8 @@ fn decode_hello(b: &[u8]) -> Option<(Hello, [u8; 16])> {
     (whole && known).then_some((hello, id(49)))
 }
 
-/// Reads a handshake message: first magic and version, which every version has
-/// at the same place, then the rest.
+/// Reads a handshake message: first magic and version, which are at the same place in every
+/// version, then the rest.
 fn read_prefixed(stream: &mut impl Read, b: &mut [u8]) -> Result<(), HandshakeError> {
     let (head, rest) = b.split_at_mut(VERSION_END);
     stream.read_exact(head)?;

@@ -1,17 +1,18 @@
-//! How tables in memory hash their keys: the same in every run, and quick for numbers and short keys.
+//! A hash function for tables in memory. It is the same in every run, and fast for numbers and
+//! short keys.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use xxhash_rust::xxh3::xxh3_64;
 
-/// For the type of a table.
+/// The type parameter for hash tables.
 pub type Build = BuildHasherDefault<Quick>;
 
-/// See the module. Not for keys that an enemy of the volume may choose at will and in masses.
+/// The hash function of this module. Not for keys that an attacker can choose freely and in masses.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Quick(u64);
 
 impl Quick {
-    /// Folds both halves of a product together, as wyhash does.
+    /// Combines both halves of a product, as wyhash does.
     fn mix(&mut self, n: u64) {
         const ADD: u64 = 0x9e37_79b9_7f4a_7c15;
         const TIMES: u64 = 0xa076_1d64_78bd_642f;
@@ -23,7 +24,7 @@ impl Quick {
 impl Hasher for Quick {
     fn write(&mut self, bytes: &[u8]) {
         match <[u8; 16]>::try_from(bytes) {
-            // The id of a client: every request asks for a few.
+            // A client id. Every request looks some up.
             Ok(id) => {
                 let id = u128::from_le_bytes(id);
                 self.mix(id as u64);

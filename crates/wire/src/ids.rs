@@ -1,31 +1,31 @@
-//! Numbers that name things.
+//! Ids of shards, executors, inodes, volumes and clients.
 
 use crate::NodeId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A slice of the namespace: one of the places of a ring, see [`ShardMap`](crate::ShardMap).
+/// A slice of the namespace: one position on the ring of a [`ShardMap`](crate::ShardMap).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ShardId(pub u16);
 
 /// Most executors of a node.
 pub const EXECUTORS_MAX: u8 = 64;
 
-/// An executor: a thread of a node's daemon that serves shards, with a store and connections of its own. To
-/// the namespace executors of one node are as far from each other as those of different nodes.
+/// An executor: a thread of a node's daemon that serves shards and has its own store and
+/// connections. The namespace treats two executors of one node like executors of two nodes.
 ///
-/// The first of a node is written as the node is, also in what is encoded.
+/// The first executor of a node has the same text and the same encoding as the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ExecutorId {
-    /// The node it runs on.
+    /// The node of the executor.
     pub node: NodeId,
-    /// Which of the node's executors it is, counted from 0, below [`EXECUTORS_MAX`].
+    /// Index of the executor among those of the node, from 0, below [`EXECUTORS_MAX`].
     pub index: u8,
 }
 
 impl ExecutorId {
-    /// The first executor of a node: every node has it.
+    /// Returns the first executor of a node. Every node has one.
     pub fn first(node: NodeId) -> ExecutorId {
         ExecutorId { node, index: 0 }
     }
@@ -37,7 +37,7 @@ impl From<ExecutorId> for u32 {
     }
 }
 
-/// An executor's number beyond [`EXECUTORS_MAX`].
+/// The error for an executor index of [`EXECUTORS_MAX`] or more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a node has at most {EXECUTORS_MAX} executors")]
 pub struct NoExecutor;
@@ -60,29 +60,29 @@ impl fmt::Display for ExecutorId {
     }
 }
 
-/// An inode number: 12 bits for the shard on which the inode record lives, so that whoever
-/// knows an inode number knows whom to ask; 12 bits for the shard on which it was given out; and
-/// 39 bits that nothing else has that was given out there, below a bit that is never set.
+/// An inode number. From the top it has 12 bits for the owner shard, which has the inode record, so
+/// a client can route a request by the number alone; 12 bits for the allocating shard, which gave
+/// the number out; one bit that is always 0; and 39 bits that are unique on the allocating shard.
 ///
-/// Both shards are the same but for directories, which are dealt out to all shards
-/// by a hash of the rest.
+/// Both shards are equal except for directories. A hash of the other bits spreads directories over
+/// all shards.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ino(pub u64);
 
 const SHARD_BITS: u32 = 12;
-/// With the bit that is never set.
+/// Includes the bit that is always 0.
 const COUNTER_BITS: u32 = 40;
 
 impl Ino {
     /// The root directory of every volume: inode 1 of shard 0.
     pub const ROOT: Ino = Ino(1);
-    /// Highest [`Ino::counter`].
+    /// Highest value of [`Ino::counter`].
     pub const COUNTER_MAX: u64 = Ino::MARK - 1;
-    /// A bit that no number has, for tables that say one thing more about an inode in the same word.
+    /// A bit that is 0 in every number. Tables may store one more fact about an inode in it.
     pub const MARK: u64 = 1 << (COUNTER_BITS - 1);
 
-    /// The inode that lives on `home` and got its number on `birth`. Shards lie below
-    /// [`SHARDS_MAX`](crate::SHARDS_MAX), `counter` not above [`Ino::COUNTER_MAX`].
+    /// Returns the inode with the owner shard `home` and the allocating shard `birth`. Both must be
+    /// below [`SHARDS_MAX`](crate::SHARDS_MAX), and `counter` at most [`Ino::COUNTER_MAX`].
     pub fn new(home: ShardId, birth: ShardId, counter: u64) -> Ino {
         assert!(counter <= Ino::COUNTER_MAX, "counters have 39 bits");
         assert!((home.0 | birth.0) >> SHARD_BITS == 0, "shards have 12 bits");
@@ -90,22 +90,22 @@ impl Ino {
         Ino(shards << COUNTER_BITS | counter)
     }
 
-    /// The least number that an inode of `shard` can have.
+    /// Returns the lowest inode number of `shard`.
     pub fn first_of(shard: ShardId) -> Ino {
         Ino::new(shard, ShardId(0), 0)
     }
 
-    /// The shard that keeps the inode record.
+    /// Returns the owner shard: the shard that has the inode record.
     pub fn shard(self) -> ShardId {
         ShardId((self.0 >> (SHARD_BITS + COUNTER_BITS)) as u16)
     }
 
-    /// The shard that gave the number out.
+    /// Returns the allocating shard: the shard that gave the number out.
     pub fn birth(self) -> ShardId {
         ShardId((self.0 >> COUNTER_BITS) as u16 & ((1 << SHARD_BITS) - 1))
     }
 
-    /// What the number is among those of its birth shard.
+    /// Returns the part of the number that is unique on the allocating shard.
     pub fn counter(self) -> u64 {
         self.0 & Ino::COUNTER_MAX
     }
@@ -151,16 +151,16 @@ macro_rules! id128 {
 }
 
 id128! {
-    /// One file system, drawn at random when it is created.
+    /// Id of a volume, drawn at random when the volume is created.
     VolumeId
 }
 id128! {
-    /// One mount or library client, drawn at random when it starts. It outlives
-    /// connections: a client that reconnects keeps its id.
+    /// Id of a mount or library client, drawn at random when the client starts. A client keeps its
+    /// id when it reconnects.
     ClientId
 }
 
-/// Text that is not the 32 hexadecimal digits of an id.
+/// The error for text that is not the 32 hexadecimal digits of an id.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an id is 32 hexadecimal digits")]
 pub struct BadId;

@@ -3,30 +3,29 @@
 use crate::ids::{BadId, parse_hex};
 use std::fmt;
 
-/// The volume's secret, 32 random bytes. Whoever has it may speak for any
-/// user. It lies in a file with mode 0600, never on a command line, and it
-/// never prints.
+/// The volume's secret, 32 random bytes. A process with the key may act for any user. The key is in
+/// a file with mode 0600. It never stands on a command line and is never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct VolumeKey([u8; 32]);
 
 impl VolumeKey {
-    /// A key made of 32 random bytes.
+    /// Makes a key from 32 random bytes.
     pub fn new(bytes: [u8; 32]) -> VolumeKey {
         VolumeKey(bytes)
     }
 
-    /// Reads the hexadecimal form that [`VolumeKey::to_hex`] wrote.
+    /// Parses the hexadecimal form that [`VolumeKey::to_hex`] returns.
     pub fn from_hex(text: &str) -> Result<VolumeKey, BadId> {
         parse_hex(text.trim()).map(VolumeKey)
     }
 
-    /// The form in which the key is kept in its file.
+    /// Returns the form in which the key file has the key.
     pub fn to_hex(&self) -> String {
         self.0.iter().map(|b| format!("{b:02x}")).collect()
     }
 
-    /// Authenticates `message` for one `purpose`: a MAC made for one purpose
-    /// is worthless for another. (BLAKE3, keyed mode.)
+    /// Returns the MAC of `message` for one `purpose`. A MAC for one purpose is invalid for
+    /// another. (BLAKE3, keyed mode.)
     pub fn mac(&self, purpose: &str, message: &[u8]) -> [u8; 16] {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&[purpose.len() as u8]);
@@ -37,8 +36,8 @@ impl VolumeKey {
         out
     }
 
-    /// Whether `mac` is ours, without telling an attacker by timing how much
-    /// of a guess was right.
+    /// Checks `mac`. The time does not depend on the position of the first wrong byte, so an
+    /// attacker cannot learn a part of the MAC by timing.
     pub fn verify(&self, purpose: &str, message: &[u8], mac: &[u8; 16]) -> bool {
         let ours = self.mac(purpose, message);
         ours.iter().zip(mac).fold(0, |diff, (a, b)| diff | (a ^ b)) == 0

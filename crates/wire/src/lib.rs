@@ -1,11 +1,10 @@
-//! What Tatami's parts say to each other: ids, attributes, requests, replies,
-//! frames, the handshake and error codes. No logic lives here beyond encoding,
-//! decoding and the checks that both sides of a connection must agree on.
+//! The protocol between Tatami's programs: ids, attributes, requests, replies, frames, the
+//! handshake and error codes. This crate has no logic beyond encoding, decoding and the checks on
+//! which both sides of a connection must agree.
 //!
-//! A connection starts with a [`handshake`], after which both sides exchange
-//! [`frame`]s: a fixed 24-byte header, a body (a [`postcard`]-encoded request
-//! or reply) and an optional payload of raw file bytes that is never copied
-//! through the encoder.
+//! A connection starts with a [`handshake`]. Then both sides exchange [`frame`]s. A frame is a
+//! fixed 24-byte header, a body (a request or reply, encoded by [`postcard`]) and an optional
+//! payload of raw file bytes. The payload is never copied through the encoder.
 
 pub mod act;
 pub mod admin;
@@ -36,11 +35,11 @@ pub use key::VolumeKey;
 pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
-/// The version of everything in this crate. Two sides that differ refuse each
-/// other in the handshake and say so.
+/// The version of everything in this crate. Two sides with different versions refuse each other in
+/// the handshake and report both versions.
 pub const PROTOCOL_VERSION: u32 = 11;
 
-/// Longest name of one directory entry, in bytes, as on every Linux disk.
+/// Longest name of a directory entry, in bytes: the limit of every Linux file system.
 pub const NAME_MAX: usize = 255;
 /// Longest symbolic link target and longest path, in bytes.
 pub const PATH_MAX: usize = 4096;
@@ -48,9 +47,9 @@ pub const PATH_MAX: usize = 4096;
 pub const XATTR_NAME_MAX: usize = 255;
 /// Longest extended attribute value, in bytes.
 pub const XATTR_VALUE_MAX: usize = 64 * 1024;
-/// Most supplementary groups one request may carry.
+/// Most supplementary groups of one request.
 pub const GROUPS_MAX: usize = 1024;
-/// Most entries one directory listing reply holds.
+/// Most entries in one reply to a directory listing.
 pub const READDIR_MAX: u32 = 1024;
-/// Longest file, in bytes: what a signed 64-bit offset can address.
+/// Longest file, in bytes: the range of a signed 64-bit offset.
 pub const FILE_SIZE_MAX: u64 = i64::MAX as u64;

@@ -1,35 +1,36 @@
-//! Locks of files: flock(2) and the byte ranges of fcntl(2).
+//! File locks: flock(2) and the byte ranges of fcntl(2).
 //!
-//! They are the state of a *session*: what one client holds at one node. The
-//! node keeps it in memory, and the client remembers it, too: after the node was started
-//! again, the client tells it all ([`LockOp::Reclaim`]) before anybody else is granted
-//! anything. A client that was away for longer than its lease finds its session gone.
+//! Locks belong to a *session*: the state of one client at one node. The node keeps the session in
+//! memory. The client also remembers its locks. After a restart of the node, each client reclaims
+//! its locks ([`LockOp::Reclaim`]) before the node grants any other lock. A session ends if its
+//! client is silent for longer than the lease.
 //!
-//! All locks of an inode may be *delegated* to one client, which then grants and frees them without
-//! a request, until the node wants them back ([`RecallNote::Locks`](crate::delegation::RecallNote::Locks)).
-//! (Byte-range delegation as in NFSv4.1, RFC 8881 section 10; opportunistic locks of SMB.)
+//! A node may *delegate* all locks of an inode to one client. That client then grants and frees
+//! them without a request, until the node recalls them
+//! ([`RecallNote::Locks`](crate::delegation::RecallNote::Locks)). (Byte-range delegation as in
+//! NFSv4.1, RFC 8881 section 10; opportunistic locks of SMB.)
 
 use crate::Ino;
 use serde::{Deserialize, Serialize};
 
-/// Most locks that one message tells of.
+/// Most locks in one message.
 pub const LOCKS_MAX: usize = 8192;
 
-/// The two sorts of locks, which do not know of each other.
+/// The two independent sorts of locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LockSort {
-    /// flock(2): of a whole file, owned by an open file.
+    /// flock(2): locks a whole file; the owner is an open file.
     Whole,
-    /// fcntl(2): of a range of bytes, owned by a process or an open file.
+    /// fcntl(2): locks a range of bytes; the owner is a process or an open file.
     Range,
 }
 
-/// Who else may hold one at the same time.
+/// Whether several owners may have the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum LockKind {
-    /// Others that share, too.
+    /// Several owners may have a shared lock.
     Shared,
-    /// Nobody.
+    /// Only one owner has the lock.
     Exclusive,
 }
 
@@ -43,17 +44,17 @@ pub struct Span {
 }
 
 impl Span {
-    /// The last byte that a file can have, and the end of a lock that has none.
+    /// The last byte of the longest file, and the end of a lock without an end.
     pub const END: u64 = i64::MAX as u64;
     /// All bytes.
     pub const ALL: Span = Span { start: 0, end: Span::END };
 
-    /// Whether it has a byte, and none that a file cannot have.
+    /// Checks that the span has a byte and ends within the longest file.
     pub fn is_valid(self) -> bool {
         self.start <= self.end && self.end <= Span::END
     }
 
-    /// Whether they have a byte in common.
+    /// Checks whether two spans overlap.
     pub fn meets(self, other: Span) -> bool {
         self.start <= other.end && other.start <= self.end
     }
@@ -62,77 +63,78 @@ impl Span {
 /// A lock that a client holds or wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lock {
-    /// Of which sort.
+    /// The sort of the lock.
     pub sort: LockSort,
-    /// Whose it is, among all of this client and sort.
+    /// Id of the owner, unique for the client and the sort.
     pub owner: u64,
-    /// The process, to be shown to those of the same client.
+    /// Process id, shown only to processes of the same client.
     pub pid: u32,
-    /// Of which bytes; all, for [`LockSort::Whole`].
+    /// The locked bytes. All bytes for [`LockSort::Whole`].
     pub span: Span,
-    /// Of which kind.
+    /// The kind of the lock.
     pub kind: LockKind,
 }
 
-/// What a client wants of the node that serves the inode's home shard.
+/// An operation on locks, sent to the node that serves the inode's owner shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each operation says what its fields mean
+#[allow(missing_docs)] // each operation documents its fields
 pub enum LockOp {
-    /// Gives the owner this lock in the place of what it holds of these bytes. Where somebody
-    /// else is in the way: `EAGAIN`, or with `wait`, which is a number that the client has not
-    /// used before, [`LockTold::Waits`]: of those who wait, the oldest whom nothing is in the way of
-    /// any more gets the lock, is told so, and asks again with the same number. `EDEADLK` where the
-    /// others wait for this owner. With `delegate`, all locks of the inode may be
-    /// delegated along. → `Done`, `Waits`
+    /// Replaces the owner's locks of these bytes by this lock. On a conflict: `EAGAIN`, or
+    /// [`LockTold::Waits`] if `wait` is a number that the client has not used before. When the
+    /// conflicts are gone, the node grants the lock to the oldest waiting request and notifies its
+    /// client. The client then repeats the request with the same number. `EDEADLK` if the
+    /// conflicting owners wait for this owner. With `delegate`, the node may delegate all locks of
+    /// the inode. → `Done`, `Waits`
     Set { lock: Lock, wait: Option<u64>, delegate: bool },
-    /// Frees what the owner holds of these bytes. → `Done`
+    /// Frees the owner's locks of these bytes. → `Done`
     Free { sort: LockSort, owner: u64, span: Span },
-    /// What would be in the way of this lock. → `Held`
+    /// Returns a lock that conflicts with this one. → `Held`
     Test { lock: Lock },
-    /// The wait with this number for this lock is given up, unless it has been granted. → `Ended`
+    /// Cancels the wait with this number for this lock, unless the node has granted it. → `Ended`
     Cancel { wait: u64, lock: Lock },
-    /// Gives back what was delegated: these locks of the inode are held, at most
-    /// [`LOCKS_MAX`]. → `Done`
+    /// Returns the delegation of the inode. The client has these locks, at most [`LOCKS_MAX`]. →
+    /// `Done`
     Return { locks: Vec<Lock> },
-    /// All that the client holds of inodes of this node, at most [`LOCKS_MAX`] a message;
-    /// nothing is delegated to it. `shards` tells which these are (`ShardMap::digest`): shards may just have
-    /// come. → `Done`
+    /// Reclaims the locks of the client for inodes of this node, at most [`LOCKS_MAX`] a message.
+    /// The client has no delegation. `shards` identifies the node's set of shards
+    /// (`ShardMap::digest`), because shards may just have migrated to the node. → `Done`
     Reclaim { locks: Vec<(Ino, Lock)>, first: bool, last: bool, shards: u64 },
-    /// The client holds nothing any more. → `Done`
+    /// Ends the session: the client has no more locks. → `Done`
     End,
 }
 
-/// What is in the way of a lock.
+/// A lock that conflicts with a requested lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conflict {
-    /// Which bytes are held.
+    /// The locked bytes.
     pub span: Span,
-    /// How.
+    /// The kind of the lock.
     pub kind: LockKind,
-    /// By which process, if it is one of the client that asks; else 0.
+    /// The process that has the lock, if it is one of the requesting client; else 0.
     pub pid: u32,
 }
 
 /// The answer to a [`LockOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum LockTold {
-    /// It is done.
+    /// The operation is done.
     Done {
-        /// All locks of the inode are delegated to the client from now on.
+        /// The node delegates all locks of the inode to the client from now on.
         delegated: bool,
     },
-    /// It waits.
+    /// The request waits.
     Waits,
-    /// Who is in the way.
+    /// The conflicting lock, if any.
     Held(Option<Conflict>),
-    /// A wait has ended.
+    /// The wait has ended.
     Ended {
-        /// Too late: the lock is held.
+        /// The cancellation came too late: the client has the lock.
         granted: bool,
     },
-    /// The node does not know this session, or not what it holds. Nothing was done.
+    /// The node does not know this session, or not the locks of the session. Nothing was done.
     Unknown {
-        /// It may be claimed back; else others may have had what it held.
+        /// The client may reclaim its locks. Otherwise other clients may have had these locks
+        /// meanwhile.
         reclaim: bool,
     },
 }

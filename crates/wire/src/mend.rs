@@ -1,100 +1,106 @@
-//! Mending what does not fit between names and the inodes that they lead to, where these lie on several nodes.
+//! Repair of inconsistencies between names and inodes that are on several nodes.
 //!
-//! Who asks has looked at all nodes, and all of them may have changed since. So each mend names what it takes for true, and is done only
-//! if that is true in the moment in which it takes effect. Records are compared in a transaction. That no name leads to an inode, or so many do,
-//! is a matter of all nodes, and is true as long as the inode has the version that it had when they were counted: whatever
-//! makes or removes a name of an inode changes that.
+//! The caller has read the records of all nodes, which may have changed since. So each repair
+//! states its assumptions, and takes effect only if they hold at that moment. A transaction
+//! compares the records. The number of names of an inode concerns all nodes. The caller's count
+//! stays valid while the inode has the version of the count, because every change of an inode's
+//! names also changes its version.
 
 use crate::meta::Bytes;
 use crate::partition::Range;
 use crate::{Ino, Kind};
 use serde::{Deserialize, Serialize};
 
-/// Most inodes that one [`NamesOf`](crate::meta::MetaOp::NamesOf) asks for, and most entries in its answer.
+/// Most inodes in one [`NamesOf`](crate::meta::MetaOp::NamesOf), and most entries in its reply.
 pub const NAMED_MAX: usize = 1024;
 
-/// Most directories and partitions in one answer to [`Parts`](crate::meta::MetaOp::Parts).
+/// Most directories and partitions in one reply to [`Parts`](crate::meta::MetaOp::Parts).
 pub const PARTED_MAX: usize = 8 * 1024;
 
-/// Most entries that one [`Mend::Empty`] takes elsewhere.
+/// Most entries that one [`Mend::Empty`] relocates.
 pub const EMPTIED_MAX: usize = 128;
 
-/// An entry of a directory that leads to an inode.
+/// A directory entry that leads to an inode.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
-    /// Where it leads to.
+    /// The inode.
     pub ino: Ino,
-    /// What it says that the inode is.
+    /// The kind of the inode by the entry.
     pub kind: Kind,
-    /// Where it is.
+    /// The location of the entry.
     pub place: Place,
 }
 
-/// Where an entry is.
+/// The location of an entry.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
-    /// The partition that has it.
+    /// The partition that has the entry.
     pub part: Ino,
     /// Its name.
     pub name: Bytes,
 }
 
-/// What is to be done.
+/// A repair.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mend {
-    /// The entry at this place leads to the inode: it is removed if there is no such inode, or gets its kind right. An entry of
-    /// a directory that is not there, but partitions of it are, stays.
+    /// The entry leads to the inode. If the inode does not exist, the entry is removed. Otherwise
+    /// the entry gets the inode's kind. The entry stays if the directory's record is missing but
+    /// partitions of the directory exist.
     Entry(Place),
-    /// The directory has two entries: the first one goes, the other one stays.
+    /// The directory has two entries. The first one is removed.
     Unname {
-        /// Goes.
+        /// The entry to remove.
         place: Place,
-        /// Stays.
+        /// The entry that stays.
         stays: Place,
     },
-    /// The directory learns that it lies where this entry of it is.
+    /// Sets the back-pointer of the directory to this entry.
     Lies(Place),
-    /// The root learns that it lies in itself.
+    /// Makes the root its own parent.
     Root,
-    /// So many names lead to the inode that has this version. (Of a directory that says that it was removed, though a name leads to it: 2.)
+    /// Sets the link count of an inode with this version. (2 for a directory that is marked as
+    /// removed but has a name.)
     Links {
         /// The inode's version.
         version: u64,
-        /// Its link count from now on.
+        /// The new link count.
         nlink: u32,
     },
-    /// The directory has a record at its home and one where it was made: that one goes.
+    /// The directory has a record on its owner shard and one on its allocating shard. The second
+    /// one is removed.
     Twin,
-    /// No name leads to the inode that has this version, and nobody keeps it: it is removed.
+    /// Removes an inode of this version without names that no client keeps.
     Remove {
         /// The inode's version.
         version: u64,
     },
-    /// The inode that has this version cannot be reached: it is named by its number in `lost`. The entry `from`, which leads
-    /// to it, goes; without one, it has no name.
+    /// Links an unreachable inode of this version into `lost`, with its number as the name. Removes
+    /// the entry `from` that leads to it, if any.
     Rescue {
         /// The inode's version.
         version: u64,
         /// The directory `lost+found`.
         lost: Ino,
-        /// An entry of it, in a directory that cannot be reached either.
+        /// The inode's entry, in a directory that is unreachable, too.
         from: Option<Place>,
     },
-    /// The inode is a partition that has no record any more: it is made anew for the entries that are left of it, like
-    /// another one of its directory. Where it is the first one, which is the directory itself, that does not
-    /// know where it lies.
+    /// Recreates the lost record of a partition for its remaining entries, modelled on another
+    /// partition of its directory. The first partition is the directory itself; its back-pointer is
+    /// unset afterwards.
     Part {
-        /// The names that it has.
+        /// The names of the partition.
         range: Range,
-        /// The other one: of the first partition any; of another one that which has split into it.
+        /// The model: any partition for the first one; for another one, the partition that split
+        /// into it.
         like: Ino,
     },
-    /// The inode is a partition of which its directory does not know: at most [`EMPTIED_MAX`] of its entries go where its directory
-    /// has such names, unless it has them there, too. If there is none, the partition goes.
+    /// The partition is unknown to its directory. At most [`EMPTIED_MAX`] of its entries move to
+    /// the partitions where the directory has such names, unless they exist there. If none is left,
+    /// the partition is removed.
     Empty,
 }
 
-/// What a directory, or a partition, of which the entries are in several says.
+/// The record of a directory or partition that has split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parted {
     /// Its number.
@@ -108,7 +114,7 @@ pub struct Parted {
 }
 
 impl Mend {
-    /// The partition whose node does it, where that is not the inode's.
+    /// Returns the partition that selects the node for the repair. `None`: the inode selects it.
     pub fn part(&self) -> Option<Ino> {
         match self {
             Mend::Entry(place) | Mend::Unname { place, .. } => Some(place.part),
@@ -123,7 +129,7 @@ impl Mend {
         }
     }
 
-    /// The name in `lost+found` of an inode that has no other one.
+    /// Returns the name of an otherwise nameless inode in `lost+found`.
     pub fn lost_name(ino: Ino) -> String {
         format!("#{ino}")
     }

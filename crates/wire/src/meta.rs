@@ -1,4 +1,4 @@
-//! Requests to a shard of the namespace, and its replies.
+//! Requests to a shard of the namespace, and their replies.
 
 use crate::act::{Act, Acted, Left, Sum};
 use crate::job::{JobOp, JobTold};
@@ -12,41 +12,41 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A directory entry name, an attribute name or value, a link target: bytes,
-/// as in POSIX, not text.
+/// Name of an entry or attribute, value of an attribute, or target of a link: bytes, as in POSIX,
+/// not text.
 pub type Bytes = serde_bytes::ByteBuf;
 
-/// Most inodes that one [`MetaOp::Closed`] names, all kinds together.
+/// Most inodes in one [`MetaOp::Closed`], all lists together.
 pub const CLOSED_MAX: usize = 128;
-/// Most inodes that one [`MetaOp::SyncNames`] names: more than a path has names.
+/// Most inodes in one [`MetaOp::SyncNames`]: more than the number of names in a path.
 pub const SYNCED_MAX: usize = 4096;
 
-/// Most inodes of each sort in the answer to one [`MetaOp::Ties`].
+/// Most inodes of each list in the reply to one [`MetaOp::Ties`].
 pub const TIES_MAX: u32 = 8 * 1024;
 
-/// One request to one shard, or to all that a node serves.
+/// One request to one shard, or to all shards of an executor.
 ///
-/// Where several nodes have shards, the entries of a large directory are in several
-/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a listing, is the
-/// number of the partition that has the name, as far as the client knows; the directory's own is that of the first one. Who
-/// has not got it answers [`MetaReply::Parted`]. In all other places, and in answers, directories have
-/// their own number.
+/// With several nodes, the entries of a large directory are in several
+/// [partitions](crate::partition). In an operation on a name, `parent` is the number of the
+/// partition that has the name by the client's partition map; likewise `dir` in a listing. The
+/// first partition has the directory's own number. A partition that does not have the name replies
+/// [`MetaReply::Parted`]. All other fields, and replies, have the directory's own number.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetaCall {
-    /// The shard that must answer, that of [`MetaOp::target`]; any for what
-    /// [is for all shards](MetaOp::is_for_all_shards).
+    /// The shard that must reply: the shard of [`MetaOp::target`]. Any shard if the operation [is
+    /// for all shards](MetaOp::is_for_all_shards).
     pub shard: ShardId,
-    /// On whose behalf. A connection that is not trusted may name itself only.
+    /// The caller. A client that is not trusted may only send its own credentials.
     pub cred: Cred,
-    /// What to do.
+    /// The operation.
     pub op: MetaOp,
 }
 
-/// What a new inode is to be.
+/// The kind of a new inode, with its contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {
-    /// A regular file, empty, whose bytes will lie where the layout says. No
-    /// object is made for it.
+    /// An empty regular file. Its bytes will be at the locations of the layout. No object is
+    /// created.
     File(Layout),
     /// An empty directory.
     Dir,
@@ -54,7 +54,7 @@ pub enum NewNode {
     Symlink(Bytes),
     /// A named pipe.
     Fifo,
-    /// A socket's name.
+    /// The name of a socket.
     Socket,
     /// A character device with this number.
     CharDev(u64),
@@ -84,48 +84,44 @@ pub enum XattrMode {
     Replace,
 }
 
-/// What a writer learnt of a file's bytes, told at close and fsync.
+/// The state of a file's bytes, which a writer sends at close and fsync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataState {
-    /// Size in bytes, exactly (a writer may have cut the file).
+    /// Exact size in bytes. It may be smaller than before, because a writer may have truncated the
+    /// file.
     pub size: u64,
-    /// Storage in use, in units of 512 bytes.
+    /// Allocated storage, in units of 512 bytes.
     pub blocks: u64,
-    /// When the bytes last changed.
+    /// Last change of the bytes.
     pub mtime: Timestamp,
     /// The object's [`ObjectState::changed`](crate::object::ObjectState::changed).
-    /// A state older than the one the shard knows is not news: two writers on
-    /// two nodes may tell theirs in any order. Of two of the same time, the
-    /// longer is the later: a disk notes the time of a write first.
+    /// The shard ignores a state that is older than its own, because two writers on two nodes may
+    /// send theirs in any order. Of two states with the same time, the longer one is later: a disk
+    /// records the time of a write before the new size.
     pub changed: Timestamp,
 }
 
-/// An operation on one shard. Those that change something are executed once,
-/// however often they are sent: a client repeats a request whose answer it did
-/// not see, with the same sequence number, and gets the first answer.
+/// An operation on one shard. An operation that changes something takes effect once, even if the
+/// client sends it several times. A client that does not see the reply repeats the request with the
+/// same sequence number, and gets the first reply.
 ///
-/// Where several nodes have shards, the entries of a large directory are in several
-/// [partitions](crate::partition). `parent` of an operation that concerns a name, and `dir` of a
-/// listing, is the number of the partition that has the name, as far as the client knows; the directory's own is
-/// that of the first one. Who has not got it answers [`MetaReply::Parted`]. In all other places, and in
-/// answers, directories have their own number.
+/// On partition numbers in `parent` and `dir`, see [`MetaCall`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each operation says what its fields mean
+#[allow(missing_docs)] // each operation documents its fields
 pub enum MetaOp {
-    /// The attributes of entry `name` of `parent`. → `Attr`
+    /// Returns the attributes of entry `name` of `parent`. → `Attr`
     Lookup { parent: Ino, name: Bytes },
-    /// The same without a question to another node: where the inode is on one, only its number.
-    /// → `Attr` or `Leads`
+    /// Like `Lookup`, but without a request to another node. If the inode is on another node,
+    /// returns only its number. → `Attr` or `Leads`
     Find { parent: Ino, name: Bytes },
-    /// The attributes of an inode. → `Attr`
+    /// Returns the attributes of an inode. → `Attr`
     GetAttr { ino: Ino },
     /// Changes attributes. → `Attr`
     SetAttr { ino: Ino, set: SetAttr },
-    /// Makes an entry and its inode. With `exclusive`, an existing entry is
-    /// `EEXIST`; without it an existing *file* is opened instead
-    /// (`created: false`) and anything else is `EEXIST`. With `open`, permission for that access is
-    /// checked on an existing file, and the answer carries a capability; it is noted that the client
-    /// has it open, as by `Open`. → `Created`
+    /// Creates an entry and its inode. With `exclusive`, an existing entry is `EEXIST`. Without it,
+    /// an existing *file* is opened (`created: false`), and any other kind is `EEXIST`. With
+    /// `open`, the shard checks permission for that access on an existing file. The reply has a
+    /// capability, and the shard registers the open, as by `Open`. → `Created`
     Create {
         parent: Ino,
         name: Bytes,
@@ -136,31 +132,32 @@ pub enum MetaOp {
         exclusive: bool,
         open: Option<Access>,
     },
-    /// Makes a file without a name (`O_TMPFILE`), open for `open` by this
-    /// client, gone with its `Release` unless linked. → `Created`
+    /// Creates a file without a name (`O_TMPFILE`), opened with the access `open` by this client.
+    /// The file is deleted at its `Release`, unless it got a name. → `Created`
     Tmpfile { parent: Ino, layout: Layout, mode: u16, umask: u16, open: Access },
-    /// Checks permission, signs a capability; for writing also notes that this
-    /// client may change the bytes. With `noted`, one that only reads is noted, too, if it is trusted, until its
-    /// `Closed`: as long as either is noted, a file that loses its last name stays. → `Opened`
+    /// Checks permission and signs a capability. An open for writing is registered, because the
+    /// client may change the bytes. With `noted`, an open for reading by a trusted client is
+    /// registered, too, until its `Closed`. A file that loses its last name stays while an open is
+    /// registered. → `Opened`
     Open { ino: Ino, access: Access, noted: bool },
-    /// Tells the shard what the bytes are now. With `close` the client has no
-    /// handle for writing any more. → `Attr`
+    /// Reports the current state of the bytes. With `close`, the client has no more handles for
+    /// writing. → `Attr`
     Commit { ino: Ino, state: Option<DataState>, close: bool },
-    /// This client has no handle for writing on these inodes (of one node, at
-    /// most [`CLOSED_MAX`]) any more, and nothing to tell of their bytes. It knows of those in
-    /// `empty` that they had no object when it closed them. On those in `read`, which may be among the others, it has
-    /// no handle that only reads any more. Those that are gone are passed over. → `Done`
+    /// Reports a batch of closes: on `inos` (of one node, at most [`CLOSED_MAX`]) this client has
+    /// no handles for writing any more, and nothing to commit. Inodes in `empty` had no object at
+    /// the close. On inodes in `read`, which may also be in the other lists, this client has no
+    /// handle that is only for reading. Deleted inodes are skipped. → `Done`
     Closed { inos: Vec<Ino>, empty: Vec<Ino>, read: Vec<Ino> },
-    /// Makes everything acknowledged so far survive a power cut. → `Synced`
+    /// Makes all acknowledged changes survive a power cut. → `Synced`
     Sync,
-    /// Removes an entry that is not a directory. With `keep`, an inode that
-    /// loses its last name stays until this client's `Release`. It stays in any case until the `Closed` of
-    /// others that are noted to have it open. → `Removed`
+    /// Removes an entry that is not a directory. With `keep`, an inode that loses its last name
+    /// stays until this client's `Release`. It also stays until the `Closed` of every other client
+    /// with a registered open. → `Removed`
     Unlink { parent: Ino, name: Bytes, keep: bool },
     /// Removes an empty directory. → `Removed`
     Rmdir { parent: Ino, name: Bytes, keep: bool },
-    /// Moves an entry. `keep` is for an inode that is replaced. → `Renamed`
-    /// (`ino` = the replaced inode, if any)
+    /// Moves an entry. `keep` applies to a replaced inode. → `Renamed` (`ino` = the replaced inode,
+    /// if any)
     Rename {
         parent: Ino,
         name: Bytes,
@@ -169,132 +166,139 @@ pub enum MetaOp {
         mode: RenameMode,
         keep: bool,
     },
-    /// Gives an inode one more name. → `Attr`
+    /// Adds a name to an inode. → `Attr`
     Link { ino: Ino, parent: Ino, name: Bytes },
-    /// The target of a symbolic link. → `Bytes`
+    /// Returns the target of a symbolic link. → `Bytes`
     Readlink { ino: Ino },
-    /// Entries of `dir` in cookie order, those with a cookie above `after`
-    /// (0 at the start), at most `limit` (1 to [`crate::READDIR_MAX`]), with
-    /// attributes if `plus`. An entry that is there throughout is listed exactly once, whatever
-    /// else changes. → `Entries`
+    /// Lists the entries of `dir` with a cookie above `after` (0 at the start), in cookie order, at
+    /// most `limit` (1 to [`crate::READDIR_MAX`]), with attributes if `plus`. An entry that exists
+    /// during the whole listing is listed exactly once, despite concurrent changes. → `Entries`
     ReadDir { dir: Ino, after: u64, limit: u32, plus: bool },
-    /// The value of an extended attribute. → `Bytes`
+    /// Returns the value of an extended attribute. → `Bytes`
     GetXattr { ino: Ino, name: Bytes },
     /// Sets an extended attribute. → `Done`
     SetXattr { ino: Ino, name: Bytes, value: Bytes, mode: XattrMode },
-    /// Names of all extended attributes, each followed by a zero byte. → `Bytes`
+    /// Returns the names of all extended attributes, each followed by a zero byte. → `Bytes`
     ListXattr { ino: Ino },
     /// Removes an extended attribute. → `Done`
     RemoveXattr { ino: Ino, name: Bytes },
-    /// This client has no handle left on an inode it had kept. → `Done`
+    /// This client has no more handles on an inode that was kept for it. → `Done`
     Release { ino: Ino },
-    /// Number of inodes. → `Volume`
+    /// Returns the number of inodes. → `Volume`
     StatVolume,
 
     // Housekeeping, for nodes only (trusted connections).
-    /// Objects on `node` whose inode is gone. → `Garbage`
+    /// Returns the deleted inodes that may still have objects on `node`. → `Garbage`
     Garbage { node: NodeId, limit: u32 },
-    /// Those objects have been removed. → `Done`
+    /// Reports that those objects were removed. → `Done`
     GarbageDone { node: NodeId, inos: Vec<Ino> },
-    /// A client is gone for good: release all that it kept; files that it had
-    /// open for writing go to the list of `Unsettled`. → `Done`
+    /// Ends a client that is gone for good: releases all inodes that were kept for it. Files that
+    /// it had open for writing go to the list of `Unsettled`. → `Done`
     ExpireClient { client: crate::ClientId },
-    /// Clients that keep something on this shard. → `Clients`
+    /// Returns the clients with kept or open inodes on this shard. → `Clients`
     Clients,
-    /// Files whose writer died before its close: their size must be learnt
-    /// from the objects. → `Unsettled`
+    /// Returns the files with a pending size recovery: their writer died before its close, so the
+    /// size must be recovered from the objects. → `Unsettled`
     Unsettled { limit: u32 },
-    /// The size learnt, no smaller than what was committed before. → `Done`
+    /// Sets the recovered size. It is at least the size that was committed before. → `Done`
     Settle { ino: Ino, state: Option<DataState> },
-    /// Inodes above `after` in number order, for checking. → `Inodes`
+    /// Returns the inodes above `after` in number order, for a check. → `Inodes`
     ScanInodes { after: Ino, limit: u32 },
-    /// Verifies the shard's own records (entries ↔ inodes ↔ link counts) and,
-    /// with `repair`, mends them. Examines inodes above `after`. → `Checked`
+    /// Checks the shard's own records (entries ↔ inodes ↔ link counts) of inodes above `after`.
+    /// With `repair`, also repairs them. → `Checked`
     ///
-    /// Where several nodes have shards, nothing is said of how names and inodes of different nodes
-    /// agree: that is compared by who asks, with `Ties` and `Parts`, and mended with `Mend`.
+    /// With several nodes, this does not compare names and inodes of different nodes. The caller
+    /// compares them with `Ties` and `Parts`, and repairs them with `Mend`.
     Check { after: Ino, limit: u32, repair: bool },
-    /// Which of these inodes (of one node, at most [`crate::READDIR_MAX`]) are about to change:
-    /// open for writing, with a size to be settled, or gone with objects still
-    /// to be removed from `node`. What a check finds odd about them is no error. → `InFlux`
+    /// Returns those of the inodes (of one node, at most [`crate::READDIR_MAX`]) that have
+    /// in-flight changes: they are open for writing, have a pending size recovery, or are deleted
+    /// with objects still to be removed from `node`. A check must not report them as errors. →
+    /// `InFlux`
     InFlux { node: NodeId, inos: Vec<Ino> },
 
     // Tiled files, see `tiles`.
-    /// Makes pieces, numbered one after the other: on each of the nodes so many, as told. The
-    /// file is tiled from now on. The client must have it open for writing, or be allowed
-    /// to. Every stamp of a tile of these pieces must be above the one that is told. → `Pieces`
+    /// Creates pieces with consecutive numbers: the given count on each of the nodes. The file is
+    /// tiled from now on. The client must have the file open for writing, or have write permission.
+    /// Every stamp of a tile of these pieces must be above the stamp in the reply. → `Pieces`
     AddPieces { ino: Ino, nodes: Vec<(NodeId, u32)> },
-    /// Replaces the tiles of some pieces and adds cuts, all or nothing; `base` is the state of
-    /// piece 0, if that was written. Permission as for `AddPieces`. `ESTALE` where a piece is
-    /// gone (the file was cut to nothing) or closed, `EINVAL` for tiles that do not read. → `Attr`
+    /// Replaces the tiles of some pieces and adds cuts, atomically. `base` is the state of piece 0,
+    /// if it was written. Permission as for `AddPieces`. `ESTALE` if a piece is closed or deleted
+    /// (because the file was truncated to nothing), `EINVAL` for tiles that do not decode. → `Attr`
     Publish { ino: Ino, parts: Vec<Part>, cuts: Vec<Cut>, base: Option<DataState> },
-    /// The pieces above `after`, at most `limit`. → `Tiles`
+    /// Returns the pieces above `after`, at most `limit`. → `Tiles`
     Tiles { ino: Ino, after: u32, limit: u32 },
-    /// Housekeeping: objects on `node` that are not needed any more, though their inode is
-    /// there. → `GarbagePieces`
+    /// Housekeeping: returns the objects on `node` that are garbage although their inode exists. →
+    /// `GarbagePieces`
     GarbagePieces { node: NodeId, limit: u32 },
-    /// Housekeeping: those objects have been removed. → `Done`
+    /// Housekeeping: reports that those objects were removed. → `Done`
     GarbagePiecesDone { node: NodeId, pieces: Vec<(Ino, Piece)> },
 
-    // A file is laid out anew: its bytes are copied into objects that nobody knows yet, which
-    // then take the place of those it has.
-    /// Sets an object aside on each of these nodes, at most [`RESERVE_MAX`](crate::tiles::RESERVE_MAX):
-    /// that of a piece, numbered one after the other. They are garbage as soon as this client has the
-    /// file not open for writing any more, which it must have now. `EBUSY` while somebody else
-    /// has, or what a writer left is not settled yet. Stamps as for `AddPieces`. → `Pieces`
+    // Re-layout of a file: a client copies the bytes into new objects that no other client knows.
+    // Then the new objects replace the old ones.
+    /// Reserves an object of a new piece on each of these nodes, at most
+    /// [`RESERVE_MAX`](crate::tiles::RESERVE_MAX), with consecutive numbers. This client must have
+    /// the file open for writing. The objects become garbage when it closes the file. `EBUSY` while
+    /// another client has the file open for writing, or its size recovery is pending. Stamps as for
+    /// `AddPieces`. → `Pieces`
     Reserve { ino: Ino, nodes: Vec<NodeId> },
-    /// Lays the file out anew: these pieces, and as its base the piece with this number, on this
-    /// node, of which `state` tells, all set aside by this client. What the file consisted of
-    /// becomes garbage, and this client has it not open for writing any more. `EBUSY` where anybody
-    /// could have changed the bytes since they were set aside, `EINVAL` where the size would be
-    /// another. → `Attr`
+    /// Re-lays the file out. It gets these pieces, and as its base the piece with this number on
+    /// this node, in the state `state`. This client must have reserved all of them. The old
+    /// objects become garbage, and this client has the file not open for writing any more. `EBUSY`
+    /// if any client could have changed the bytes since the reservation, `EINVAL` if the size would
+    /// change. → `Attr`
     Relayout { ino: Ino, pieces: Vec<NewPiece>, base: (NodeId, u32), state: DataState },
 
-    // Where several nodes have shards.
-    /// Housekeeping: what ties names to inodes on the node of `shard`: inodes above `after`, up to `last`, that lie there,
-    /// and the entries there that lead to such inodes, wherever these lie; at most `limit` inodes of
-    /// each (8 to [`TIES_MAX`]). → `Ties`
+    // For volumes of several nodes.
+    /// Housekeeping: returns the back-pointers and entries on the node of `shard` for a comparison.
+    /// These are the inodes above `after`, up to `last`, on that node, and the entries on that node
+    /// that lead to inodes of that range on any node. At most `limit` inodes of each (8 to
+    /// [`TIES_MAX`]). → `Ties`
     Ties { shard: ShardId, after: Ino, last: Ino, limit: u32 },
-    /// In which partitions a directory's entries are. → `Partitions`
+    /// Returns the partitions of a directory. → `Partitions`
     Partitions { dir: Ino },
-    /// Housekeeping: splits a partition with more than so many entries, if that spreads it over more
-    /// nodes. → `Done`
+    /// Housekeeping: splits a partition with more than `above` entries, if the split spreads it
+    /// over more nodes. → `Done`
     Split { part: Ino, above: u64 },
-    /// Locks, see [`crate::lock`]: kept by the node, not with the namespace. `session` is the
-    /// number of the client's session at the node, 0 while it holds nothing there. → `Locks`
+    /// An operation on locks, see [`crate::lock`]. The node keeps locks outside of the namespace.
+    /// `session` is the number of the client's session at the node, or 0 if it has no locks there.
+    /// → `Locks`
     Locks { ino: Ino, session: u64, op: LockOp },
 
-    // Many at a time, see `act`.
-    /// Operations at one node, at most [`ACTS_MAX`](crate::act::ACTS_MAX), each by itself. → `Acted`, in the same order
+    // Batches, see `act`.
+    /// Executes operations of one node, at most [`ACTS_MAX`](crate::act::ACTS_MAX), each
+    /// independently. → `Acted`, in the same order
     Acts { acts: Vec<Act> },
-    /// Removes entries of `dir` that are no directories, as `Unlink` does with each: of those that `ReadDir` would tell.
-    /// With `tell`, their names are told. Who may not read the directory may not do it. → `Cleared`
+    /// Removes the entries of `dir` that `ReadDir` would list and that are not directories, each
+    /// like `Unlink`. With `tell`, the reply has their names. Requires permission to read the
+    /// directory. → `Cleared`
     Clear { dir: Ino, after: u64, limit: u32, tell: bool },
-    /// Adds up what the entries of `dir` lead to that `ReadDir` would tell, for those who may see their attributes: who
-    /// may read and search the directory. → `Summed`
+    /// Sums up the inodes of the entries of `dir` that `ReadDir` would list. Requires permission to
+    /// see their attributes: to read and to search the directory. → `Summed`
     Sum { dir: Ino, after: u64, limit: u32 },
 
-    // A check of several nodes, see `mend`.
-    /// Housekeeping: the entries on the node of `shard` that lead to these inodes, at most [`NAMED_MAX`](crate::mend::NAMED_MAX)
-    /// of both. → `Named`
+    // Consistency checks of several nodes, see `mend`.
+    /// Housekeeping: returns the entries on the node of `shard` that lead to these inodes, at most
+    /// [`NAMED_MAX`](crate::mend::NAMED_MAX) of both. → `Named`
     NamesOf { shard: ShardId, inos: Vec<Ino> },
-    /// Housekeeping: mends what ties a name to this inode, if it still is as whoever asks has seen it. → `Mended`
+    /// Housekeeping: repairs the connection of a name and this inode, if both still are as the
+    /// caller saw them. → `Mended`
     Mend { ino: Ino, mend: Mend },
-    /// Housekeeping: the directories and partitions on the node of `shard`, above `after` in number order, of which the entries are
-    /// in several partitions. → `Parts`
+    /// Housekeeping: returns the directories and partitions on the node of `shard`, above `after`
+    /// in number order, that have split. → `Parts`
     Parts { shard: ShardId, after: Ino },
-    /// As `Sync`, on behalf of these inodes, at most [`SYNCED_MAX`]: the answer tells which other executors have a part in what was
-    /// done to their names. → `NamesSynced`
+    /// Like `Sync`, for these inodes, at most [`SYNCED_MAX`]. The reply names the other executors
+    /// that took part in changes of their names. → `NamesSynced`
     SyncNames { inos: Vec<Ino> },
 
-    /// What the ranks of a collective open share, see [`crate::job`]. `open` is the number of the open, and `joined`
-    /// tells that this rank of this client has taken part before: `ESTALE` where the shard does not know it any
-    /// more. Who may read or write the file may take part. → `Job`
+    /// An operation on the shared state of a collective open, see [`crate::job`]. `open` is the
+    /// number of the open. `joined`: this rank of this client has taken part before; `ESTALE` if
+    /// the shard does not know the rank any more. Requires permission to read or write the file. →
+    /// `Job`
     Job { ino: Ino, open: u64, rank: u32, joined: bool, op: JobOp },
 }
 
 impl MetaOp {
-    /// Whether the operation changes something, and so must run once only.
+    /// Checks whether the operation changes something, and so must run only once.
     pub fn is_mutation(&self) -> bool {
         use MetaOp::*;
         match self {
@@ -316,7 +320,7 @@ impl MetaOp {
             | GarbagePieces { .. }
             | Ties { .. }
             | Partitions { .. }
-            // Done twice in a row, they have done the same.
+            // Repeating these at once has no further effect.
             | Locks { .. }
             | Sum { .. }
             | NamesOf { .. }
@@ -352,7 +356,7 @@ impl MetaOp {
         }
     }
 
-    /// Whether only nodes of the volume may ask for it.
+    /// Checks whether only nodes of the volume may send the operation.
     pub fn is_housekeeping(&self) -> bool {
         use MetaOp::*;
         matches!(
@@ -376,7 +380,7 @@ impl MetaOp {
         )
     }
 
-    /// Whether it concerns all shards of the node that it is put to.
+    /// Checks whether the operation concerns all shards of the executor that receives it.
     pub fn is_for_all_shards(&self) -> bool {
         use MetaOp::*;
         matches!(
@@ -397,8 +401,8 @@ impl MetaOp {
         )
     }
 
-    /// The one entry that the operation looks up, makes or removes: its
-    /// directory and name. `None` for those that concern none, or two.
+    /// Returns the directory and name of the one entry that the operation looks up, creates or
+    /// removes. `None` for operations on no entry, or on two.
     pub fn entry(&self) -> Option<(Ino, &Bytes)> {
         use MetaOp::*;
         match self {
@@ -412,8 +416,9 @@ impl MetaOp {
         }
     }
 
-    /// The directory that may be delegated with the answer: the one of [`MetaOp::entry`], or the one that is
-    /// listed with attributes, which are about to be asked for one by one.
+    /// Returns the directory that may be delegated with the reply. This is the directory of
+    /// [`MetaOp::entry`], or the directory of a listing with attributes, because clients often
+    /// request these one by one next.
     pub fn shown_dir(&self) -> Option<Ino> {
         match self {
             MetaOp::ReadDir { dir, plus: true, .. } => Some(*dir),
@@ -421,8 +426,9 @@ impl MetaOp {
         }
     }
 
-    /// Shows `place` each directory in which the operation does something, with the hash of the name that it concerns (of
-    /// a listing: the first one that it may show), to put a partition in its place.
+    /// Calls `place` with each directory of the operation and the hash of its name, so that the
+    /// caller can replace the directory by a partition. For a listing, the hash is the first one
+    /// that may be listed.
     pub fn for_each_place(&mut self, seed: u64, mut place: impl FnMut(&mut Ino, u64)) {
         use MetaOp::*;
         let mut named = |dir: &mut Ino, name: &Bytes| {
@@ -449,7 +455,7 @@ impl MetaOp {
         }
     }
 
-    /// The inode whose shard must answer.
+    /// Returns the inode that selects the owner shard for the request.
     pub fn target(&self) -> Ino {
         use MetaOp::*;
         match self {
@@ -510,198 +516,205 @@ impl MetaOp {
 pub enum MetaReply {
     /// The attributes after the operation.
     Attr(Attr),
-    /// A new, or found, inode.
+    /// A new or existing inode.
     Created {
         /// Its attributes.
         attr: Attr,
-        /// Access to its bytes, if it was opened. A file that was there already and whose inode is on
-        /// another node than its entry is not opened for writing: that node is to be asked.
+        /// Capability for the bytes, if the file was opened. An existing file with its inode on
+        /// another node than its entry is not opened for writing: the client must open it at that
+        /// node.
         cap: Option<Cap>,
-        /// False where it was there already.
+        /// False if the entry existed.
         created: bool,
     },
     /// An open file.
     Opened {
         /// Its attributes.
         attr: Attr,
-        /// Access to its bytes.
+        /// Capability for the bytes.
         cap: Cap,
     },
-    /// What a removal did to the inode.
+    /// The effect of a removal on the inode.
     Removed {
-        /// The inode that lost a name, if there was one.
+        /// The inode that lost a name, if any.
         ino: Option<Ino>,
-        /// That was its last name.
+        /// The name was the last one.
         last: bool,
     },
     /// Part of a directory.
     Entries {
         /// The entries, in cookie order.
         entries: Vec<DirEntry>,
-        /// Nothing follows.
+        /// The listing is complete.
         end: bool,
-        /// The parent of the directory (itself, for the root), for `..`. Of a partition other than the
-        /// first: the directory.
+        /// The parent of the directory for `..` (the root is its own parent). For a partition other
+        /// than the first: the directory.
         parent: Ino,
-        /// All up to this cookie is told: where to go on, maybe in another partition.
+        /// The listing has all entries up to this cookie. It continues from here, perhaps in
+        /// another partition.
         upto: u64,
     },
     /// Raw bytes.
     Bytes(Bytes),
-    /// Nothing to tell.
+    /// Done, without a result.
     Done,
     /// Counts.
     Volume {
-        /// Inodes in use on this shard.
+        /// Inodes on this shard.
         inodes: u64,
     },
-    /// Inodes whose objects on a node can go.
+    /// Deleted inodes; the caller can delete their objects on the node.
     Garbage(Vec<Ino>),
-    /// Clients that hold something.
+    /// Clients with kept or open inodes.
     Clients(Vec<crate::ClientId>),
-    /// Files whose size is not sure.
+    /// Files with a pending size recovery.
     Unsettled(Vec<Attr>),
-    /// Inodes for checking.
+    /// Inodes for a check.
     Inodes {
-        /// In number order.
+        /// The inodes in number order.
         attrs: Vec<Attr>,
-        /// Nothing follows.
+        /// The scan is complete.
         end: bool,
     },
     /// Findings of a check.
     Checked {
-        /// What is wrong, or was, a line each.
+        /// One finding for each fault, repaired or not.
         findings: Vec<Finding>,
-        /// Number of inodes looked at.
+        /// Number of inodes checked.
         examined: u64,
-        /// The last inode looked at; `None` when nothing follows.
+        /// The last inode checked; `None` at the end.
         next: Option<Ino>,
     },
-    /// Those that are about to change.
+    /// The inodes with in-flight changes.
     InFlux(Vec<Ino>),
     /// New pieces.
     Pieces {
-        /// Number of the first.
+        /// Number of the first piece.
         first: u32,
-        /// Nothing of the file has a later stamp.
+        /// No stamp in the file is later.
         stamp: u64,
     },
-    /// What a tiled file consists of.
+    /// A page of the tiled file's records.
     Tiles(Page),
-    /// Objects on a node that can go.
+    /// Objects on a node that can be deleted.
     GarbagePieces(Vec<(Ino, Piece)>),
-    /// The answer to a request about locks.
+    /// The reply to an operation on locks.
     Locks {
         /// The client's session at the node from now on.
         session: u64,
-        /// The answer.
+        /// The reply.
         told: LockTold,
     },
-    /// The node does not serve this shard: whoever asks has an old map. Nothing was done.
+    /// The executor does not serve this shard, because the client's shard map is stale. Nothing was
+    /// done.
     Elsewhere {
-        /// Of the map that the node has.
+        /// Epoch of the server's shard map.
         epoch: u64,
     },
-    /// The inode of an entry: it is on another node than the entry, which is to be asked.
+    /// A referral: the inode of an entry is on another node than the entry, and the client must ask
+    /// that node.
     Leads(Ino),
-    /// Other nodes that the operation needs did not answer for long. Nothing was done; the same
-    /// request may be sent again.
+    /// Other nodes did not reply in time. Nothing was done. The client may repeat the request.
     Later,
-    /// Names and inodes, to be compared with those of other nodes.
+    /// Names and inodes, for a comparison with those of other nodes.
     Ties {
-        /// In number order.
+        /// The inodes in number order.
         inodes: Vec<Tied>,
-        /// In the order of the inodes that they lead to.
+        /// The entries, ordered by their inodes.
         names: Vec<Naming>,
-        /// Up to here all is told; `None`: all that was asked for.
+        /// The reply is complete up to this inode. `None`: it is complete.
         upto: Option<Ino>,
     },
-    /// The partition that was asked has not got what was asked for: only names with these hashes. Nothing was
-    /// done. Ask [where the name is looked for](crate::partition::Partitions).
+    /// The addressed partition does not have the name: it has only names with these hashes. Nothing
+    /// was done. The client corrects its partition map and [locates the name
+    /// again](crate::partition::Partitions).
     Parted {
         /// The partition.
         part: Ino,
-        /// What it has.
+        /// Its names.
         range: Range,
     },
-    /// The partitions of a directory, in the order of their ranges.
+    /// The partitions of a directory, ordered by range.
     Partitions(Vec<Partition>),
-    /// What became of each act.
+    /// The result of each operation of a batch.
     Acted(Vec<Acted>),
-    /// A stretch of a directory was cleared.
+    /// The result of clearing a stretch of a directory.
     Cleared {
-        /// Number of entries that were removed.
+        /// Number of removed entries.
         removed: u32,
-        /// Their names, if they were to be told.
+        /// Their names, if requested.
         names: Vec<Bytes>,
-        /// What was not removed.
+        /// The entries that were not removed.
         left: Vec<Left>,
-        /// As of [`MetaReply::Entries`].
+        /// See [`MetaReply::Entries`].
         end: bool,
-        /// As of [`MetaReply::Entries`].
+        /// See [`MetaReply::Entries`].
         upto: u64,
     },
-    /// A stretch of a directory was added up.
+    /// The sums over a stretch of a directory.
     Summed {
-        /// What came of it.
+        /// The sums.
         sum: Sum,
-        /// As of [`MetaReply::Entries`].
+        /// See [`MetaReply::Entries`].
         end: bool,
-        /// As of [`MetaReply::Entries`].
+        /// See [`MetaReply::Entries`].
         upto: u64,
     },
-    /// What the node knows of names survives a power cut.
+    /// The namespace changes of the node survive a power cut.
     Synced {
-        /// Of the map that the node has: a client with a lower one may not have asked all nodes.
+        /// Epoch of the server's cluster map. A client with a lower one may not have asked all
+        /// nodes.
         epoch: u64,
     },
-    /// Entries that lead to inodes that were asked for, in no order.
+    /// Entries that lead to the requested inodes, in no order.
     Named {
         /// The entries.
         names: Vec<Named>,
-        /// There are more of them.
+        /// The reply is incomplete.
         more: bool,
     },
-    /// Whether it was mended. If not, nothing was done: it is not as it was seen any more.
+    /// True: repaired. False: nothing was done, because the records have changed since the caller
+    /// saw them.
     Mended(bool),
-    /// Directories and partitions of which the entries are in several.
+    /// Directories and partitions that have split.
     Parts {
-        /// In number order.
+        /// The directories and partitions in number order.
         parts: Vec<Parted>,
-        /// The last inode looked at; `None` when nothing follows.
+        /// The last inode checked; `None` at the end.
         next: Option<Ino>,
     },
-    /// The answer to [`MetaOp::SyncNames`].
+    /// The reply to [`MetaOp::SyncNames`].
     NamesSynced {
-        /// As of [`MetaReply::Synced`].
+        /// See [`MetaReply::Synced`].
         epoch: u64,
-        /// Their parts in transactions that the executor has decided are not known to survive a power cut there.
+        /// Participants of decided transactions that may still lose their parts in a power cut.
         also: Vec<ExecutorId>,
     },
     /// An entry was moved.
     Renamed {
-        /// The inode that was replaced, as of [`MetaReply::Removed`].
+        /// The replaced inode, as in [`MetaReply::Removed`].
         ino: Option<Ino>,
-        /// As of [`MetaReply::Removed`].
+        /// See [`MetaReply::Removed`].
         last: bool,
-        /// The inode that has the new name, and in an exchange that which has the old one. None where both are one.
+        /// The inode that has the new name. In an exchange, also the inode that has the old one.
+        /// Empty if both names lead to one inode.
         moved: Vec<Ino>,
     },
-    /// The answer to an operation on what the ranks of an open share.
+    /// The reply to an operation on the shared state of an open.
     Job {
-        /// Nobody had shared anything of this open before.
+        /// The open had no shared state before.
         first: bool,
-        /// The answer.
+        /// The reply.
         told: JobTold,
     },
 }
 
-/// A part of a directory's entries.
+/// A partition of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {
-    /// Which names.
+    /// The hashes of its names.
     pub range: Range,
-    /// Where they are.
+    /// The shard that has it.
     pub shard: ShardId,
     /// Number of entries.
     pub entries: u64,
@@ -714,39 +727,39 @@ pub struct DirEntry {
     pub name: Bytes,
     /// Its inode.
     pub ino: Ino,
-    /// What the inode is.
+    /// Type of the inode.
     pub kind: Kind,
-    /// Its place in the listing: stays the same while the entry lives. Above 0, below 2^63.
+    /// The position in the listing. It stays the same while the entry exists. Above 0, below 2^63.
     pub cookie: u64,
-    /// Its attributes, if they were asked for and are on the node of the entry.
+    /// Attributes of the inode, if requested, and if the inode is on the node of the entry.
     pub attr: Option<Attr>,
 }
 
-/// What an inode says of its names.
+/// An inode's record of its names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tied {
-    /// Its number.
+    /// Number of the inode.
     pub ino: Ino,
-    /// What it is; `None` where its record does not read.
+    /// Type of the inode; `None` if its record does not decode.
     pub kind: Option<Kind>,
-    /// Its link count.
+    /// Link count of the inode.
     pub nlink: u32,
-    /// Somebody keeps it beyond its last name.
+    /// The inode is kept after its last name.
     pub kept: bool,
-    /// Of a directory: the one it lies in.
+    /// For a directory: its parent.
     pub parent: Ino,
-    /// Goes up with every change.
+    /// Increases with every change.
     pub version: u64,
-    /// A transaction is about to write it.
+    /// A transaction is about to write the inode.
     pub changing: bool,
 }
 
-/// Entries that lead to one inode and say that it is of one kind.
+/// Entries that lead to one inode and record the same kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Naming {
     /// The inode.
     pub ino: Ino,
-    /// What the entries say that it is.
+    /// The kind of the inode by these entries.
     pub kind: Kind,
     /// The directory of one of them.
     pub dir: Ino,
@@ -756,16 +769,16 @@ pub struct Naming {
     pub changing: bool,
 }
 
-/// Something that no crash should leave.
+/// An inconsistency that no crash should leave.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The inode concerned.
     pub ino: Ino,
-    /// What is wrong, in a sentence.
+    /// Description of the fault, in a sentence.
     pub what: String,
-    /// It was mended.
+    /// The fault was repaired.
     pub repaired: bool,
 }
 
-/// What a shard answers: a reply or an error.
+/// A reply, or an error.
 pub type MetaResult = Result<MetaReply, Errno>;

@@ -3,18 +3,18 @@
 use crate::{Cap, Errno, Piece, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// One request for bytes. The inode is the capability's.
+/// A request for bytes. Its inode is the one of the capability.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ObjectCall {
-    /// The permission, and the inode.
+    /// The permission, with the inode.
     pub cap: Cap,
-    /// Which object of the file.
+    /// The object of the file.
     pub piece: Piece,
-    /// What to do.
+    /// The operation.
     pub op: ObjectOp,
 }
 
-/// From where lseek(2) looks for data or a hole.
+/// The target of an lseek(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekFor {
     /// `SEEK_DATA`
@@ -23,67 +23,68 @@ pub enum SeekFor {
     Hole,
 }
 
-/// What fallocate(2) does to a range.
+/// The effect of fallocate(2) on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AllocMode {
-    /// Reserve, growing the file if need be.
+    /// Reserve. Extend the file if necessary.
     Extend,
-    /// Reserve, leaving the size (`FALLOC_FL_KEEP_SIZE`).
+    /// Reserve. Keep the size (`FALLOC_FL_KEEP_SIZE`).
     Keep,
     /// Free (`FALLOC_FL_PUNCH_HOLE`, with keep-size).
     Punch,
-    /// Zero, growing the file if need be (`FALLOC_FL_ZERO_RANGE`).
+    /// Zero. Extend the file if necessary (`FALLOC_FL_ZERO_RANGE`).
     Zero,
-    /// Zero, leaving the size.
+    /// Zero. Keep the size.
     ZeroKeep,
 }
 
-/// An operation on one object. An object that does not exist reads as empty;
-/// the first write, cut or reservation makes it.
+/// An operation on one object. An object that does not exist reads as empty. The first write,
+/// truncation or reservation creates it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each operation says what its fields mean
+#[allow(missing_docs)] // each operation documents its fields
 pub enum ObjectOp {
-    /// Up to `len` bytes from `offset`; fewer only at the end. → `Data`, payload
+    /// Reads up to `len` bytes from `offset`; fewer only at the end. → `Data`, payload
     Read { offset: u64, len: u32 },
-    /// The payload goes to `offset`. → `Written`
+    /// Writes the payload at `offset`. → `Written`
     Write { offset: u64 },
-    /// The payload goes to the end, atomically. → `Written`
+    /// Appends the payload, atomically. → `Written`
     Append,
-    /// Cuts or extends to `size`. → `State`
+    /// Truncates or extends to `size`. → `State`
     Truncate { size: u64 },
     /// fallocate(2). → `State`
     Allocate { mode: AllocMode, offset: u64, len: u64 },
     /// lseek(2). → `Offset`, or `ENXIO`
     Seek { what: SeekFor, offset: u64 },
-    /// Everything written so far survives a power cut. → `State`
+    /// Makes all earlier writes survive a power cut. → `State`
     Sync { data_only: bool },
-    /// Size and storage. → `State`
+    /// Returns size and storage. → `State`
     Stat,
-    /// The open file itself, over a UNIX socket (`SCM_RIGHTS`), open for what
-    /// the capability allows. With `create`, the object is made if absent; without,
-    /// an absent object is `ENOENT`. → `Opened` with one descriptor
+    /// Returns the open file itself, over a UNIX socket (`SCM_RIGHTS`), opened with the access of
+    /// the capability. An absent object is created if `create`, and `ENOENT` otherwise. → `Opened`
+    /// with one descriptor
     OpenFd { create: bool },
-    /// copy_file_range(2) within this node, from an object of another inode
-    /// (or the same). → `Written`
+    /// copy_file_range(2) within this node, from an object of the same or another inode. →
+    /// `Written`
     CopyFrom { source: Cap, source_piece: Piece, source_offset: u64, offset: u64, len: u64 },
-    /// The new table `table`, a number of the asker's choice, by which files that are no object yet
-    /// are lent to the asker, over a UNIX socket and to the trusted only. It ends with
-    /// the connection. → `Opened` with one descriptor
+    /// Creates a table of spare files with a number that the client chooses. The daemon lends the
+    /// client empty files through this table. Only over a UNIX socket, and for trusted clients. The
+    /// table ends with the connection. → `Opened` with one descriptor
     Borrow { table: u64 },
-    /// An empty file for slot `slot` of a table, open for reading and writing. What the slot stood
-    /// for is an object when the answer comes. `ENOENT` without such a table, and then
-    /// all that it had lent is. → `Opened` with one descriptor
+    /// Returns an empty file for a slot of a table, open for reading and writing. The slot's
+    /// previous file has become an object before the reply. `ENOENT` if the table does not exist;
+    /// then all files that it had lent are objects. → `Opened` with one descriptor
     Spare { table: u64, slot: u16 },
-    /// As `OpenFd` with `create`, of the object and of `more` of the same inode, at most [`OPEN_MAX`] in all: a
-    /// writer gets all descriptors of its piece with one request. → `Opened` with a descriptor for each, in this order
+    /// Like `OpenFd` with `create`, for the object and for `more` of the same inode, at most
+    /// [`OPEN_MAX`] together. A writer gets all descriptors of its piece with one request. →
+    /// `Opened` with one descriptor for each, in this order
     OpenSeveral { more: Vec<Piece> },
 }
 
-/// Most descriptors that one answer brings along. The kernel passes 253 at a time (`SCM_MAX_FD`).
+/// Most descriptors in one reply. The kernel passes at most 253 at a time (`SCM_MAX_FD`).
 pub const OPEN_MAX: usize = 128;
 
 impl ObjectOp {
-    /// What the capability must allow.
+    /// Returns the access that the capability must allow.
     pub fn wants(&self) -> crate::Access {
         use crate::Access;
         match self {
@@ -105,16 +106,16 @@ impl ObjectOp {
 /// Size and storage of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectState {
-    /// False for an object that has no byte yet.
+    /// False for an object without any byte.
     pub exists: bool,
     /// Bytes.
     pub size: u64,
-    /// Storage in use, in units of 512 bytes.
+    /// Allocated storage, in units of 512 bytes.
     pub blocks: u64,
     /// Last change of the bytes.
     pub mtime: Timestamp,
-    /// Last change of any kind, by the disk's clock. Nobody can set it, so it
-    /// tells which of two states of one object is the later one.
+    /// Last change of any kind, by the disk's clock. No call can set it, so it orders two states of
+    /// one object.
     pub changed: Timestamp,
 }
 
@@ -126,19 +127,19 @@ impl From<ObjectState> for crate::meta::DataState {
 
 /// The answer to an [`ObjectOp`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each reply says what its fields mean
+#[allow(missing_docs)] // each reply documents its fields
 pub enum ObjectReply {
     /// The payload of the frame is the data.
     Data,
-    /// Where the bytes went, and how many.
+    /// Offset and number of the written bytes.
     Written { offset: u64, len: u64 },
     /// A position.
     Offset(u64),
     /// The object after the operation.
     State(ObjectState),
-    /// The descriptor that comes along is the object.
+    /// The descriptor with this reply is the object.
     Opened,
 }
 
-/// What a node answers: a reply or an error.
+/// A reply, or an error.
 pub type ObjectResult = Result<ObjectReply, Errno>;

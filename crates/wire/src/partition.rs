@@ -1,14 +1,14 @@
-//! Parts of a directory's entries, which lie on different shards.
+//! Partitions of a directory's entries over shards (GIGA+ splitting).
 //!
-//! Entries are ordered by a hash of their name. A *partition* has those of one range of hashes: the range
-//! begins at a binary fraction of all, and its place on the ring of shards is that fraction of the ring
-//! further than the directory's home. A partition that grows splits into [`FAN_OUT`] (fewer where
-//! there are no more shards to tell apart); the first of them stays where it was. So each number of bits by which
-//! ranges are told apart follows from the number of shards alone, and who knows how far some partitions
-//! have split knows which others there must be.
+//! Entries are ordered by a hash of their name. A *partition* has the names of one range of hashes.
+//! A range begins at a binary fraction of the hash space. Its shard is the same fraction of the
+//! ring further than the directory's owner shard. A growing partition splits into [`FAN_OUT`]
+//! partitions, or fewer if there are not enough shards. The first of them stays on its shard. So
+//! the possible prefix lengths of ranges follow from the number of shards alone. From a few
+//! partitions' ranges a client can derive which others must exist.
 //!
-//! A partition has a number like that of an inode: the directory's, with the partition's shard as
-//! home. The directory's own number is that of the first one.
+//! A partition has a number like an inode: the directory's number, with the partition's shard as
+//! the owner shard. The first partition has the directory's own number.
 
 use crate::act::Act;
 use crate::meta::MetaOp;
@@ -17,31 +17,31 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// Into so many partitions one splits.
+/// Number of partitions after a split of one.
 pub const FAN_OUT: u32 = 16;
 
 /// Number of bits of a name's hash.
 const HASH_BITS: u32 = 63;
 
-/// What the hashes of names are seeded with.
+/// Returns the seed for the hashes of names.
 pub fn name_seed(volume: VolumeId) -> u64 {
     xxh3_64(&volume.0)
 }
 
-/// The place of a name in its directory: a 63-bit hash, never 0, because 0
-/// stands for the start of a listing.
+/// Returns the position of a name in its directory: a 63-bit hash, never 0. The cookie 0 means the
+/// start of a listing.
 pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
     (xxh3_64_with_seed(name, seed) >> 1).max(1)
 }
 
-/// Which names a partition has.
+/// A range of name hashes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Range {
     /// The lowest hash (0 stands for no name).
     pub from: u64,
-    /// Number of leading bits of the hash that tell it from others: 0 where it has all names.
+    /// Number of leading bits of the hash that select the range; 0 for all names.
     pub bits: u8,
 }
 
@@ -49,59 +49,59 @@ impl Range {
     /// All names.
     pub const ALL: Range = Range { from: 0, bits: 0 };
 
-    /// The range with so many leading bits that has this hash.
+    /// Returns the range with this prefix length that has this hash.
     pub fn around(hash: u64, bits: u8) -> Range {
         Range { from: begin(hash, bits), bits }
     }
 
-    /// Whether there is such a range.
+    /// Checks that such a range can exist.
     pub fn is_valid(self) -> bool {
         u32::from(self.bits) <= HASH_BITS
             && self.from >> HASH_BITS == 0
             && begin(self.from, self.bits) == self.from
     }
 
-    /// Whether it has names with this hash.
+    /// Checks whether the range has this hash.
     pub fn has(self, hash: u64) -> bool {
         begin(hash, self.bits) == self.from
     }
 
-    /// The highest hash.
+    /// Returns the highest hash of the range.
     pub fn last(self) -> u64 {
         self.from | low(self.bits)
     }
 
-    /// Whether no range is above it.
+    /// Checks whether the range ends at the highest hash.
     pub fn is_last(self) -> bool {
         self.last() == low(0)
     }
 }
 
-/// The bits of a hash below the leading ones.
+/// Returns a mask of the hash bits below the prefix.
 fn low(bits: u8) -> u64 {
     (1u64 << HASH_BITS.saturating_sub(u32::from(bits))) - 1
 }
 
-/// Where the range with so many leading bits begins that has this hash.
+/// Returns the first hash of the range with this prefix length that has this hash.
 fn begin(hash: u64, bits: u8) -> u64 {
     hash & !low(bits)
 }
 
-/// How partitions lie on the ring.
+/// The mapping of partitions to shards.
 impl ShardMap {
-    /// Bits that tell all shards apart.
+    /// Returns the number of bits of a shard number.
     fn bits(&self) -> u8 {
         self.count().trailing_zeros() as u8
     }
 
-    /// By how many bits ranges are told apart after a split of one with so many; `None` where there are no more
-    /// shards to tell apart.
+    /// Returns the prefix length after a split of a range with this prefix length. `None` if no
+    /// more shards are left to split over.
     pub fn finer(&self, bits: u8) -> Option<u8> {
         let most = self.bits();
         (bits < most).then(|| most.min(bits + FAN_OUT.trailing_zeros() as u8))
     }
 
-    /// How many bits the range that begins there had when it came into being.
+    /// Returns the prefix length of the range that begins here, when it was created.
     fn made(&self, from: u64) -> u8 {
         let mut bits = 0;
         while begin(from, bits) != from
@@ -116,18 +116,18 @@ impl ShardMap {
         from >> (HASH_BITS - u32::from(self.bits()))
     }
 
-    /// The number of the partition of `dir` whose range begins at `from`.
+    /// Returns the number of the partition of `dir` with the range that begins at `from`.
     pub fn partition(&self, dir: Ino, from: u64) -> Ino {
         Ino::new(self.further(dir.shard(), self.steps(from)), dir.birth(), dir.counter())
     }
 
-    /// The directory of the partition `part`, whose range begins at `from`.
+    /// Returns the directory of the partition `part` with the range that begins at `from`.
     pub fn whole(&self, part: Ino, from: u64) -> Ino {
         let back = self.count() as u64 - self.steps(from);
         Ino::new(self.further(part.shard(), back), part.birth(), part.counter())
     }
 
-    /// The directory of the partition with the number `part`.
+    /// Returns the directory of the partition `part`.
     pub fn directory_of(&self, part: Ino) -> Ino {
         let (birth, counter) = (part.birth(), part.counter());
         match Ino::new(ShardId(0), birth, counter) {
@@ -136,12 +136,13 @@ impl ShardMap {
         }
     }
 
-    /// Whether more than one node serves the shards over which the partition `part` could spread.
+    /// Checks whether more than one executor serves the shards over which the partition `part`
+    /// could spread.
     pub fn spans_nodes(&self, part: Ino, range: Range) -> bool {
         self.run(part.shard()) < self.count() >> range.bits.min(self.bits())
     }
 
-    /// The ranges that came into being by the splits of the partition that is `range` now.
+    /// Returns the ranges that splits of the partition with the range `range` created.
     pub fn split_off(&self, range: Range) -> Vec<Range> {
         let (mut bits, mut all) = (self.made(range.from), Vec::new());
         while bits < range.bits
@@ -153,7 +154,7 @@ impl ShardMap {
         all
     }
 
-    /// The ranges with so many bits that make up `range`.
+    /// Returns the ranges with this prefix length that make up `range`.
     pub fn parts(&self, range: Range, bits: u8) -> impl Iterator<Item = Range> + use<> {
         let step = low(bits) + 1;
         let from = range.from;
@@ -161,8 +162,8 @@ impl ShardMap {
             .map(move |n| Range { from: from + n * step, bits })
     }
 
-    /// Where to look for a hash that the partition with `range` does not have: the range of
-    /// another one, as it was when it came into being.
+    /// Returns the range that may have a hash which the partition with `range` does not have. The
+    /// range is that of another partition as it was created.
     pub fn onward(&self, range: Range, hash: u64) -> Range {
         let mut bits = self.made(range.from);
         if begin(hash, bits) != range.from {
@@ -178,22 +179,22 @@ impl ShardMap {
     }
 }
 
-/// What somebody has been told of the partitions of one directory. It may be old: then whoever is asked for a name
-/// that he has not any more says what he has.
+/// A client's cached partition map of one directory. It may be stale. Then the partition that does
+/// not have a name replies with its range, and the client corrects its map (as in GIGA+).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Partitions {
-    /// With how many bits each range is told apart, by its beginning.
+    /// The prefix length of each range, by its first hash.
     bits: BTreeMap<u64, u8>,
 }
 
 impl Partitions {
-    /// Notes that there is a partition with this range.
+    /// Records that a partition with this range exists.
     pub fn learn(&mut self, range: Range) {
         let bits = self.bits.entry(range.from).or_default();
         *bits = range.bits.max(*bits);
     }
 
-    /// Where the range begins that a name with this hash is looked for in.
+    /// Returns the first hash of the range that should have this hash.
     pub fn find(&self, map: &ShardMap, hash: u64) -> u64 {
         let mut range = Range::ALL;
         loop {
@@ -211,39 +212,39 @@ impl Partitions {
     }
 }
 
-/// What somebody has been told of the partitions of all directories.
+/// The partition maps of all directories.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
     known: BTreeMap<Ino, Partitions>,
 }
 
 impl Directories {
-    /// Directories that are remembered. Whoever is forgotten costs another question.
+    /// Most directories in the cache. A forgotten one costs a further request.
     const MAX: usize = 4096;
 
-    /// Whether no directory is known to have split.
+    /// Checks that no split directory is known.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// Whether the directory is known to have split.
+    /// Checks whether the directory is known to have split.
     pub fn is_split(&self, dir: Ino) -> bool {
         self.known.contains_key(&dir)
     }
 
-    /// Puts the partitions that are to be asked in the place of directories.
+    /// Replaces each directory of the operation by the partition that should have its name.
     pub fn locate(&self, map: &ShardMap, seed: u64, op: &mut MetaOp) {
         op.for_each_place(seed, |dir, hash| self.locate_one(map, dir, hash));
     }
 
-    /// As [`Directories::locate`].
+    /// Like [`Directories::locate`], for an operation of a batch.
     pub fn locate_act(&self, map: &ShardMap, seed: u64, act: &mut Act) {
         if !self.is_empty() {
             act.for_each_place(seed, &mut |dir, hash| self.locate_one(map, dir, hash));
         }
     }
 
-    /// The partition of a directory that is to be asked for a name with this hash.
+    /// Returns the partition of a directory that should have a name with this hash.
     pub fn find(&self, map: &ShardMap, dir: Ino, hash: u64) -> Ino {
         match self.known.get(&dir) {
             Some(parts) => map.partition(dir, parts.find(map, hash)),
@@ -255,7 +256,7 @@ impl Directories {
         *dir = self.find(map, *dir, hash);
     }
 
-    /// Notes which names a partition has.
+    /// Records the range of a partition.
     pub fn learn(&mut self, map: &ShardMap, part: Ino, range: Range) {
         let dir = map.whole(part, range.from);
         if self.known.len() >= Directories::MAX && !self.known.contains_key(&dir) {
@@ -264,8 +265,8 @@ impl Directories {
         self.known.entry(dir).or_default().learn(range);
     }
 
-    /// Forgets the directories of an operation that met a partition that is not there. Whether there was something to
-    /// forget: then it is to be located anew.
+    /// Forgets the directories of an operation after a partition was missing. Returns true if there
+    /// was one to forget; then the caller must locate the operation again.
     pub fn forget(&mut self, seed: u64, op: &MetaOp) -> bool {
         let (mut op, mut forgotten) = (op.clone(), false);
         op.for_each_place(seed, |dir, _| forgotten |= self.known.remove(dir).is_some());
@@ -301,7 +302,7 @@ mod tests {
         assert!(!map.spans_nodes(Ino::ROOT, Range { from: 0, bits: 4 }));
     }
 
-    /// A directory that splits at random.
+    /// Returns the partitions of a directory after random splits.
     fn split(map: &ShardMap, splits: &[prop::sample::Index]) -> BTreeMap<u64, u8> {
         let mut all = BTreeMap::from([(0, 0)]);
         for at in splits {
@@ -328,11 +329,11 @@ mod tests {
             let dir = map.directory(ShardId(3), dir);
             let all = split(&map, &splits);
             let ranges: Vec<_> = all.iter().map(|(from, bits)| Range { from: *from, bits: *bits }).collect();
-            // They cover all names, each once.
+            // The ranges cover all names, each once.
             prop_assert_eq!(ranges[0].from, 0);
             prop_assert!(ranges.windows(2).all(|w| w[0].last() + 1 == w[1].from));
             prop_assert!(ranges.last().expect("one").is_last());
-            // Each has a number of its own, and the directory's is the first one's.
+            // Each partition has a unique number, and the first one has the directory's.
             let numbers: std::collections::BTreeSet<_> =
                 ranges.iter().map(|range| map.partition(dir, range.from)).collect();
             prop_assert_eq!(numbers.len(), ranges.len());
@@ -343,7 +344,7 @@ mod tests {
                 prop_assert_eq!(map.directory_of(part), dir);
                 prop_assert!(range.is_valid());
             }
-            // From the first one all others are found.
+            // All others are derived from the first one.
             let mut found = vec![Range { from: 0, bits: all[&0] }];
             let mut at = 0;
             while at < found.len() {
@@ -354,7 +355,7 @@ mod tests {
             }
             found.sort_unstable();
             prop_assert_eq!(&found, &ranges);
-            // Who knows some of them finds the right one after a few corrections.
+            // A client that knows some of them finds the right one after a few corrections.
             for hash in names {
                 let hash = (hash >> 1).max(1);
                 let mut parts = Partitions::default();
@@ -372,7 +373,7 @@ mod tests {
                     asked += 1;
                     prop_assert!(asked <= 4);
                 }
-                // Without any memory, from anywhere.
+                // A client without a cache finds it from any partition.
                 let mut range = ranges[known.first().map_or(0, |at| at.index(ranges.len()))];
                 let mut asked = 0;
                 while !range.has(hash) {

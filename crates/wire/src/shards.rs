@@ -1,34 +1,35 @@
-//! Which executor serves which shard.
+//! The shard map: which executor serves which shard.
 
 use crate::{ExecutorId, Ino, ShardId};
 use std::sync::Arc;
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
-/// Most shards of a volume: what an inode number has room for.
+/// Most shards of a volume: the limit of inode numbers.
 pub const SHARDS_MAX: usize = 4096;
 
-/// The ring of shards of a volume, each with the executor that serves it. Their number is a power of
-/// two and stays what it was when the volume was made. Cheap to copy.
+/// The ring of a volume's shards, each with the executor that serves it. The number of shards is a
+/// power of two and is fixed when the volume is created. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardMap {
     epoch: u64,
     executors: Arc<[ExecutorId]>,
-    /// For each shard, how many times it has moved.
+    /// For each shard, the number of its migrations.
     moves: Arc<[u32]>,
-    /// For each shard, how many from it on, round the ring, are served by one executor.
+    /// For each shard, the number of consecutive shards from it, around the ring, that its executor
+    /// serves.
     runs: Arc<[u16]>,
     alone: bool,
 }
 
 impl ShardMap {
-    /// The map of `epoch`, with the executor of each shard, by number; `None` unless there is a power of two
-    /// of shards, at most [`SHARDS_MAX`].
+    /// Returns the map of `epoch`, with the executor of each shard, by number. `None` unless the
+    /// number of shards is a power of two and at most [`SHARDS_MAX`].
     pub fn new(epoch: u64, executors: &[ExecutorId]) -> Option<ShardMap> {
         ShardMap::moved(epoch, executors, &vec![0; executors.len()])
     }
 
-    /// As [`ShardMap::new`], of shards that have moved so many times; `None` also where
-    /// their numbers differ.
+    /// Like [`ShardMap::new`], with the number of migrations of each shard. `None` also if the
+    /// lengths differ.
     pub fn moved(epoch: u64, executors: &[ExecutorId], moves: &[u32]) -> Option<ShardMap> {
         let alone = executors.iter().all(|one| Some(one) == executors.first());
         let right = executors.len().is_power_of_two() && executors.len() <= SHARDS_MAX;
@@ -41,20 +42,20 @@ impl ShardMap {
         })
     }
 
-    /// One shard, on that executor: the map of a volume that cannot spread.
+    /// Returns a map of one shard: the map of a volume that cannot grow.
     pub fn single(executor: ExecutorId) -> ShardMap {
         let (executors, moves, runs) = ([executor].into(), [0].into(), [1].into());
         ShardMap { epoch: 1, executors, moves, runs, alone: true }
     }
 
-    /// `count` shards in blocks of about the same size, one for each of `executors`, in order; `None` where
-    /// [`ShardMap::new`] says so, or without executors.
+    /// Returns a map with a block of consecutive shards for each of `executors`, in order and of
+    /// about equal size. `None` as for [`ShardMap::new`], or without executors.
     pub fn even(epoch: u64, count: usize, executors: &[ExecutorId]) -> Option<ShardMap> {
         let of = |shard: usize| executors.get(shard * executors.len() / count).copied();
         ShardMap::new(epoch, &(0..count).map(of).collect::<Option<Vec<_>>>()?)
     }
 
-    /// Goes up with every change.
+    /// Increases with every change of the map.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
@@ -64,22 +65,23 @@ impl ShardMap {
         self.executors.len()
     }
 
-    /// Whether one executor serves all shards.
+    /// Checks whether one executor serves all shards.
     pub fn is_alone(&self) -> bool {
         self.alone
     }
 
-    /// The executor that serves `shard`; `None` where there is no such shard.
+    /// Returns the executor that serves `shard`; `None` if the shard does not exist.
     pub fn owner(&self, shard: ShardId) -> Option<ExecutorId> {
         self.executors.get(usize::from(shard.0)).copied()
     }
 
-    /// All executors by shard, and how many times each shard has moved.
+    /// Returns the executor and the number of migrations of each shard.
     pub fn places(&self) -> (&[ExecutorId], &[u32]) {
         (&self.executors, &self.moves)
     }
 
-    /// Tells what `executor` serves from what it serves by another map.
+    /// Returns a digest of the shards of `executor` and their migrations. It differs if the set
+    /// differs.
     pub fn digest(&self, executor: ExecutorId) -> u64 {
         let mut hash = Xxh3Default::new();
         for shard in self.shards_of(executor) {
@@ -89,7 +91,7 @@ impl ShardMap {
         hash.digest()
     }
 
-    /// The shards of `executor`, by number.
+    /// Returns the shards of `executor`, by number.
     pub fn shards_of(&self, executor: ExecutorId) -> impl Iterator<Item = ShardId> {
         (0..)
             .map(ShardId)
@@ -98,25 +100,27 @@ impl ShardMap {
             .map(|(s, _)| s)
     }
 
-    /// Each executor that serves shards, once, with the first of them: whom to ask
-    /// what concerns all that an executor has of the namespace.
+    /// Returns each executor of the map once, with its first shard. Requests for all shards of an
+    /// executor go to that shard.
     pub fn leads(&self) -> Vec<(ShardId, ExecutorId)> {
         leads(&self.executors)
     }
 
-    /// The number of a directory that was given out on `birth`: its home is one of all shards.
+    /// Returns the number of a directory that `birth` allocates. A hash picks the owner shard from
+    /// all shards.
     pub fn directory(&self, birth: ShardId, counter: u64) -> Ino {
         let rest = Ino::new(ShardId(0), birth, counter).0;
         let home = xxh3_64(&rest.to_be_bytes()) & (self.executors.len() as u64 - 1);
         Ino::new(ShardId(home as u16), birth, counter)
     }
 
-    /// How many shards from this one on, round the ring, are served by its executor.
+    /// Returns the number of consecutive shards from `shard`, around the ring, that its executor
+    /// serves.
     pub fn run(&self, shard: ShardId) -> usize {
         self.runs.get(usize::from(shard.0)).map_or(0, |run| usize::from(*run))
     }
 
-    /// The shard `steps` places further round the ring.
+    /// Returns the shard `steps` positions further on the ring.
     pub fn further(&self, shard: ShardId, steps: u64) -> ShardId {
         let place = (u64::from(shard.0) + steps) & (self.executors.len() as u64 - 1);
         ShardId(place as u16)
@@ -126,7 +130,7 @@ impl ShardMap {
 fn runs(executors: &[ExecutorId]) -> Vec<u16> {
     let count = executors.len();
     let mut runs = vec![1u16; count];
-    // Twice round, so that runs that go over the end are counted whole.
+    // Two rounds, so that runs across the end are counted in full.
     for at in (0..2 * count.saturating_sub(1)).rev() {
         let (this, next) = (at % count, (at + 1) % count);
         if executors[this] == executors[next] {
@@ -136,11 +140,11 @@ fn runs(executors: &[ExecutorId]) -> Vec<u16> {
     runs
 }
 
-/// As [`ShardMap::leads`], of the executors of all shards, by number.
+/// Like [`ShardMap::leads`], for a list of the executors of all shards.
 pub fn leads(executors: &[ExecutorId]) -> Vec<(ShardId, ExecutorId)> {
     let mut leads: Vec<(ShardId, ExecutorId)> = Vec::new();
     for (shard, executor) in (0..).map(ShardId).zip(executors) {
-        // Blocks are long, so the last one is nearly always it.
+        // Blocks are long, so the last executor nearly always matches.
         if leads.last().is_none_or(|(_, last)| last != executor)
             && leads.iter().all(|(_, known)| known != executor)
         {

@@ -1,42 +1,43 @@
-//! What the shard keeps of a tiled file: its pieces, their tiles, and where the file was cut.
+//! The shard's records of a tiled file: its pieces, their tiles, and the truncations of the file.
 //!
-//! The bytes of piece *n* are object `Piece::bytes_of(n)` on the node of its writer; which of
-//! them are which bytes of the file say its *tiles*, in the encoding of
-//! `tatami_layout::PieceTiles`. A piece is *open* while its writer may add to it: then the
-//! journal beside it may know of more tiles than the shard.
+//! The bytes of piece *n* are object `Piece::bytes_of(n)` on the node of its writer. The piece's
+//! *tiles* map them to bytes of the file, in the encoding of `tatami_layout::PieceTiles`. A piece
+//! is *open* while its writer may append to it. Then the journal beside the object may have more
+//! tiles than the shard.
 
 use crate::NodeId;
 use crate::meta::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// Longest encoding of the tiles of one piece, in bytes. A writer with more takes another piece.
+/// Longest encoding of the tiles of one piece, in bytes. A writer with more tiles starts another
+/// piece.
 pub const TILES_MAX: usize = 512 * 1024;
-/// Most pieces that a file has at a time.
+/// Most pieces of a file at a time.
 pub const PIECES_MAX: u32 = 256 * 1024;
-/// Most pieces that one request makes.
+/// Most pieces that one request creates.
 pub const ADD_MAX: u32 = 64 * 1024;
 /// Most parts of one [`Publish`](crate::meta::MetaOp::Publish).
 pub const PARTS_MAX: usize = 16 * 1024;
-/// Most objects that one file is laid out to anew: as many as there are nodes at most.
+/// Most objects of a re-laid-out file: one for each node of the largest volume.
 pub const RESERVE_MAX: usize = 4096;
-/// Most cuts that a file has at a time.
+/// Most cuts of a file at a time.
 pub const CUTS_MAX: usize = 4096;
-/// Bytes of tiles after which a page of them ends.
+/// Bytes of tiles at which a page ends.
 pub const PAGE_BYTES: usize = 384 * 1024;
-/// Most pieces of one page.
+/// Most pieces in one page.
 pub const PAGE_PIECES: u32 = 16 * 1024;
 
-/// The file was cut to `size` bytes at `stamp`: what was written until then has nothing at
-/// or beyond it.
+/// A truncation of the file to `size` bytes at `stamp`. It removes all bytes at or beyond `size`
+/// that were written before `stamp`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Cut {
-    /// When, in microseconds since 1970, by a clock that never shows a time twice.
+    /// Time in microseconds since 1970, by a clock that never returns one time twice.
     pub stamp: u64,
-    /// Bytes that were left.
+    /// Size after the truncation, in bytes.
     pub size: u64,
 }
 
-/// What a piece has become, told at sync and close.
+/// The state of a piece, sent at sync and close.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Part {
     /// Number of the piece.
@@ -45,16 +46,16 @@ pub struct Part {
     pub tiles: Bytes,
     /// Storage of its object, in units of 512 bytes.
     pub blocks: u64,
-    /// Nobody adds to it any more: its journal can go.
+    /// No process appends to the piece any more, so the journal can be deleted.
     pub close: bool,
 }
 
-/// A piece of a file that is laid out anew.
+/// A piece of a re-laid-out file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewPiece {
     /// Its number.
     pub piece: u32,
-    /// The node that keeps its object.
+    /// The node of its object.
     pub node: NodeId,
     /// All its tiles, at most [`TILES_MAX`] bytes.
     pub tiles: Bytes,
@@ -62,14 +63,14 @@ pub struct NewPiece {
     pub blocks: u64,
 }
 
-/// Who may add to a piece.
+/// Which clients may append to a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Growth {
-    /// Nobody: its tiles are all there are.
+    /// None: the published tiles are complete.
     Closed,
     /// A client that has the file open for writing.
     Open,
-    /// A client that has it no more: its journal must be read, for the last time.
+    /// None any more: the client is gone. The journal must be read a last time.
     Abandoned,
 }
 
@@ -78,28 +79,28 @@ pub enum Growth {
 pub struct PieceInfo {
     /// Its number, from 1.
     pub piece: u32,
-    /// The node that keeps its objects.
+    /// The node of its objects.
     pub node: NodeId,
-    /// Whether its journal may tell more.
+    /// Whether the journal may have more tiles.
     pub growth: Growth,
-    /// Its tiles as published last; empty when they never were.
+    /// The tiles that were published last. Empty if there were none.
     pub tiles: Bytes,
 }
 
-/// Part of what a file consists of.
+/// A part of a tiled file's records.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Page {
-    /// In number order.
+    /// The pieces in number order.
     pub pieces: Vec<PieceInfo>,
-    /// Nothing follows.
+    /// This page is the last.
     pub end: bool,
-    /// All cuts, in order of stamps and of sizes. With the first page only.
+    /// All cuts, ordered by stamp and by size. Only in the first page.
     pub cuts: Vec<Cut>,
-    /// Goes up with every change of pieces, tiles and cuts. Pages of different
-    /// versions do not belong together.
+    /// Increases with every change of pieces, tiles and cuts. Pages of different versions do not
+    /// belong together.
     pub version: u64,
     /// Storage of all pieces, in units of 512 bytes.
     pub blocks: u64,
-    /// Size of the base, in bytes, as the shard was told last.
+    /// Size of the base in bytes, as last reported to the shard.
     pub base_size: u64,
 }

@@ -1,98 +1,102 @@
-//! What executors tell each other, on one node or several: operations that touch records of several executors.
+//! Messages between executors, of one node or of several, for operations on records of several
+//! executors.
 //!
-//! One executor, the *coordinator*, runs the operation. What it needs of the others it asks for with the intent to change it: the
-//! *participants* lock the records and tell what they are. When nothing is missing any more, the coordinator decides, in one write with
-//! its own part and with what the participants are to write; then they write it. A split, which writes many records and reads hardly any,
-//! has the new values prepared beside the locks instead.
+//! The *coordinator* is the executor that runs the operation. The *participants* lock the records
+//! that the operation needs, and return their values. When the coordinator has all values, it
+//! decides: one log write has its own changes and those of the participants. Then the participants
+//! write theirs (two-phase commit). A split writes many records and reads few. So its participants
+//! prepare the new values beside their locks before the decision.
 //!
-//! Messages may be lost, repeated and reordered. A frame carries [`PeerMessage`]s one way, with no answer at
-//! this level.
+//! Messages may be lost, repeated and reordered. A frame has [`PeerMessage`]s in one direction and
+//! no reply at this level.
 
 use crate::admin::ClusterMap;
 use crate::meta::Bytes;
 use crate::{ClientId, Errno, ExecutorId, Ino, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// Names one attempt to run an operation over several executors, for good.
+/// Id of one attempt to run an operation on several executors. It is never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Txid {
-    /// Its coordinator.
+    /// The coordinator.
     pub executor: ExecutorId,
-    /// Which life of the coordinator began it.
+    /// The incarnation of the coordinator that began the attempt.
     pub life: u64,
-    /// Counted in that life.
+    /// A counter within that incarnation.
     pub number: u64,
 }
 
-/// Who goes first where two operations are in each other's way: the older, which is the lesser.
-/// All attempts of an operation have one age.
+/// Age of an operation, for wound-wait and wait-die. The older of two conflicting operations goes
+/// first; it is the lesser one. All attempts of an operation have one age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Age {
-    /// When it began, by its coordinator's clock.
+    /// The start of the operation, by the coordinator's clock.
     pub since: Timestamp,
-    /// Its first attempt, to tell those of one moment apart.
+    /// The first attempt. Orders operations that start at the same time.
     pub first: Txid,
 }
 
-/// A record that an operation has seen, and that must be the same when it takes effect.
+/// Digest of a record that an operation has read. The record must be unchanged at the commit (read
+/// validation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Digest(pub [u8; 16]);
 
-/// A record's key, and what it was or is to be.
+/// A record's key with its old or new value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Item<T> {
-    /// The key, as in the store.
+    /// The key in the store.
     pub key: Bytes,
-    /// `None`: there is no such record.
+    /// The value; `None` if the record does not exist.
     pub value: Option<T>,
 }
 
-/// Why a participant does not prepare.
+/// The reason why a participant refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// Something is not as the coordinator saw it, or an older operation has it.
+    /// A record has changed since the coordinator read it, or an older operation has the lock.
     Again,
-    /// The disk has no room.
+    /// The disk is full.
     Full,
 }
 
-/// A part of what an executor tells another that is to serve shards in its place.
+/// A chunk of a shard migration, sent from the source to the destination executor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Cargo {
-    /// These are the shards: the first one, and for each how many times it has moved before.
+    /// The shards, each with its number of earlier migrations.
     Shards {
-        /// The first.
+        /// The first shard.
         first: u16,
-        /// All, in order.
+        /// The number of earlier migrations of each shard, in order.
         moves: Vec<u32>,
     },
-    /// Some of their records: keys and values.
+    /// Some of the shards' records: keys and values.
     Records(Vec<(Bytes, Bytes)>),
-    /// Some of the files of which clients have noted that they have them open. No record tells of them.
+    /// Some of the registered opens of clients. They are not in the records.
     Opens(Vec<(Ino, ClientId)>),
-    /// That was all.
+    /// The last chunk.
     End {
-        /// Inodes among them.
+        /// Number of inodes in the shards.
         inodes: u64,
-        /// Numbers of inodes up to this one have been given out.
+        /// Inode numbers up to this one have been given out.
         reserved: u64,
-        /// Who may hold locks of their files.
+        /// Clients that may have locks of files in the shards.
         lockers: Vec<ClientId>,
     },
 }
 
-/// From one executor to another.
+/// A message from one executor to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)] // each message says what its fields mean
+#[allow(missing_docs)] // each message documents its fields
 pub enum PeerMessage {
-    /// What are these records, all at one moment? → `Fetched`
+    /// Requests a consistent snapshot of these records. → `Fetched`
     Fetch { request: Txid, age: Age, keys: Vec<Bytes> },
-    /// They are this, in the order of the question, told in this life of the executor.
+    /// Returns the values in the order of the request. `life` is the executor's incarnation.
     Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
-    /// Lock these records for the transaction and say what they are: nobody else may write what is to be read, or see what is to
-    /// be written. `life` is that in which the executor has locked others for it, if it has: in another, nobody remembers what became
-    /// of the transaction. Who has locked nothing anywhere `waits` for whoever has the locks, be he older or not.
-    /// → `Locked` or `Refused`
+    /// Locks these records for the transaction and returns their values. Records to read are locked
+    /// against writes, and records to write against reads, too. `life` is the incarnation in which
+    /// the executor has locked earlier records for it, if any. Another incarnation has lost those
+    /// locks, and so must refuse. A transaction without locks anywhere sets `waits`: it may wait
+    /// for older and for younger ones without risk of a deadlock. → `Locked` or `Refused`
     Lock {
         txid: Txid,
         age: Age,
@@ -102,35 +106,41 @@ pub enum PeerMessage {
         reads: Vec<Bytes>,
         writes: Vec<Bytes>,
     },
-    /// They are locked, which lasts, and are this: first those to be read, then those to be written. The first were locked in
-    /// this life. Without `room` the disk takes no further records.
+    /// The records are locked, until the outcome. Returns the values of the reads, then of the
+    /// writes. The first records were locked in incarnation `life`. Without `room`, the disk takes
+    /// no further records.
     Locked { txid: Txid, life: u64, question: u32, room: bool, values: Vec<Option<Bytes>> },
-    /// Check that these records are what was seen, and lock them and those that are to be
-    /// written. `life` is that of the participant in which it was asked what they are: in another, nobody
-    /// remembers what became of the transaction. → `Prepared` or `Refused`
+    /// Prepares the transaction: checks that the read records are unchanged, and locks them and the
+    /// records to write. `life` is the incarnation that returned the values. Another incarnation
+    /// may have lost the outcome of the transaction, and so must refuse. → `Prepared` or `Refused`
     Prepare { txid: Txid, age: Age, life: u64, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
-    /// It is done, and lasts.
+    /// The transaction is prepared, durably.
     Prepared { txid: Txid },
-    /// It is not done, and nothing of it is kept.
+    /// The participant has not prepared, and keeps nothing of the transaction.
     Refused { txid: Txid, why: Refusal },
-    /// It was decided: write what was prepared, and this, if you have locked for it in this life, and give the locks back.
-    /// Else it was done before. → `Finished`
+    /// The transaction is committed. Write the prepared values and these ones, if you have locked
+    /// records for it in this incarnation, and release the locks. Otherwise this was done before. →
+    /// `Finished`
     Finish { txid: Txid, life: u64, writes: Vec<Item<Bytes>> },
-    /// It writes nothing there, or nothing more: give the locks back.
+    /// The transaction writes nothing here, or nothing more. Release the locks.
     Release { txid: Txid },
-    /// They are done, and that lasts.
+    /// These transactions are finished, durably.
     Finished { txids: Vec<Txid> },
-    /// How far is it? The coordinator gives it up for whoever is older. → `Finish` or `Release`; nothing while it is not decided
+    /// Requests the outcome. With `abort`, an older operation waits for the locks, so the
+    /// coordinator aborts (wound). → `Finish` or `Release`; no reply while undecided
     Status { txid: Txid, abort: Option<Age> },
-    /// Which nodes there are and which shards they serve, as far as it knows. With `ask`, who knows more shall say so.
+    /// The sender's nodes and shard map. With `ask`, a receiver with a newer map must reply with
+    /// it.
     Map { map: Box<ClusterMap>, ask: bool },
-    /// A part of a move, numbered from 0. Nothing of it counts until the sender, who owns the shards, has given
-    /// them away by its map. → `Carried`
+    /// A chunk of a shard migration, numbered from 0. It takes effect only when the source, which
+    /// owns the shards, gives them away in its map. → `Carried`
     Carry { txid: Txid, part: u32, cargo: Cargo },
-    /// It is kept, and lasts (the last part: also when power is cut). Or the move must come to nothing.
+    /// The chunk is stored, durably; the last chunk also survives a power cut. With `refused`, the
+    /// migration must fail.
     Carried { txid: Txid, part: u32, refused: Option<Errno> },
-    /// What became of this move? → `Moving`
+    /// Requests the outcome of a migration. → `Moving`
     Moved { txid: Txid },
-    /// It is under way, or over: then it has happened if the map says so, and else never will.
+    /// The migration is under way, or over. If it is over and not in this map, it has failed for
+    /// ever.
     Moving { txid: Txid, under_way: bool, map: Box<ClusterMap> },
 }

@@ -1,5 +1,5 @@
-//! Bytes from the network: whatever arrives is understood or refused, never
-//! more than its bound is allocated, nothing panics.
+//! Bytes from the network: each message is decoded or refused, no allocation exceeds its bound, and
+//! nothing panics.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
@@ -128,7 +128,7 @@ fn calls() -> impl Strategy<Value = MetaCall> {
     )
 }
 
-/// Everything that a server or a client would do with bytes from outside.
+/// Decodes the bytes as every type that a server or client would.
 fn digest(bytes: &[u8]) {
     if let Ok(Some((header, body))) = frame::split(bytes) {
         let _ = frame::decode_body::<MetaCall>(body);
@@ -338,7 +338,7 @@ proptest! {
         frame::encode(&mut bytes, Class::Meta, 7, &call, 0);
         let at = at.index(bytes.len());
         bytes[at] ^= flip;
-        // The lengths may now ask for more bytes: then the frame never completes.
+        // The changed lengths may ask for more bytes. Then the frame never completes.
         match frame::split(&bytes) {
             Ok(Some(_)) => prop_assert!(false, "a change at {at} went through"),
             Ok(None) => prop_assert!((4..12).contains(&at)),
@@ -352,7 +352,7 @@ proptest! {
         call in calls(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
     ) {
-        // A peer of another build may send anything with a good checksum.
+        // A peer of another build may send any body with a correct checksum.
         let mut body = postcard::to_allocvec(&call).unwrap();
         for (at, value) in damage {
             let at = at.index(body.len());
@@ -388,7 +388,7 @@ fn lengths_over_the_bound_are_refused_before_anything_is_allocated() {
 
 #[test]
 fn a_length_inside_a_body_allocates_no_more_than_the_body_has() {
-    // Ok(Garbage([…])) that claims 2^60 inodes: postcard must not believe it.
+    // Ok(Garbage([…])) with a length of 2^60 inodes: postcard must not allocate for it.
     let reply: MetaResult = Ok(MetaReply::Garbage(vec![Ino(1)]));
     let mut body = postcard::to_allocvec(&reply).unwrap();
     let count = body.len() - 2;

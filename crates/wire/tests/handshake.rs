@@ -1,4 +1,5 @@
-//! Two sides meet: who is let in, who is refused, and what each is told.
+//! Handshakes of two sides: which clients are admitted, which are refused, and the reasons that
+//! they get.
 
 #![allow(clippy::unwrap_used)] // a failed unwrap is a failed test
 
@@ -25,7 +26,7 @@ fn hello() -> Hello {
     }
 }
 
-/// Runs both sides; the server admits whom `accept` lets through.
+/// Runs both sides. The server admits each client that `accept` identifies.
 fn meet(
     transport: Transport,
     hello: Hello,
@@ -75,17 +76,17 @@ fn on_a_unix_socket_no_key_is_needed() {
 fn a_wrong_key_is_noticed_by_both_sides() {
     let wrong = VolumeKey::new([5; 32]);
     let (client, server) = meet(Transport::Remote, hello(), Some(wrong.clone()));
-    // The client has seen that the server's proof is wrong, and lets the server know.
+    // The client finds the server's proof wrong, and shows the server its failure.
     assert!(matches!(client, Err(HandshakeError::Key)));
     assert!(matches!(server, Err(HandshakeError::Key)), "{server:?}");
     let (client, server) = meet(Transport::Remote, hello(), None);
     assert!(matches!((client, server), (Err(HandshakeError::Key), Err(HandshakeError::Key))));
 
-    // A client that doesn't care still gets nowhere.
+    // A client that ignores the wrong proof is refused, too.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server =
         thread::spawn(move || accept(&mut theirs, Transport::Remote, &identity(), [2; 16]));
-    // A hello of another length than this would be waited for.
+    // The server would wait for a hello of another length than this.
     ours.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     let mut bytes = [0; 71];
     bytes[..8].copy_from_slice(b"TATAMI\r\n");
@@ -103,8 +104,7 @@ fn a_wrong_key_is_noticed_by_both_sides() {
 
 #[test]
 fn a_proof_can_not_be_used_again() {
-    // What a listener recorded from one handshake fails in the next, because
-    // the server's nonce is another.
+    // A recorded proof fails in the next handshake, because the server's nonce differs.
     let key = VolumeKey::new([1; 32]);
     let mut recorded = Recorder::default();
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
@@ -156,7 +156,7 @@ fn another_volume_is_another_volume() {
 
 #[test]
 fn both_sides_name_the_versions_when_they_differ() {
-    // A client of version 99 meets this server.
+    // A client of version 99 connects to this server.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     let server = thread::spawn(move || accept(&mut theirs, Transport::Local, &identity(), [2; 16]));
     let mut bytes = b"TATAMI\r\n".to_vec();
@@ -169,7 +169,7 @@ fn both_sides_name_the_versions_when_they_differ() {
     let e = server.join().unwrap().unwrap_err();
     assert!(matches!(e, HandshakeError::Version { theirs: 99, .. }));
 
-    // This client meets a server of version 99.
+    // This client connects to a server of version 99.
     let (mut ours, mut theirs) = UnixStream::pair().unwrap();
     theirs.write_all(&bytes).unwrap();
     let e = connect(&mut ours, Transport::Local, &hello(), None, [1; 16]).unwrap_err();
@@ -190,8 +190,8 @@ fn a_refusal_brings_its_reason() {
 }
 
 proptest! {
-    /// Whatever a stranger sends, the server ends with an error or a peer that
-    /// has no proof; whatever a stranger answers, the client ends with an error.
+    /// For all bytes from a stranger, the server ends with an error or with a peer without proof,
+    /// and the client ends with an error.
     #[test]
     fn noise_ends_in_an_error(noise in prop::collection::vec(any::<u8>(), 0..200), prefix: bool) {
         let mut bytes = if prefix {
@@ -209,7 +209,7 @@ proptest! {
     }
 }
 
-/// A peer that says what it has to say and listens to nothing.
+/// A peer that sends fixed bytes and ignores all input.
 struct Script<'a> {
     input: &'a [u8],
     at: usize,
