@@ -1,7 +1,7 @@
-//! Tells the node on this machine that we are mounted, for `tatami status`.
+//! Announces the mount to the node on this machine, for `tatami status`.
 //!
-//! The node remembers it as long as a connection lasts, so one is kept for it,
-//! and made again when the daemon has been restarted.
+//! The announcement lasts as long as its connection. So one connection stays open, and is replaced
+//! after a restart of the daemon.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use tatami_wire::admin::{AdminCall, AdminResult, MountInfo};
 use tatami_wire::frame::Class;
 use tatami_wire::handshake::Role;
 
-/// How often it is looked whether the daemon is still the same.
+/// Interval between checks of the connection.
 const INTERVAL: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The announcement. Dropped, it ends.
+/// The announcement. Dropping it ends it.
 pub(crate) struct Announcer {
     stop: Arc<(Mutex<bool>, Condvar)>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Announcer {
-    /// Announces now, and again whenever it is needed. That the node cannot be
-    /// told is no reason not to mount.
+    /// Announces now, and again after each restart of the daemon. A failure does not prevent the
+    /// mount.
     pub(crate) fn start(endpoint: Endpoint, caller: Caller, info: MountInfo) -> Announcer {
         let stop = Arc::new((Mutex::new(false), Condvar::new()));
         let connection = announce(&endpoint, &caller, &info);
@@ -45,7 +45,7 @@ impl Drop for Announcer {
         *self.stop.0.lock() = true;
         self.stop.1.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and its result is nothing.
+            // The thread does not panic, and has no result.
             let _ = thread.join();
         }
     }

@@ -1,18 +1,18 @@
-//! Attributes of the volume as the kernel wants them, and back.
+//! Conversion of attributes between the volume and the kernel.
 
 use tatami_fuse::request::{SetAttr as FuseSetAttr, SetTime as FuseSetTime};
 use tatami_fuse::{Attr as FuseAttr, Time};
 use tatami_wire::meta::RenameMode;
 use tatami_wire::{Attr, Errno, SetAttr, SetTime, Timestamp};
 
-/// The preferred size of a transfer, in bytes: the kernel's page.
+/// Preferred size of a transfer, in bytes: the size of a page.
 const BLOCK_SIZE: u32 = 4096;
 
 fn time(t: Timestamp) -> Time {
     Time { sec: t.sec, nsec: t.nsec }
 }
 
-/// What the kernel is told of an inode.
+/// Converts attributes for the kernel.
 pub(crate) fn to_kernel(a: &Attr) -> FuseAttr {
     FuseAttr {
         ino: a.ino.0,
@@ -39,7 +39,7 @@ fn set_time(t: FuseSetTime) -> SetTime {
     }
 }
 
-/// What the kernel wants changed, but for the size.
+/// Converts a change by the kernel, without the size.
 pub(crate) fn changes(s: &FuseSetAttr) -> SetAttr {
     SetAttr {
         mode: s.mode.map(|m| (m & 0o7777) as u16),
@@ -51,17 +51,17 @@ pub(crate) fn changes(s: &FuseSetAttr) -> SetAttr {
     }
 }
 
-/// `mode` as a write by an ordinary user leaves it: without setuid, and
-/// without setgid if the group may execute. (Otherwise setgid means mandatory locking.)
+/// Returns `mode` after a write by an ordinary user: without setuid, and without setgid if the
+/// group has execute permission. (Otherwise setgid means mandatory locking.)
 pub(crate) fn without_suid(mode: u16) -> u16 {
     let sgid = if mode & 0o010 != 0 { 0o2000 } else { 0 };
     mode & !(0o4000 | sgid)
 }
 
-/// The flags of renameat2(2).
+/// Converts the flags of renameat2(2).
 ///
 /// # Errors
-/// `EINVAL` for whiteouts, which only overlays use, and for contradictions.
+/// `EINVAL` for whiteouts, which only overlayfs uses, and for contradictory flags.
 pub(crate) fn rename_mode(flags: u32) -> Result<RenameMode, Errno> {
     match flags {
         0 => Ok(RenameMode::Replace),

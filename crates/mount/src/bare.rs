@@ -1,8 +1,8 @@
-//! A file system of one file, whose bytes the kernel reads, writes and maps on a
-//! disk itself (passthrough): no daemon, no names, nothing between.
+//! A file system of one file, with passthrough: the kernel reads, writes and maps the file on a
+//! disk itself. No daemon, no names.
 //!
-//! What a read or a write costs on it is the floor for any local file behind a mount: the
-//! kernel's own way from one file to another.
+//! The cost of a read or write here is the baseline for local files of a mount: the kernel's own
+//! path from one file to another.
 
 use crate::error::MountError;
 use rustix::fs::Stat;
@@ -16,10 +16,10 @@ use tatami_fuse::{Attr, BackingId, Device, Handler, Op, Opened, Reply, Request, 
 pub const NAME: &str = "file";
 const FILE_ID: u64 = ROOT_ID + 1;
 
-/// The file that is handed to the kernel.
+/// The file system with its file.
 pub(crate) struct Bare {
     file: File,
-    /// It goes with the mount.
+    /// Unregistered at the end of the mount.
     backing: BackingId,
     valid: Validity,
 }
@@ -28,7 +28,7 @@ impl Bare {
     /// Registers `path` with the kernel.
     ///
     /// # Errors
-    /// A file that can't be opened, and [`MountError::Bare`] where the kernel does not take it.
+    /// A file that cannot be opened, and [`MountError::Bare`] if the kernel rejects it.
     pub(crate) fn new(device: &Device, path: &Path) -> Result<Bare, MountError> {
         let failed = |source| MountError::Bare { path: path.to_owned(), source };
         let file = File::options().read(true).write(true).open(path).map_err(failed)?;

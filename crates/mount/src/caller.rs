@@ -1,14 +1,14 @@
-//! On whose behalf a request is made.
+//! The caller of a request.
 //!
-//! The kernel tells the user and the group of a caller but not its
-//! supplementary groups (except, for something to be created, the one that
-//! matters). They are read from `/proc` when it turns out that they may matter:
-//! after a refusal, or before an operation whose result depends on them.
+//! The kernel reports the user and the group of a caller, but not the supplementary groups (except
+//! the relevant one for a new inode). The mount reads them from `/proc` when they may matter: after
+//! a refusal, or before an operation whose result depends on them.
 
 use tatami_fuse::Request;
 use tatami_wire::{Cred, Errno, GROUPS_MAX};
 
-/// Who asks, without supplementary groups but for those that came along.
+/// Returns the caller's credentials with only those supplementary groups that came with the
+/// request.
 pub(crate) fn plain(request: &Request<'_>) -> Cred {
     Cred {
         uid: request.header.uid,
@@ -17,7 +17,7 @@ pub(crate) fn plain(request: &Request<'_>) -> Cred {
     }
 }
 
-/// Who asks, with all supplementary groups that can be learnt.
+/// Returns the caller's credentials with all supplementary groups, as far as `/proc` shows them.
 pub(crate) fn with_groups(request: &Request<'_>) -> Cred {
     let mut cred = plain(request);
     if cred.uid != 0 {
@@ -26,8 +26,8 @@ pub(crate) fn with_groups(request: &Request<'_>) -> Cred {
     cred
 }
 
-/// Runs `attempt` as the caller; if it is refused, once more with the
-/// caller's supplementary groups.
+/// Runs `attempt` as the caller. If it is refused, runs it once more with the caller's
+/// supplementary groups.
 ///
 /// # Errors
 /// Those of the last attempt.
@@ -38,7 +38,7 @@ pub(crate) fn run<R>(
     run_as(&mut plain(request), request.header.pid, attempt)
 }
 
-/// As [`run`], for a caller known before. `cred` keeps the groups that were learnt.
+/// Like [`run`], for known credentials. Groups from `/proc` are added to `cred`.
 ///
 /// # Errors
 /// Those of the last attempt.
@@ -55,7 +55,7 @@ pub(crate) fn run_as<R>(
     }
 }
 
-/// Returns whether there are more groups than before.
+/// Adds the groups from `/proc`. Returns whether there are more groups than before.
 fn add_groups(cred: &mut Cred, pid: u32) -> bool {
     if pid == 0 {
         return false;

@@ -1,8 +1,9 @@
-//! Files that nobody here has open for writing any more, with nothing to tell of
-//! their bytes, or for reading: the shard hears of many at a time.
+//! Deferred closes. The mount reports closes to the shard in batches: of the last writer if there
+//! is nothing to commit, and of the last reader.
 //!
-//! Until it does, it believes that we may still write, or read a file that has lost its last name, which harms nobody. But
-//! what it is told must not overtake a new open: see [`Closings::reopen`] and [`Closings::reopen_to_read`].
+//! Until then the shard believes that this client may still write, or read a file without names,
+//! which is harmless. But a report must not overtake a new open: see [`Closings::reopen`] and
+//! [`Closings::reopen_to_read`].
 
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -13,30 +14,30 @@ use tatami_client::Client;
 use tatami_wire::Ino;
 use tatami_wire::meta::CLOSED_MAX;
 
-/// For so long closings gather.
+/// Time for which closes are collected.
 const GATHER: Duration = Duration::from_millis(50);
 
-/// Names a closing that waits, so that a later one of the same file is not taken for it.
+/// Id of a deferred close, so that it is not confused with a later one of the same file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Closing(u64);
 
-/// A file of which the shard shall hear.
+/// The deferred close of a writer.
 struct Waiting {
     closing: Closing,
-    /// It has no object.
+    /// The file has no object.
     is_empty: bool,
 }
 
 #[derive(Default)]
 struct State {
     waiting: BTreeMap<Ino, Waiting>,
-    /// Files that nobody reads any more.
+    /// Files with a deferred close of the last reader.
     read: BTreeSet<Ino>,
-    /// Closings so far.
+    /// Number of deferred closes so far.
     closings: u64,
     under_way: HashSet<Ino>,
     read_under_way: HashSet<Ino>,
-    /// How many times something was told.
+    /// Number of reports so far.
     times: u64,
     ended: bool,
 }
@@ -50,7 +51,7 @@ impl State {
         self.waiting.len() + self.read.len()
     }
 
-    /// The first that waits.
+    /// Returns the lowest inode with a deferred close.
     fn first(&self) -> Option<Ino> {
         let (write, read) = (self.waiting.keys().next(), self.read.first());
         write.into_iter().chain(read).min().copied()
@@ -64,13 +65,13 @@ impl State {
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Something waits, much waits, or the end has come.
+    /// Signals the first close of a batch, a full batch, and the end.
     wanted: Condvar,
-    /// Nothing is under way.
+    /// Signals the end of a report.
     told: Condvar,
 }
 
-/// See the module. Dropped, everything is told.
+/// The deferred closes of a mount. Dropping it reports all of them.
 pub(crate) struct Closings {
     shared: Arc<Shared>,
     client: Arc<Client>,
@@ -78,7 +79,7 @@ pub(crate) struct Closings {
 }
 
 impl Closings {
-    /// Without a thread to be had, each closing is told at once.
+    /// Starts the thread. Without a thread, each close is reported at once.
     pub(crate) fn new(client: Arc<Client>) -> Closings {
         let shared = Arc::new(Shared::default());
         let run = {
@@ -93,7 +94,7 @@ impl Closings {
         Closings { shared, client, thread }
     }
 
-    /// The last writer of `ino` is gone. `None` when the shard has been told already.
+    /// Defers the close of the last writer of `ino`. Returns `None` if it was reported at once.
     pub(crate) fn add(&self, ino: Ino) -> Option<Closing> {
         let mut state = self.shared.state.lock();
         if self.thread.is_none() || state.ended {
@@ -108,7 +109,7 @@ impl Closings {
         Some(closing)
     }
 
-    /// The last reader of `ino` is gone.
+    /// Defers the close of the last reader of `ino`.
     pub(crate) fn add_read(&self, ino: Ino) {
         let mut state = self.shared.state.lock();
         if self.thread.is_none() || state.ended {
@@ -120,7 +121,7 @@ impl Closings {
         }
     }
 
-    /// At that closing of `ino` there was no object: told with it, if it still waits.
+    /// Marks that `ino` had no object at this close, if it is still deferred.
     pub(crate) fn add_empty(&self, ino: Ino, closing: Closing) {
         let mut state = self.shared.state.lock();
         if let Some(waiting) = state.waiting.get_mut(&ino).filter(|w| w.closing == closing) {
@@ -128,13 +129,13 @@ impl Closings {
         }
     }
 
-    /// A moment, for [`Closings::reopen`].
+    /// Returns the current moment, for [`Closings::reopen`].
     pub(crate) fn now(&self) -> u64 {
         self.shared.state.lock().times
     }
 
-    /// `ino` is open for writing again, or is about to be: an earlier end of it
-    /// is not told from now on. Returns whether it may have been told since `moment`.
+    /// Cancels a deferred close, before or after `ino` is opened for writing again. Waits for a
+    /// report under way. Returns whether a report since `moment` may have included the close.
     pub(crate) fn reopen(&self, ino: Ino, moment: u64) -> bool {
         let mut state = self.shared.state.lock();
         if state.waiting.remove(&ino).is_some() {
@@ -146,7 +147,7 @@ impl Closings {
         state.times != moment
     }
 
-    /// As [`Closings::reopen`], of a file that is read again.
+    /// Like [`Closings::reopen`], for a file that is opened for reading.
     pub(crate) fn reopen_to_read(&self, ino: Ino, moment: u64) -> bool {
         let mut state = self.shared.state.lock();
         if state.read.remove(&ino) {
@@ -158,7 +159,7 @@ impl Closings {
         state.times != moment
     }
 
-    /// Tells everything. What is added later is told at once.
+    /// Reports all deferred closes. Later ones are reported at once.
     pub(crate) fn end(&self) {
         let mut state = self.shared.state.lock();
         state.ended = true;
@@ -173,14 +174,15 @@ impl Drop for Closings {
     fn drop(&mut self) {
         self.end();
         if let Some(thread) = self.thread.take() {
-            // It does not panic, and its result is nothing.
+            // The thread does not panic, and has no result.
             let _ = thread.join();
         }
     }
 }
 
 impl Shared {
-    /// One more waits: the first begins the time for which they gather, and so many end it.
+    /// Wakes the thread at the first close, which starts the collection, and at a full batch, which
+    /// ends it.
     fn note(&self, state: &State) {
         if matches!(state.len(), 1 | CLOSED_MAX) {
             self.wanted.notify_one();
@@ -196,7 +198,8 @@ impl Shared {
             if state.len() < CLOSED_MAX && !state.ended {
                 self.wanted.wait_for(&mut state, GATHER);
             }
-            // What comes meanwhile gathers in its turn, or each request would bring a few.
+            // Only send the closes that are here now. Later ones are collected again; otherwise
+            // each request would have only a few.
             let mut left = state.len();
             while left > 0
                 && let Some(first) = state.first()
@@ -206,7 +209,7 @@ impl Shared {
                 let [mut inos, mut empty, mut read] = [const { Vec::new() }; 3];
                 while inos.len() + empty.len() + read.len() < CLOSED_MAX
                     && let Some(next) = state.first()
-                    // A request is for one executor.
+                    // A request goes to one executor.
                     && map.owner(next.shard()) == executor
                 {
                     if let Some(waiting) = state.waiting.remove(&next) {

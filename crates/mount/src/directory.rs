@@ -1,8 +1,8 @@
-//! Directories: listing them.
+//! Directories: open, list, close.
 //!
-//! An entry's offset is its cookie plus 2; 1 and 2 stand behind "." and "..". The shard
-//! hands out many entries at a time; what the kernel has no room for yet is
-//! kept with the handle, up to one reply of the shard.
+//! An entry's offset is its cookie plus 2; 1 and 2 follow "." and "..". The shard returns many
+//! entries at a time. The handle keeps those that did not fit in the kernel's buffer, up to one
+//! reply of the shard.
 
 use crate::filesystem::FileSystem;
 use crate::open::{OpenInode, Sort};
@@ -15,14 +15,14 @@ use tatami_fuse::{DirEntries, Opened, Request};
 use tatami_wire::meta::DirEntry;
 use tatami_wire::{Cred, Errno, Ino, READDIR_MAX};
 
-/// Offsets behind "." and "..".
+/// Offsets after "." and "..".
 const DOT: u64 = 1;
 const DOT_DOT: u64 = 2;
 
 /// An open directory.
 pub(crate) struct OpenDir {
     inode: Arc<OpenInode>,
-    /// Who opened it, and with which thread.
+    /// The thread that opened the directory. Its groups are read from `/proc`.
     pid: u32,
     state: Mutex<Progress>,
 }
@@ -30,12 +30,12 @@ pub(crate) struct OpenDir {
 struct Progress {
     cred: Cred,
     parent: Option<Ino>,
-    /// Entries behind offset `at`, in order.
+    /// Entries after offset `at`, in order.
     ahead: VecDeque<DirEntry>,
     at: u64,
-    /// Nothing follows `ahead`.
+    /// `ahead` is the end of the listing.
     end: bool,
-    /// `ahead` was asked for with attributes.
+    /// `ahead` was requested with attributes.
     plus: bool,
 }
 
@@ -44,7 +44,7 @@ fn offset_of(cookie: u64) -> u64 {
 }
 
 impl FileSystem {
-    /// OPENDIR. The shard is asked when it is read.
+    /// OPENDIR. The request to the shard follows with the first read.
     pub(crate) fn open_dir(&self, request: &Request<'_>) -> Opened {
         self.open.announce(Sort::Dir);
         let inode = self.open.enter(Ino(request.header.node), false);
@@ -67,7 +67,7 @@ impl FileSystem {
         }
     }
 
-    /// Ends an open directory that is in no table any more.
+    /// Closes an open directory that is not in the table any more.
     pub(crate) fn close_dir(&self, dir: &OpenDir) {
         if let Some(last) = self.open.leave(&dir.inode, Sort::Dir, None)
             && last.kept
@@ -77,7 +77,7 @@ impl FileSystem {
         }
     }
 
-    /// READDIR and READDIRPLUS: fills `out` with what follows `offset`.
+    /// READDIR and READDIRPLUS: fills `out` with the entries after `offset`.
     ///
     /// # Errors
     /// Those of the shard.
@@ -91,7 +91,8 @@ impl FileSystem {
         let dir = self.dirs.get(handle).ok_or(Errno::EBADF)?;
         let ino = dir.inode.ino;
         let mut p = lock_patiently(&dir.state)?;
-        // From the start, or from where another reader was, or without attributes: what is ahead does not fit.
+        // A start from the beginning, another position or missing attributes: the buffered entries
+        // do not fit.
         if offset == 0 || offset != p.at || plus && !p.plus {
             p.ahead.clear();
             p.end = false;
@@ -133,8 +134,8 @@ impl FileSystem {
         }
     }
 
-    /// Fetches what follows `p.at`. Where somebody goes through the directory and asks for what it lists, with attributes, too:
-    /// the kernel does not always see that.
+    /// Fetches the entries after `p.at`. After a lookup in the directory, also fetches attributes,
+    /// because the caller probably looks at each entry. The kernel does not always detect that.
     fn fetch(&self, dir: &OpenDir, p: &mut Progress, plus: bool) -> Result<(), Errno> {
         let after = p.at.saturating_sub(DOT_DOT);
         let plus = plus || dir.inode.was_looked_up();
@@ -143,7 +144,7 @@ impl FileSystem {
             self.client.read_dir(cred, dir.inode.ino, after, READDIR_MAX, plus)
         });
         let listing = match listing {
-            // Removed while it was open: there is nothing in it.
+            // The directory was removed while it was open, so it is empty.
             Err(Errno::ENOENT | Errno::ESTALE) => {
                 p.end = true;
                 return Ok(());

@@ -1,12 +1,12 @@
-//! Whether the program that waits for an answer is being ended.
+//! Detects that the requesting program is being killed or exits.
 //!
-//! FUSE_INTERRUPT tells of a signal, but not of all ends that matter here. The kernel closes the files of a process
-//! that ends, and asks for each FLUSH in the name of a thread that takes no signal any more. `/proc` shows both. The
-//! mount looks there only while a node has said nothing for a while.
+//! FUSE_INTERRUPT reports a signal, but not all relevant ends. The kernel closes the files of an
+//! exiting process with FLUSH requests of a thread that takes no signals any more. `/proc` shows
+//! both. The mount looks there only while a node does not answer.
 //!
-//! The mount reads `/proc/TID/status` and nothing else of that directory. The kernel locks most other files of it
-//! (`stat`, `ns`, `exe`) against `execve` of the same process, and `execve` closes files: it would wait for the answer
-//! to a FLUSH of which the mount would wait for the lock.
+//! The mount reads only `/proc/TID/status`. The kernel locks most other files of that directory
+//! (`stat`, `ns`, `exe`) against `execve` of the same process. But `execve` closes files and so may
+//! wait for the reply to a FLUSH, while the mount would wait for that lock: a deadlock.
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -14,19 +14,20 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use tatami_fuse::Request;
 
-/// A program that exits by itself waits for so long until one of its files is closed in order.
+/// Longest wait of an exiting program for the orderly close of one of its files.
 const CLOSING: Duration = Duration::from_secs(1);
 
-/// A program that was let go is let go at once with its further files, for so long and so many programs.
+/// A program that was released once is released at once for its further files. This bounds the time
+/// and the number of remembered programs.
 const LET_GO: Duration = Duration::from_secs(60);
 const LET_GO_MAX: usize = 256;
 
-/// SIGKILL in the mask of the signals that wait for a thread. The kernel turns any signal that ends a process at once
-/// into this one.
+/// SIGKILL in a thread's mask of pending signals. The kernel turns any signal that kills a process
+/// at once into this one.
 const KILL: u64 = mask(&[libc::SIGKILL]);
 
-/// Signals that end a process, unless it has other plans for them. The kernel keeps those of the process in
-/// its mask while the process ends.
+/// Signals that end a process by default. The kernel keeps the process's pending signals in the
+/// mask while the process ends.
 const ENDING: u64 = mask(&[
     libc::SIGHUP,
     libc::SIGINT,
@@ -40,7 +41,8 @@ const ENDING: u64 = mask(&[
     libc::SIGIO,
 ]) | DUMPING;
 
-/// Signals that end a process with a core dump. The kernel leaves them as they are until the program runs again.
+/// Signals that end a process with a core dump. The kernel leaves them pending until the program
+/// runs again.
 const DUMPING: u64 = mask(&[
     libc::SIGQUIT,
     libc::SIGILL,
@@ -61,12 +63,13 @@ const fn mask(signals: &[i32]) -> u64 {
     }
 }
 
-/// Begins an operation for the program that has made the request.
+/// Begins a client operation for the requesting program.
 pub(crate) fn begin_operation(request: &Request<'_>) -> tatami_client::Operation {
     tatami_client::Operation::begin(request.header.pid, is_ending)
 }
 
-/// Threads whose process was let go while it exited: each of its files would keep it waiting for [`CLOSING`] again.
+/// Threads of exiting processes that were released. Otherwise each further file would wait for
+/// [`CLOSING`] again.
 static RELEASED: Mutex<VecDeque<(u32, Instant)>> = Mutex::new(VecDeque::new());
 
 fn was_let_go(thread: u32) -> bool {
@@ -83,12 +86,13 @@ fn note_let_go(thread: u32) {
 }
 
 fn is_ending(thread: u32, waited: Duration) -> bool {
-    // The kernel itself asks as 0, and so does a program that our PID namespace does not show.
+    // Pid 0 is the kernel itself, or a program outside of this PID namespace.
     if thread == 0 {
         return false;
     }
     let Ok(text) = std::fs::read(format!("/proc/{thread}/status")) else {
-        // A /proc that hides other users' processes (hidepid) says the same of one that lives.
+        // A /proc that hides the processes of other users (hidepid) also has no file for a live
+        // process.
         return is_gone(thread);
     };
     match Ending::parse(&text) {
@@ -102,24 +106,24 @@ fn is_ending(thread: u32, waited: Duration) -> bool {
 }
 
 fn is_gone(thread: u32) -> bool {
-    // The call needs no permission, and takes the numbers of threads, too.
+    // The call needs no permission, and also takes thread ids.
     rustix::process::Pid::from_raw(thread as i32)
         .is_none_or(|thread| rustix::process::getpgid(Some(thread)) == Err(Errno::SRCH))
 }
 
-/// What `/proc/TID/status` says of the end of a thread's process.
+/// The state of a thread's process by `/proc/TID/status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
-    /// It goes on.
+    /// The process lives.
     Lives,
-    /// It has called exit(2), and closes its files.
+    /// The process has called exit(2), and closes its files.
     Exits,
-    /// A signal ends it, or has ended it.
+    /// A signal ends the process, or has ended it.
     Killed,
 }
 
 impl Ending {
-    /// What cannot be read is not ours to judge: the process lives.
+    /// Parses the file. On unexpected text, assumes that the process lives.
     fn parse(status: &[u8]) -> Ending {
         let line = |name: &str| {
             status.split(|b| *b == b'\n').find_map(|line| line.strip_prefix(name.as_bytes()))
@@ -135,7 +139,8 @@ impl Ending {
         if pending & KILL != 0 || pending & DUMPING & !kept != 0 {
             return Ending::Killed;
         }
-        // A process gives its memory back before it closes its files. Threads of the kernel never have any.
+        // An exiting process frees its memory before it closes its files. Threads of the kernel
+        // have no memory.
         let is_kernel = text("Kthread:") == Some("1") || text("PPid:") == Some("2");
         if line("VmSize:").is_some() || is_kernel {
             return Ending::Lives;
@@ -167,7 +172,8 @@ mod tests {
             (ALIVE, 0, kill, u64::MAX, Ending::Killed),
             (ALIVE, 0, quit, 0, Ending::Killed),
             (ALIVE, 0, quit, quit, Ending::Lives),
-            // One that ends without a core dump has become SIGKILL for each thread, if it ends the process at all.
+            // A signal without a core dump has become SIGKILL for each thread, if it kills the
+            // process.
             (ALIVE, 0, term, 0, Ending::Lives),
             ("", 0, 0, 0, Ending::Exits),
             ("", 0, term, 0, Ending::Killed),

@@ -1,12 +1,11 @@
-//! Error numbers for the kernel, from those of the daemons.
+//! Conversion of the daemons' error numbers for the kernel.
 
 use tatami_wire::Errno;
 
-/// The error number that a program is to see.
+/// Converts an error for the program.
 ///
-/// `ENOSYS` must never come through: the kernel would take it to mean that
-/// the operation does not exist on this mount, and never ask again. Nor must
-/// `EINTR`, which would tell of a signal that nobody sent.
+/// `ENOSYS` must never reach the kernel, because the kernel would disable the operation for this
+/// mount for ever. `EINTR` must not either, because it would report a signal that nobody sent.
 pub(crate) fn to_kernel(errno: Errno) -> i32 {
     let number = number(errno);
     if number == libc::EIO {
@@ -21,16 +20,16 @@ fn number(errno: Errno) -> i32 {
         Errno::ENOSYS => libc::EOPNOTSUPP,
         Errno::EINTR | Errno::EPROTO => libc::EIO,
         Errno::ECONNREFUSED => libc::EHOSTDOWN,
-        // Ours, not the program's.
+        // The limit is that of this process, not of the program.
         Errno(libc::EMFILE) => libc::ENFILE,
         Errno(n) if (1..=133).contains(&n) => n,
         Errno(_) => libc::EIO,
     }
 }
 
-/// As [`to_kernel`], for an operation on an inode that the kernel knows: if it
-/// is gone, another mount removed it. On `ESTALE` the kernel looks the path up
-/// once more and then tells the program the right thing.
+/// Like [`to_kernel`], for an operation on an inode that the kernel knows. If the inode is gone,
+/// another mount has removed it. On `ESTALE` the kernel looks the path up once more, and the
+/// program gets the right error.
 pub(crate) fn of_inode(errno: Errno) -> i32 {
     match errno {
         Errno::ENOENT => libc::ESTALE,

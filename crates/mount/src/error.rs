@@ -1,8 +1,8 @@
-//! Why a volume could not be mounted, and what to do about it.
+//! Errors of a mount's start, with a remedy in each text.
 
 use std::path::PathBuf;
 
-/// Why a volume could not be mounted.
+/// The reason why a volume could not be mounted.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum MountError {

@@ -1,4 +1,4 @@
-//! Files: opening, the ways to their bytes, closing.
+//! Files: open, read, write, close.
 
 use crate::closings::Closing;
 use crate::errno::to_kernel;
@@ -19,14 +19,14 @@ use tatami_wire::meta::NewNode;
 use tatami_wire::object::{AllocMode, SeekFor};
 use tatami_wire::{Access, Attr, Cap, Cred, Errno, Ino};
 
-/// The kernel's mark, among open flags, that a file is opened to be executed.
+/// The kernel's open flag for a file that is opened for execution.
 const FMODE_EXEC: i32 = 0x20;
-/// How long an open waits for others to be closed that are in its way.
+/// Longest wait of an open for the close of conflicting opens.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
-/// Most bytes that one COPY_FILE_RANGE copies; the caller goes on from there.
+/// Most bytes that one COPY_FILE_RANGE copies. The caller repeats the call for the rest.
 const COPY_MAX: u64 = 64 << 20;
-/// Shortest read of another node's file, in bytes, that goes past our memory: below, a
-/// copy is cheaper than the further system calls.
+/// Shortest read of a remote file, in bytes, that is spliced past this process. For shorter reads,
+/// a copy is cheaper than the additional system calls.
 const PASS_MIN: usize = 64 << 10;
 
 /// An open file.
@@ -34,12 +34,12 @@ pub(crate) struct OpenFile {
     pub(crate) inode: Arc<OpenInode>,
     pub(crate) data: Arc<DataFile>,
     pub(crate) access: Access,
-    /// Size when it was opened, in bytes.
+    /// Size at the open, in bytes.
     size: u64,
     pub(crate) locked: Locked,
 }
 
-/// The way of bytes from a node to the kernel, past our memory.
+/// Splices bytes from a node's socket to the kernel, without a copy in this process.
 struct Way<'a, 'b>(&'a mut Passage<'b>);
 
 impl Sink for Way<'_, '_> {
@@ -52,8 +52,8 @@ impl Sink for Way<'_, '_> {
     }
 }
 
-/// An inode on its way to being open: counted, so that it is not removed, until
-/// it becomes a file or is given up.
+/// An open in progress. The inode is counted as open, so that a removal keeps it. The open either
+/// succeeds or is undone when this value is dropped.
 pub(crate) struct Opening<'a> {
     fs: &'a FileSystem,
     inode: Option<Arc<OpenInode>>,
@@ -79,13 +79,14 @@ pub(crate) struct Write<'a> {
     pub(crate) handle: u64,
     pub(crate) offset: u64,
     pub(crate) data: &'a [u8],
-    /// At the end, wherever that is.
+    /// The write goes to the current end of the file.
     pub(crate) append: bool,
     pub(crate) kill_suidgid: bool,
 }
 
 impl FileSystem {
-    /// Counts `ino` as open from before the daemon is asked.
+    /// Counts `ino` as open before the request to the daemon, so that no removal can run between
+    /// both.
     pub(crate) fn opening(&self, ino: Ino, writes: bool) -> Opening<'_> {
         self.open.announce(Sort::File);
         self.announced(ino, writes)
@@ -100,7 +101,8 @@ impl FileSystem {
         Opening { fs: self, inode: Some(inode), writes }
     }
 
-    /// One user of `inode` less; `closing` if it was the last writer, and the shard is yet to hear so.
+    /// Ends one use of `inode`. `closing` is set if this was the last writer, and the close is
+    /// still to be sent to the shard.
     fn leave(&self, inode: &Arc<OpenInode>, writes: bool, closing: Option<Closing>) {
         if writes {
             let mut state = inode.state.lock();
@@ -127,8 +129,8 @@ impl FileSystem {
         }
     }
 
-    /// OPEN. Where those who have a file open as it was laid out before are in the way of one who
-    /// wants to read and write it, waits a while for them: the kernel tells of a close after
+    /// OPEN. An open for reading and writing conflicts with opens from before a re-layout of the
+    /// file. It waits for their close for a while, because the kernel sends RELEASE only after
     /// close(2) has returned.
     ///
     /// # Errors
@@ -162,7 +164,7 @@ impl FileSystem {
             opened
         };
         let (attr, cap) = match opened {
-            // To execute a file one need not be allowed to read it; the kernel has checked that.
+            // Execution needs no read permission. The kernel has checked the execute permission.
             Err(Errno::EACCES) if flags & FMODE_EXEC != 0 && !access.write => {
                 self.client.open_noted(&Cred::ROOT, ino, access)?
             }
@@ -205,7 +207,8 @@ impl FileSystem {
                 false => self.closings.reopen_to_read(made.attr.ino, before),
             };
         if may_be_closed {
-            // The end of an earlier open may have been told after this one.
+            // A close of an earlier open may have reached the shard after this create. Open again,
+            // so that the open is registered.
             self.client.open_noted(&Cred::ROOT, made.attr.ino, access)?;
         }
         {
@@ -215,7 +218,7 @@ impl FileSystem {
         }
         let cap = cap?;
         if !made.created && flags & libc::O_TRUNC != 0 && access.write {
-            // The kernel believes that it is new, and will not cut it.
+            // The kernel takes the file for new, and so will not truncate it.
             let now = self.client.data(&made.attr, cap)?.truncate(0)?;
             let set = tatami_wire::SetAttr {
                 size: Some(0),
@@ -261,8 +264,8 @@ impl FileSystem {
         Ok((made.attr, opened))
     }
 
-    /// Makes an open file of an inode, and decides how the kernel is to treat it. Of one that was
-    /// made since, the moment before.
+    /// Makes an open file of an inode and chooses the kernel's path to its bytes. `made` is the
+    /// moment before a new inode was created.
     fn attach(
         &self,
         mut opening: Opening<'_>,
@@ -277,7 +280,7 @@ impl FileSystem {
         if access.write {
             self.stamps.changed(attr.ino);
         }
-        // Closing it has nothing to tell, unless locks are taken. A FLUSH costs as much as the open.
+        // The close of a reader without locks needs no FLUSH. A FLUSH costs as much as the open.
         let silent = !access.write && !self.waiting.are_used(attr.ino);
         if silent {
             flags |= fopen::NOFLUSH;
@@ -300,7 +303,7 @@ impl FileSystem {
         Ok(Opened { handle, flags, backing })
     }
 
-    /// The flags for the kernel, and the number of the backing file or 0.
+    /// Returns the open flags for the kernel, and the number of the backing file or 0.
     fn way(
         &self,
         inode: &OpenInode,
@@ -335,11 +338,12 @@ impl FileSystem {
             }
             return Ok((fopen::PASSTHROUGH, id));
         }
-        // It is whole again, or here now, while others have it open as it was.
+        // The file is local or untiled again, but other opens still use it through this process.
+        // The kernel allows no mix of cached and passthrough opens of one inode.
         if state.through_us {
             return Ok((DIRECT, 0));
         }
-        // Through us, the first write takes setuid away.
+        // Writes must go through this process, so that the first one can clear setuid.
         let suid = access.write && attr::without_suid(attr.mode) != attr.mode;
         if suid {
             return Ok((DIRECT, 0));
@@ -354,13 +358,14 @@ impl FileSystem {
             state.backing = Some(backing);
             return Ok((fopen::PASSTHROUGH, id.0));
         }
-        // A reader of what has no byte yet is served by us until a writer comes.
-        // Nor is an object made anew that had bytes: they are lost, and whoever reads or changes them through us hears so.
+        // Readers of a file without bytes are served by this process until a writer comes. An
+        // object that had bytes is not created again: the bytes are lost, and each access must
+        // report that.
         let Some(file) = data.local_file(access.write && attr.size == 0)? else {
             return Ok((DIRECT, 0));
         };
         let now = stat_file(&file)?;
-        // Past us, the kernel would take the end of the object for that of the file.
+        // With passthrough, the kernel would take the end of the object for the end of the file.
         if now.size < attr.size {
             drop(state);
             if data.is_lost(now.size)? {
@@ -392,12 +397,12 @@ impl FileSystem {
         }
     }
 
-    /// The backing file of an inode that was laid out anew since it got that one, while others
-    /// have it open still. The kernel demands that it is named with each further open, and with
-    /// `DIRECT_IO` asks us for all but mappings.
+    /// Returns the backing file of an inode that was re-laid out while other opens use it. The
+    /// kernel demands this file for each further open of the inode. With `DIRECT_IO`, it sends all
+    /// requests but those of mappings to this process.
     ///
     /// # Errors
-    /// `EBUSY` for an open that could map it to write: what was written there would be lost.
+    /// `EBUSY` for an open that could map the file for writing: these writes would be lost.
     fn stale(&self, inode: &OpenInode, attr: &Attr, access: Access) -> Result<Option<i32>, Errno> {
         let mut state = inode.state.lock();
         if state.backing.as_ref().is_some_and(|backing| backing.base != attr.layout.base()) {
@@ -414,11 +419,12 @@ impl FileSystem {
         Ok(Some(id))
     }
 
-    /// The flags for a tiled file, and the number of its backing file or 0. What others wrote to its pieces no
-    /// stamp of one object tells, so the kernel keeps nothing from one open to the next.
+    /// Returns the open flags for a tiled file, and the number of its backing file or 0. The state
+    /// of one object does not show the writes of other clients to the pieces. So the kernel keeps
+    /// no pages across opens.
     ///
     /// # Errors
-    /// `EBUSY` as for [`FileSystem::stale`], while somebody has it open since before there were tiles.
+    /// `EBUSY` as for [`FileSystem::stale`], while the file is open from before its first tiles.
     fn way_of_tiles(&self, inode: &OpenInode, access: Access) -> Result<(u32, i32), Errno> {
         self.stamps.changed(inode.ino);
         let mut state = inode.state.lock();
@@ -430,7 +436,7 @@ impl FileSystem {
         }
     }
 
-    /// RELEASE. Nobody waits for it.
+    /// RELEASE. No process waits for the reply.
     pub(crate) fn release(&self, handle: u64) {
         if let Some(file) = self.files.remove(handle) {
             self.free_locks_of_file(&file, handle);
@@ -438,12 +444,13 @@ impl FileSystem {
         }
     }
 
-    /// Ends an open file that is in no table any more.
+    /// Closes an open file that is not in the table any more.
     pub(crate) fn close(&self, file: &OpenFile) {
         let mut closing = None;
         if file.access.write {
             let flushed = file.data.flush();
-            // Counted out before the shard is told, and back in for `leave`.
+            // `commit` must see the count without this writer, to recognise the last one. `leave`
+            // decrements again.
             file.inode.state.lock().writers -= 1;
             let told = self.commit(&file.inode, &file.data, Occasion::Release);
             file.inode.state.lock().writers += 1;
@@ -451,7 +458,8 @@ impl FileSystem {
                 Ok(waits) => {
                     closing = waits;
                     let mut state = file.inode.state.lock();
-                    // This was the last one who writes, and all is told. The kernel has a descriptor of its own for others.
+                    // The last writer is gone, and its state is committed. The kernel has its own
+                    // descriptor for other opens.
                     if state.writers == 1
                         && let Some(backing) = state.backing.as_mut().filter(|b| b.lent.is_none())
                     {
@@ -472,10 +480,10 @@ impl FileSystem {
         Ok(file)
     }
 
-    /// FLUSH: a descriptor is being closed, by a process whose locks `owner` names.
+    /// FLUSH: a process closes a descriptor. `owner` identifies the process's locks.
     ///
     /// # Errors
-    /// What could not be written since it was accepted, and those of the shard.
+    /// Errors of earlier writes, and those of the shard.
     pub(crate) fn flush(&self, handle: u64, owner: u64) -> Result<(), Errno> {
         let file = self.files.get(handle).ok_or(Errno::EBADF)?;
         self.flush_file(&file, owner)
@@ -494,8 +502,8 @@ impl FileSystem {
         checked.and(flushed).and(self.free_locks_of_process(file, owner))
     }
 
-    /// Does what FLUSH could not, because its process is being ended and waits for nothing: its locks must
-    /// not stay.
+    /// Repeats a FLUSH in a thread, after the process was killed and did not wait for the node.
+    /// Otherwise its locks would stay.
     pub(crate) fn flush_later(self: &Arc<Self>, handle: u64, owner: u64) {
         let Some(file) = self.files.get(handle) else { return };
         let fs = self.clone();
@@ -504,16 +512,17 @@ impl FileSystem {
                 tracing::warn!(ino = %file.inode.ino, %error, "a file did not end well");
             }
         };
-        // Not waited for: it ends when the node answers, or when nobody is patient any more.
+        // Not joined: the thread ends when the node answers or the operation timeout expires.
         if let Err(error) = std::thread::Builder::new().name("flush".into()).spawn(flush) {
             tracing::warn!(%error, "no thread to end a file; its locks stay until the mount ends");
         }
     }
 
     /// FSYNC.
+    /// FSYNC.
     ///
     /// # Errors
-    /// What could not be written, and those of the shard.
+    /// Errors of earlier writes, and those of the shard.
     pub(crate) fn fsync(&self, handle: u64, data_only: bool) -> Result<(), Errno> {
         let file = self.file(handle)?;
         file.data.sync(data_only)?;
@@ -553,25 +562,24 @@ impl FileSystem {
             self.read_end(file, offset, buf.len(), got)?;
             return Ok(got);
         }
-        // A page that a mapping or a partial write needs, of a file open for writing only.
+        // A file that is open only for writing needs a page for a mapping or for a partial write.
         let (attr, cap) = self.client.open(&Cred::ROOT, file.inode.ino, Access::READ)?;
         self.client.data(&attr, cap)?.read_at(buf, offset)
     }
 
-    /// Looks into a read of fewer bytes than the file had when it was opened.
+    /// Checks a read that returned fewer bytes than the file had at its open.
     fn read_end(&self, file: &OpenFile, offset: u64, size: usize, got: usize) -> Result<(), Errno> {
         if got < size && offset.saturating_add(got as u64) < file.size {
-            // It was longer. Either it was cut, or it is gone, and then
-            // this is not its end.
+            // The file was longer. If it was removed, this is not its end, and `getattr` fails.
             self.client.getattr(&Cred::ROOT, file.inode.ino)?;
         }
         Ok(())
     }
 
-    /// WRITE. Returns how many bytes were taken.
+    /// WRITE. Returns the number of accepted bytes.
     ///
     /// # Errors
-    /// Those of the object's node, also for earlier writes.
+    /// Those of the object's node, including errors of earlier writes.
     pub(crate) fn write(&self, write: &Write<'_>) -> Result<usize, Errno> {
         let file = self.file(write.handle)?;
         let inode = &file.inode;
@@ -594,7 +602,7 @@ impl FileSystem {
     /// FALLOCATE.
     ///
     /// # Errors
-    /// Those of the object's node; `EOPNOTSUPP` for kinds that Tatami has not.
+    /// Those of the object's node; `EOPNOTSUPP` for modes that Tatami does not support.
     pub(crate) fn allocate(
         &self,
         handle: u64,
@@ -635,10 +643,10 @@ impl FileSystem {
         self.file(handle)?.data.seek(what, offset)
     }
 
-    /// COPY_FILE_RANGE. Returns how many bytes were copied.
+    /// COPY_FILE_RANGE. Returns the number of copied bytes.
     ///
     /// # Errors
-    /// `EXDEV` or `EOPNOTSUPP` where the kernel must read and write instead.
+    /// `EXDEV` or `EOPNOTSUPP` if the kernel must read and write instead.
     pub(crate) fn copy(&self, from: (u64, u64), to: (u64, u64), len: u64) -> Result<u64, Errno> {
         let (source, target) = (self.file(from.0)?, self.file(to.0)?);
         target.data.check_changeable()?;
@@ -647,10 +655,9 @@ impl FileSystem {
         copied
     }
 
-    /// Tells the volume what was written to files that stay open beyond the end
-    /// of the mount. That we may still change them is left noted: the kernel
-    /// may go on writing to local files, and whoever clears up after us then
-    /// looks at what they have become.
+    /// Commits the writes to files that stay open after the end of the mount. The opens stay
+    /// registered, because the kernel may continue to write to local files. The size recovery after
+    /// this client's lease then takes the final state.
     pub(crate) fn tell_all(&self) {
         for file in self.files.all().iter().filter(|f| f.access.write) {
             let told = file.data.flush();
@@ -661,7 +668,7 @@ impl FileSystem {
         }
     }
 
-    /// Ends everything that is open, for the end of the mount.
+    /// Closes all files and directories, for the end of the mount.
     pub(crate) fn close_all(&self) {
         for file in self.files.drain() {
             self.close(&file);

@@ -1,4 +1,4 @@
-//! Requests of the kernel, each to what answers it.
+//! The dispatch of the kernel's requests to their handlers.
 
 use crate::attr;
 use crate::caller;
@@ -31,7 +31,7 @@ pub(crate) struct FileSystem {
     /// The kernel may read and write local files itself.
     pub(crate) passthrough: bool,
     pub(crate) valid: Validity,
-    /// The kernel may keep what is delegated to us.
+    /// The kernel may cache names and attributes that are delegated to this mount.
     pub(crate) keeps: bool,
     pub(crate) open: OpenInodes,
     pub(crate) files: Handles<OpenFile>,
@@ -43,7 +43,7 @@ pub(crate) struct FileSystem {
     pub(crate) closings: Closings,
     pub(crate) spares: Spares,
     pub(crate) waiting: Waiting,
-    /// The attributes of the root directory when they were last asked for.
+    /// The last known attributes of the root directory.
     pub(crate) root: Mutex<Option<Attr>>,
 }
 
@@ -82,7 +82,7 @@ impl FileSystem {
             blocks: space.total / STATFS_BLOCK,
             free: space.free / STATFS_BLOCK,
             available: free,
-            // Inodes take what space there is; a block each is a fair guess.
+            // An inode needs no space of its own kind. One block for each is a fair estimate.
             files: space.inodes + free,
             files_free: free,
             block_size: STATFS_BLOCK as u32,
@@ -113,7 +113,7 @@ impl FileSystem {
     }
 }
 
-/// Answers with nothing but success or failure.
+/// Replies with success or an error number.
 fn done(reply: Reply<'_>, result: Result<(), i32>) {
     match result {
         Ok(()) => reply.done(),
@@ -121,7 +121,7 @@ fn done(reply: Reply<'_>, result: Result<(), i32>) {
     };
 }
 
-/// Answers GETXATTR and LISTXATTR: with the length where `size` is 0.
+/// Replies to GETXATTR and LISTXATTR. With `size` 0, the reply is the length.
 fn bytes(reply: Reply<'_>, size: u32, result: Result<Vec<u8>, Errno>) {
     match result {
         Ok(bytes) if size == 0 => reply.xattr_len(bytes.len() as u32),
@@ -189,7 +189,7 @@ impl Handler for FileSystem {
             }
             Op::Open { flags, .. } => match self.open(&r, flags) {
                 Ok(opened) => {
-                    // Whoever wanted it is gone.
+                    // The caller of open(2) is gone, so the kernel will send no RELEASE.
                     if !reply.opened(&opened) {
                         self.release(opened.handle);
                     }
@@ -283,14 +283,14 @@ impl Handler for FileSystem {
                 };
             }
             Op::Forget { .. } | Op::BatchForget | Op::Destroy => reply.none(),
-            // With `default_permissions` the kernel does not ask.
+            // The kernel checks permissions itself because of `default_permissions`.
             Op::Access { .. } | Op::Interrupt { .. } | Op::Unknown => {
                 reply.error(libc::ENOSYS);
             }
         }
     }
 
-    /// Only who waits for a lock is let go.
+    /// Only waits for locks can be interrupted.
     fn interrupt(&self, unique: u64) -> bool {
         self.interrupt_lock(unique);
         true

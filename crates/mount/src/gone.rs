@@ -1,22 +1,20 @@
-//! Directories removed through this mount: a process may still stand in one.
-//! The shard has forgotten it, but `stat .` must answer, with no link left, and
-//! `ls` must show nothing. Inode numbers are never given out again, so what is
-//! noted here stays true.
+//! Directories that were removed through this mount. A process may still have one as its working
+//! directory. The shard has no record of it, but `stat .` must succeed, with no link left, and `ls`
+//! must show nothing. Inode numbers are never reused, so these records stay valid.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use tatami_wire::{Attr, Ino};
 
-/// Removed directories remembered; beyond, the oldest is forgotten and answers
-/// `ESTALE`.
+/// Most removed directories in the table. Older ones get `ESTALE`.
 const GONE_MAX: usize = 256;
 
-/// The last attributes of removed directories, the oldest first.
+/// The last attributes of removed directories, oldest first.
 #[derive(Default)]
 pub(crate) struct Gone(Mutex<VecDeque<Attr>>);
 
 impl Gone {
-    /// Notes a directory whose last name is gone.
+    /// Records a directory whose last name was removed.
     pub(crate) fn note(&self, attr: Attr) {
         let mut gone = self.0.lock();
         if gone.len() >= GONE_MAX {
@@ -25,7 +23,7 @@ impl Gone {
         gone.push_back(Attr { nlink: 0, ..attr });
     }
 
-    /// The attributes, if it is one of them.
+    /// Returns the attributes of a removed directory.
     pub(crate) fn attr(&self, ino: Ino) -> Option<Attr> {
         self.0.lock().iter().rev().find(|attr| attr.ino == ino).cloned()
     }

@@ -1,4 +1,4 @@
-//! Handles: the numbers by which the kernel refers to what is open.
+//! Handles: the numbers by which the kernel refers to open files and directories.
 
 use parking_lot::RwLock;
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use tatami_wire::hash;
 
 const SHARDS: usize = 16;
 
-/// A table of open things. Numbers are not used twice.
+/// A table of open files or directories. Numbers are never reused.
 pub(crate) struct Handles<T> {
     shards: Vec<RwLock<HashMap<u64, Arc<T>, hash::Build>>>,
     next: AtomicU64,
@@ -38,12 +38,12 @@ impl<T> Handles<T> {
         self.shard(handle).write().remove(&handle)
     }
 
-    /// All that is open now.
+    /// Returns all open values.
     pub(crate) fn all(&self) -> Vec<Arc<T>> {
         self.shards.iter().flat_map(|s| s.read().values().cloned().collect::<Vec<_>>()).collect()
     }
 
-    /// Removes all, for the end.
+    /// Removes and returns all values, for the end of the mount.
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
         self.shards.iter().flat_map(|s| std::mem::take(&mut *s.write()).into_values()).collect()
     }

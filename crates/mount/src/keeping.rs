@@ -1,8 +1,9 @@
-//! What the kernel may keep for itself: names and attributes that are delegated to this mount.
+//! The kernel attribute cache: names and attributes that are delegated to this mount.
 //!
-//! It asks us again when the time is over, or when we have told it so, which we do before anybody sees a change that
-//! another mount makes. Of its own changes it knows itself. What it cannot know are the bytes that somebody writes
-//! here: attributes of a file that is open for writing it must ask for.
+//! The kernel asks again after the timeout or after an invalidation. The mount invalidates before
+//! any client sees another mount's change. The kernel knows its own changes. But it cannot know the
+//! effect of writes in this process. So attributes of a file that is open for writing are not
+//! cached.
 
 use crate::filesystem::FileSystem;
 use parking_lot::{Condvar, Mutex};
@@ -12,13 +13,13 @@ use tatami_client::KernelCache;
 use tatami_fuse::{Device, Notifier, Validity};
 use tatami_wire::{Attr, Ino, Kind};
 
-/// An inode of which the kernel has just been told for the first time may be unknown to it until the thread that has
-/// asked runs again: no longer than this.
+/// The kernel may not yet know an inode from a reply, until the requesting thread runs again. This
+/// bounds the time.
 const UNKNOWN: Duration = Duration::from_millis(100);
-/// Pause between two looks whether it is known.
+/// Pause between two attempts to invalidate.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The kernel's side of a mount.
+/// The kernel's cache of a mount.
 pub(crate) struct Kernel {
     notifier: Notifier,
     sleeping: (Mutex<()>, Condvar),
@@ -33,7 +34,7 @@ impl Kernel {
 impl KernelCache for Kernel {
     fn forget_attr(&self, ino: Ino, ago: Duration) {
         let begun = Instant::now();
-        // The bytes stay: whether they are old is asked when the file is opened.
+        // The pages stay. Their validity is checked at the next open.
         while let Err(rustix::io::Errno::NOENT) = self.notifier.inval_inode(ino.0, -1, 0) {
             if ago + begun.elapsed() >= UNKNOWN {
                 break;
@@ -45,13 +46,13 @@ impl KernelCache for Kernel {
 }
 
 impl FileSystem {
-    /// How long the kernel may keep the attributes.
+    /// Returns the time for which the kernel may cache the attributes.
     pub(crate) fn attr_time(&self, attr: &Attr) -> Duration {
         if !self.keeps || self.is_written(attr) {
             return self.valid.attr;
         }
         let time = self.client.attr_time(attr);
-        // Who has opened it for writing meanwhile may have ended the time before we began it.
+        // An open for writing may have ended the timeout before it was set here.
         if !time.is_zero() && self.is_written(attr) {
             self.client.end_attr_time(attr.ino);
             return self.valid.attr;
@@ -67,7 +68,8 @@ impl FileSystem {
                 .is_some_and(|inode| inode.state.lock().writers > 0 || self.is_changed(&inode))
     }
 
-    /// How long the kernel may keep that the name leads to `to`, or to nothing.
+    /// Returns the time for which the kernel may cache that the name leads to `to`, or that it is
+    /// absent.
     pub(crate) fn name_time(&self, parent: Ino, name: &[u8], to: Option<Ino>) -> Duration {
         match self.keeps {
             true => self.client.name_time(parent, name, to).max(self.valid.entry),
@@ -75,7 +77,7 @@ impl FileSystem {
         }
     }
 
-    /// Both.
+    /// Returns the timeouts of the entry and of the attributes.
     pub(crate) fn times(&self, parent: Ino, name: &[u8], attr: &Attr) -> Validity {
         Validity { entry: self.name_time(parent, name, Some(attr.ino)), attr: self.attr_time(attr) }
     }

@@ -1,21 +1,20 @@
-//! What was learnt about inodes a moment ago, for the kernel's next question.
+//! A short-lived attribute cache for the kernel's next request.
 //!
-//! Within one system call the kernel often asks twice: it looks a name up and
-//! then wants the attributes of what it has just been told, or it fetches
-//! attributes to check a permission and then the ACL, though the attributes
-//! say whether there is one. The second question needs no daemon if it comes
-//! right after the first, from the same thread.
+//! Within one system call the kernel often sends two requests. It looks a name up and then gets the
+//! attributes of the inode. Or it gets attributes to check a permission and then gets the ACL,
+//! though the attributes show whether there is one. The second request needs no daemon if it
+//! directly follows the first one, from the same thread.
 
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 use tatami_wire::{Attached, Attr, Ino};
 
-/// How long attributes told with a name are good for the question that
-/// follows. It bounds by how much `fstat` of an open file can be behind other
-/// mounts, when the same thread has just looked the name up for another reason.
+/// Lifetime of attributes from a lookup for the next request of the thread. It bounds the staleness
+/// of an `fstat` of an open file when the same thread has just looked the name up for another
+/// reason.
 pub(crate) const SAME_CALL: Duration = Duration::from_micros(100);
-/// How long it is good to know that there is no ACL, once attributes were fetched.
+/// Lifetime of the knowledge that an inode has no ACL.
 const ACL: Duration = Duration::from_millis(20);
 const SHARDS: usize = 16;
 const SLOTS: usize = 64;
@@ -23,16 +22,16 @@ const SLOTS: usize = 64;
 struct Slot {
     attr: Attr,
     learnt: Instant,
-    /// The thread that was told it with a name and has not asked for it since.
+    /// The thread that got the attributes by a lookup and has not asked for them since.
     told: Option<u32>,
-    /// [`Known::changes`] at that time.
+    /// The value of [`Known::changes`] at that time.
     changes: u64,
 }
 
-/// A small table: a newer inode displaces an older one in its slot.
+/// A small direct-mapped table: a newer inode displaces an older one in its slot.
 pub(crate) struct Known {
     shards: Vec<Mutex<Vec<Option<Slot>>>>,
-    /// Changes made through this mount.
+    /// Number of changes through this mount.
     changes: AtomicU64,
 }
 
@@ -47,12 +46,12 @@ impl Known {
         f(&mut self.shards[n % SHARDS].lock()[n / SHARDS % SLOTS])
     }
 
-    /// Notes attributes fetched just now.
+    /// Caches attributes from a shard.
     pub(crate) fn learn(&self, attr: &Attr) {
         self.put(attr, None);
     }
 
-    /// Notes attributes that thread `pid` is told with a name.
+    /// Caches attributes that thread `pid` gets by a lookup.
     pub(crate) fn tell(&self, attr: &Attr, pid: u32) {
         self.put(attr, Some(pid).filter(|pid| *pid != 0));
     }
@@ -63,23 +62,22 @@ impl Known {
         self.with(attr.ino, |place| *place = Some(slot));
     }
 
-    /// How many changes were made through this mount.
+    /// Returns the number of changes through this mount.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(SeqCst)
     }
 
-    /// Something was changed through this mount: whoever did it must see it at once.
+    /// Counts a change through this mount, because its thread must see the change at once.
     pub(crate) fn changed(&self) {
         self.changes.fetch_add(1, SeqCst);
     }
 
-    /// Nothing is known any more, because we change it. Returns what was known.
+    /// Removes an inode before a change of it. Returns the cached attributes.
     pub(crate) fn forget(&self, ino: Ino) -> Option<Attr> {
         self.with(ino, |place| place.take_if(|slot| slot.attr.ino == ino).map(|slot| slot.attr))
     }
 
-    /// The attributes, if `pid` was told them with the name just before. It
-    /// gets them once.
+    /// Returns the attributes, if `pid` has just got them by a lookup. Returns them only once.
     pub(crate) fn just_told(&self, ino: Ino, pid: u32) -> Option<Attr> {
         self.with(ino, |place| {
             let slot = place.as_mut()?;
@@ -95,7 +93,7 @@ impl Known {
         })
     }
 
-    /// Whether it is known that the inode has no ACL.
+    /// Checks whether the inode is known to have no ACL.
     pub(crate) fn has_no_acl(&self, ino: Ino) -> bool {
         self.with(ino, |place| {
             place.as_ref().is_some_and(|slot| {
@@ -112,7 +110,7 @@ pub(crate) mod tests {
     use super::*;
     use tatami_wire::Kind;
 
-    /// Attributes that say nothing.
+    /// Returns default attributes.
     pub(crate) fn attr(ino: u64, kind: Kind) -> Attr {
         Attr::plain(Ino(ino), kind)
     }
@@ -120,8 +118,8 @@ pub(crate) mod tests {
     #[test]
     fn what_was_told_is_good_for_one_question_of_the_same_thread() {
         let known = Known::new();
-        // On a slow machine the time may be over before the question: then
-        // there is no answer, which is never wrong.
+        // On a slow machine, the time may be over before the request. Then the result is `None`,
+        // which is always correct.
         let mut answered = false;
         for _ in 0..1000 {
             known.tell(&attr(5, Kind::File), 77);

@@ -1,19 +1,18 @@
-//! A volume as a file system of the kernel: FUSE requests to client calls.
+//! Mounts a volume by FUSE: translates the kernel's requests to calls of the client library.
 //!
-//! [`Mount::start`] mounts and serves, [`Mount::run`] waits for the end. The
-//! rules of names live in the metadata service and those of bytes in the
-//! client; what is decided here is what the kernel may do by itself:
+//! [`Mount::start`] mounts and serves. [`Mount::run`] waits for the end. The metadata service has
+//! the rules of names, and the client has those of bytes. This crate decides what the kernel may do
+//! by itself:
 //!
-//! - Names and attributes are asked for each time (unless timeouts are set),
-//!   so every mount sees a change at once.
-//! - Files whose bytes lie on this node are read, written and mapped by the
-//!   kernel straight on the disk (passthrough), where the system permits.
-//! - Bytes of other nodes are cached by the kernel for readers, from open to
-//!   open, and written through to the client by writers.
+//! - The kernel asks for names and attributes each time (unless timeouts are set or they are
+//!   delegated), so every mount sees a change at once.
+//! - The kernel reads, writes and maps files with bytes on this node directly on the disk
+//!   (passthrough), where the system permits.
+//! - The kernel caches bytes of other nodes for readers, across opens. Writers write through to the
+//!   client.
 //!
-//! [`null`] is a file system of names alone: the floor for what any request
-//! through a mount costs. [`bare`] is one file by passthrough: the floor for
-//! the bytes of a local file.
+//! [`null`] is a no-op file system with names only: the baseline for requests through a mount.
+//! [`bare`] is one passthrough file: the baseline for the bytes of a local file.
 
 mod announce;
 mod attr;

@@ -1,10 +1,11 @@
-//! Locks: what programs ask for by flock(2) and fcntl(2), across mounts.
+//! Locks of flock(2) and fcntl(2) across mounts.
 //!
-//! A lock that somebody else holds is waited for without a thread: the request is answered when the
-//! executor of its shard says that it may be asked for again. The kernel keeps no list of locks that come to us, so
-//! it does not free them either: those of a process go with any of its descriptors of the file (FLUSH tells the
-//! owner), those of an open file with that (RELEASE). An open file for reading only of which it was not
-//! foreseen that it will be used for locks is *silent*: we hear of its end only, and free all by then.
+//! A request for a lock that another owner has waits without a thread. The mount repeats it when
+//! the shard's executor reports that the lock is free. The kernel keeps no list of remote locks,
+//! and so does not free them. The mount frees the locks of a process when the process closes any
+//! descriptor of the file (FLUSH has the owner), and those of an open file at its RELEASE. A
+//! *silent* open file is read-only and was not expected to use locks. It gets no FLUSH, so the
+//! mount frees its locks at its RELEASE.
 
 use crate::errno::to_kernel;
 use crate::file::OpenFile;
@@ -22,26 +23,26 @@ use tatami_fuse::{Notifier, Reply, reply::Later};
 use tatami_wire::lock::{Lock, LockKind, LockSort, Span};
 use tatami_wire::{Errno, Ino, hash};
 
-/// Interruptions remembered of requests that have not come yet.
+/// Most remembered interruptions of requests that have not arrived yet.
 const EARLY_MAX: usize = 1024;
-/// The kernel tells of the end of an open file after close(2) has returned. A lock of one that has been
-/// closed by somebody since it was taken is waited for so long before it counts as held.
+/// The kernel sends RELEASE after close(2) has returned. A lock of an open file with a close since
+/// it was locked may be about to be freed. A request waits for that for this time before it fails.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
-/// Files remembered in which locks have been used; beyond, all are forgotten.
+/// Most files in the table of files with locks. It is cleared when full.
 const USED_MAX: usize = 64 * 1024;
-/// Pause of the thread for news when there is none, or an executor does not answer.
+/// Longest wait of the notification thread for news or for an executor.
 const NEWS_WAIT: Duration = Duration::from_secs(1);
 
-/// What an open file has to do with locks.
+/// The locks of an open file.
 #[derive(Debug, Default)]
 pub(crate) struct Locked {
-    /// Locks were taken through it.
+    /// A lock was acquired through the file.
     taken: AtomicBool,
-    /// Somebody has closed it since.
+    /// A descriptor was closed since.
     closed: AtomicBool,
-    /// They were lost, and others may have had them.
+    /// The locks were lost, and other owners may have had them.
     lost: AtomicBool,
-    /// Nobody tells when somebody closes it.
+    /// The kernel sends no FLUSH for the file.
     silent: bool,
 }
 
@@ -50,48 +51,48 @@ impl Locked {
         Locked { silent, ..Locked::default() }
     }
 
-    /// Whether it may have ended without our having heard of it.
+    /// Checks whether the file may have been closed without a FLUSH.
     fn may_have_ended(&self) -> bool {
         self.silent || self.closed.load(SeqCst)
     }
 }
 
-/// A lock that is waited for.
+/// A pending request for a lock.
 struct Wait {
     ino: Ino,
     lock: Lock,
     handle: u64,
-    /// Gone while the lock is being asked for.
+    /// `None` while the request is being repeated.
     reply: Option<Later>,
-    /// It is worth while to ask.
+    /// The lock may be free now.
     ready: bool,
     interrupted: bool,
-    /// When it is asked for again in any case.
+    /// Time of the next repetition.
     next: Instant,
 }
 
 #[derive(Default)]
 struct Waits {
-    /// By the number of the request.
+    /// By the unique number of the FUSE request.
     waits: HashMap<u64, Wait, hash::Build>,
     early: VecDeque<u64>,
     ended: bool,
 }
 
-/// All locks that are waited for.
+/// All pending requests for locks.
 #[derive(Default)]
 pub(crate) struct Waiting {
     waits: Mutex<Waits>,
     changed: Condvar,
-    /// Files in which locks have been used.
+    /// Files with locks of this mount, now or earlier.
     used: Mutex<HashSet<Ino, hash::Build>>,
     any_used: AtomicBool,
-    /// Open files that have ended, for those who wait for that.
+    /// Counts released open files, for the requests that wait for one.
     ends: Mutex<u64>,
     ended: Condvar,
 }
 
-/// The threads that ask for locks again, and give back what was delegated. Dropped, they end.
+/// The threads that repeat lock requests and return delegations. Dropping them ends them.
 pub(crate) struct LockThreads {
     fs: Arc<FileSystem>,
     stop: Arc<AtomicBool>,
@@ -99,7 +100,7 @@ pub(crate) struct LockThreads {
 }
 
 impl LockThreads {
-    /// Starts them.
+    /// Starts the threads.
     ///
     /// # Errors
     /// When the system has no threads left.
@@ -126,13 +127,13 @@ impl Drop for LockThreads {
             self.fs.waiting.changed.notify_all();
         }
         for thread in self.threads.drain(..) {
-            // They do not panic, and their result is nothing.
+            // The threads do not panic, and have no result.
             let _ = thread.join();
         }
     }
 }
 
-/// The lock that is meant, if it is one; `None` to free it.
+/// Decodes the requested lock; the kind is `None` for an unlock.
 fn wanted(asked: &FileLock) -> Result<(LockSort, u64, Span, Option<LockKind>), Errno> {
     let span = Span { start: asked.start, end: asked.end };
     let kind = match asked.kind {
@@ -145,7 +146,8 @@ fn wanted(asked: &FileLock) -> Result<(LockSort, u64, Span, Option<LockKind>), E
         return Err(Errno::EINVAL);
     }
     Ok(match asked.whole {
-        // The kernel's number of an open file may be used again before we hear of its end.
+        // The kernel may reuse its own id of an open file before this mount gets the RELEASE. So
+        // the handle is the owner.
         true => (LockSort::Whole, asked.handle, Span::ALL, kind),
         false => (LockSort::Range, asked.owner, span, kind),
     })
@@ -216,7 +218,8 @@ impl FileSystem {
         }
     }
 
-    /// The lock to be taken, and through which file; `None` where one was to be freed, and is.
+    /// Returns the requested lock and its open file. For an unlock: frees the lock and returns
+    /// `None`.
     fn lock_wanted(
         &self,
         ino: Ino,
@@ -234,7 +237,8 @@ impl FileSystem {
         Ok(Some((Lock { sort, owner, pid: asked.pid, span, kind }, file)))
     }
 
-    /// Takes a lock, or not. One of an open file that is just ending is no obstacle.
+    /// Tries to acquire a lock without waiting. A lock of an open file that is being closed does
+    /// not count as a conflict.
     fn lock_at_once(&self, ino: Ino, lock: &Lock, handle: u64) -> Result<(), Errno> {
         let deadline = Instant::now() + CLOSE_WAIT;
         loop {
@@ -251,7 +255,7 @@ impl FileSystem {
         }
     }
 
-    /// A request waits from now on, unless there is a reason why not.
+    /// Stores the reply of a waiting request, unless the request was interrupted before.
     fn wait_on(&self, unique: u64, reply: Later) {
         let mut waits = self.waiting.waits.lock();
         let Some(wait) = waits.waits.get_mut(&unique) else { return };
@@ -268,7 +272,7 @@ impl FileSystem {
         }
     }
 
-    /// Whoever waits was interrupted.
+    /// Ends an interrupted request.
     fn give_up(&self, unique: u64, wait: &Wait, reply: Later) {
         let Wait { ino, lock, handle, .. } = wait;
         let late = self.client.cancel_lock(*ino, lock, *handle, unique, self);
@@ -294,7 +298,7 @@ impl FileSystem {
         }
     }
 
-    /// Frees what a process holds that closes a descriptor.
+    /// Frees the locks of a process that closes a descriptor.
     pub(crate) fn free_locks_of_process(&self, file: &OpenFile, owner: u64) -> Result<(), Errno> {
         if file.locked.taken.load(SeqCst) {
             file.locked.closed.store(true, SeqCst);
@@ -302,7 +306,7 @@ impl FileSystem {
         self.client.free_lock(file.inode.ino, (LockSort::Range, owner), Span::ALL, self)
     }
 
-    /// Frees what an open file holds that has ended.
+    /// Frees the locks of a released open file.
     pub(crate) fn free_locks_of_file(&self, file: &OpenFile, handle: u64) {
         if !file.locked.taken.load(SeqCst) {
             return;
@@ -315,10 +319,10 @@ impl FileSystem {
         self.waiting.ended.notify_all();
     }
 
-    /// Makes sure that nobody else had the locks that were taken through `file`.
+    /// Checks that no other owner had the locks of `file` meanwhile.
     ///
     /// # Errors
-    /// `EIO` where somebody may have had them; `EHOSTDOWN` where nobody knows.
+    /// `EIO` if another owner may have had them; `EHOSTDOWN` if the node cannot be asked.
     pub(crate) fn check_locks(&self, file: &OpenFile) -> Result<(), Errno> {
         if !file.locked.taken.load(SeqCst) {
             return Ok(());
@@ -342,7 +346,7 @@ impl FileSystem {
             self.waiting.end(unique);
             let answered = reply.answer(taken.map(drop).map_err(to_kernel));
             if taken.is_ok() && !answered {
-                // Whoever wanted it is gone.
+                // The requesting process is gone.
                 let freed = self.client.free_lock(ino, (lock.sort, lock.owner), lock.span, self);
                 if let Err(error) = freed {
                     tracing::warn!(%ino, %error, "a lock that nobody wants is freed later");
@@ -357,7 +361,7 @@ impl FileSystem {
             self.waiting.note_ready(&ready);
             for executor in reclaim {
                 if let Err(error) = self.client.reclaim_locks(executor, self) {
-                    // When it is back, there is a new connection, and it is tried again.
+                    // A new connection to the executor triggers the next attempt.
                     tracing::warn!(%executor, %error, "it does not know which locks we hold");
                 }
             }
@@ -408,12 +412,12 @@ impl Waiting {
         self.any_used.store(true, SeqCst);
     }
 
-    /// Whether locks of the file have been used through this mount.
+    /// Checks whether locks of the file were used through this mount.
     pub(crate) fn are_used(&self, ino: Ino) -> bool {
         self.any_used.load(SeqCst) && self.used.lock().contains(&ino)
     }
 
-    /// A request begins to wait, perhaps. False if it was interrupted before.
+    /// Registers a request that may have to wait. Returns false if it was interrupted before.
     fn begin(&self, unique: u64, ino: Ino, lock: Lock, handle: u64) -> bool {
         let mut waits = self.waits.lock();
         if let Some(at) = waits.early.iter().position(|early| *early == unique) {
@@ -440,7 +444,7 @@ impl Waiting {
         self.changed.notify_all();
     }
 
-    /// The next lock to be asked for again; `None` at the end.
+    /// Returns the next request to repeat; `None` at the end.
     fn next(&self) -> Option<(u64, Ino, Lock, u64, Later)> {
         let mut waits = self.waits.lock();
         loop {
@@ -467,7 +471,7 @@ impl Waiting {
         }
     }
 
-    /// Waits for the end of an open file since `before`; false when the time is over.
+    /// Waits for the release of an open file after `before`. Returns false at the deadline.
     fn wait_for_end(&self, before: u64, deadline: Instant) -> bool {
         let mut ends = self.ends.lock();
         while *ends == before {
@@ -478,7 +482,7 @@ impl Waiting {
         true
     }
 }
-/// What is answered to those who had locks that may have been others' since.
+/// Returns the error for open files with lost locks.
 fn locks_are_lost() -> Errno {
     tatami_client::note_cause(Errno::EIO, || {
         "the mount was away for longer than its lease, and has lost the locks of this open file"

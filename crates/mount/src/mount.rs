@@ -19,27 +19,26 @@ use tatami_fuse::{Channel, MountSettings, Session, Threads, UnmountError, Validi
 use tatami_wire::admin::MountInfo;
 use tatami_wire::{Cred, Ino};
 
-/// How far the kernel may read ahead, in units of 1024 bytes: two requests of
-/// full length, so that one travels while the other is consumed.
+/// The kernel's read-ahead, in units of 1024 bytes: two requests of full length. So one is in
+/// transit while the program consumes the other.
 const READ_AHEAD_KIB: u32 = 2048;
 
-/// A mounted volume. Dropped, it is unmounted.
+/// A mounted volume. Dropping it unmounts it.
 pub struct Mount {
-    // In this order they end: first the news of it, then the requests.
+    // Fields end in this order: first the announcement, then the requests.
     announcer: Option<Announcer>,
     recalls: Option<Recalls>,
-    /// They end with `fs`, which they hold.
+    /// These threads hold `fs`, so they must end before it.
     locks: Option<LockThreads>,
     session: Arc<Session>,
     fs: Arc<FileSystem>,
     info: MountInfo,
 }
 
-/// What we would like to agree with the kernel.
+/// Returns the features that the mount requests from the kernel.
 ///
-/// It clears setuid
-/// itself only where writes come to us (`HANDLE_KILLPRIV_V2`), so that it need
-/// not ask for file capabilities before each write.
+/// With `HANDLE_KILLPRIV_V2` the kernel clears setuid only for writes that reach this process. So
+/// it need not ask for file capabilities before each write.
 pub(crate) fn wanted(max_write: u32, stack_depth: u32, plus: bool) -> Wanted {
     let common = Wanted::default();
     let passthrough = if stack_depth > 0 { init::PASSTHROUGH } else { 0 };
@@ -61,10 +60,10 @@ pub(crate) fn wanted(max_write: u32, stack_depth: u32, plus: bool) -> Wanted {
 }
 
 impl Mount {
-    /// Mounts the volume. When this returns, it is mounted and answers.
+    /// Mounts the volume. The mount answers when this returns.
     ///
     /// # Errors
-    /// [`MountError`], with what to do.
+    /// [`MountError`], with a remedy.
     pub fn start(client: Arc<Client>, options: &MountOptions) -> Result<Mount, MountError> {
         let path = place::check(&options.mountpoint)?;
         client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
@@ -82,7 +81,7 @@ impl Mount {
             ..place::settings(source, options.read_only, options.allow_other)
         };
         let channel = Channel::mount(&path, &settings)?;
-        // Attributes of a listing are of use only where the kernel may keep them.
+        // Attributes in a listing are only useful if the kernel may cache them.
         let plus = options.kernel_cache || !options.attr_timeout.is_zero();
         let mut wanted = wanted(options.max_write, depth, plus);
         wanted.flags |= init::POSIX_LOCKS | init::FLOCK_LOCKS;
@@ -121,15 +120,15 @@ impl Mount {
         Ok(Mount { announcer, recalls, locks: Some(locks), session: Arc::new(session), fs, info })
     }
 
-    /// Where it is mounted, and whether local files bypass us.
+    /// Returns the mount point, and whether local files use passthrough.
     pub fn info(&self) -> &MountInfo {
         &self.info
     }
 
-    /// Unmounts it, and returns when all is told to the volume.
+    /// Unmounts the volume. All changes are committed when this returns.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] while somebody uses it; it goes on then.
+    /// [`UnmountError::Busy`] while a program uses it. Then the mount continues.
     pub fn stop(&self) -> Result<(), UnmountError> {
         self.session.channel().unmount(false)?;
         self.session.wait(None);
@@ -139,8 +138,7 @@ impl Mount {
         Ok(())
     }
 
-    /// Serves until somebody unmounts it or the process is told to end
-    /// (SIGTERM, SIGINT).
+    /// Serves until an unmount or SIGTERM or SIGINT.
     ///
     /// # Errors
     /// When the system is short of descriptors.
@@ -152,7 +150,7 @@ impl Mount {
 }
 
 impl Mount {
-    /// Tells the volume all that it does not know yet.
+    /// Commits all pending changes to the volume.
     fn finish(&self) {
         if self.session.wait(Some(Duration::ZERO)) {
             self.fs.close_all();

@@ -1,4 +1,4 @@
-//! Names: looking up, making, moving, removing.
+//! Names: look up, create, move, remove.
 
 use crate::filesystem::FileSystem;
 use crate::open::Sort;
@@ -26,15 +26,15 @@ impl FileSystem {
             Kind::File => self.amended(&Cred::ROOT, attr)?,
             _ => attr,
         };
-        // How long it is now is asked for only if somebody wants to know.
+        // The size may be stale. It is only requested if the caller asks for attributes.
         if !attr.written_elsewhere {
             self.known.tell(&attr, request.header.pid);
         }
         Ok(attr)
     }
 
-    /// Runs `make` for the caller. Whether a new file may have setgid depends
-    /// on the caller's groups, without a refusal.
+    /// Runs `make` for the caller. The caller's groups decide whether a new file may have setgid.
+    /// There is no refusal that would trigger a retry with the groups.
     ///
     /// # Errors
     /// Those of `make`.
@@ -73,10 +73,10 @@ impl FileSystem {
         Ok(made.attr)
     }
 
-    /// The kind of inode that MKNOD asks for.
+    /// Returns the kind of inode for MKNOD.
     ///
     /// # Errors
-    /// `EINVAL` for one that mknod(2) does not make.
+    /// `EINVAL` for a kind that mknod(2) does not create.
     pub(crate) fn new_node(&self, mode: u32, rdev: u32) -> Result<NewNode, Errno> {
         match Kind::from_mode(mode) {
             Some(Kind::File) => Ok(NewNode::File(self.client.new_layout())),
@@ -126,7 +126,7 @@ impl FileSystem {
     /// RENAME.
     ///
     /// # Errors
-    /// Those of the shard; `EINVAL` for flags that Tatami has not.
+    /// Those of the shard; `EINVAL` for flags that Tatami does not support.
     pub(crate) fn rename(
         &self,
         request: &Request<'_>,
@@ -148,8 +148,8 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Something open may have been what was removed, so it was kept. If it
-    /// was not that, it can go.
+    /// Releases an inode that was kept although it is not open here. It was kept because any open
+    /// inode might have been the removed one.
     fn after_removal(&self, removed: Removed, keep: bool) {
         let known = removed.ino.and_then(|ino| self.known.forget(ino));
         if let Some(attr) = known.filter(|attr| removed.last && attr.kind == Kind::Dir) {

@@ -1,8 +1,8 @@
-//! A file system of names alone, in memory: no daemon, no bytes, no checks.
+//! A no-op file system of names only, in memory: no daemon, no bytes, no checks.
 //!
-//! It is mounted with the same agreement with the kernel as a volume, gets the
-//! same requests, and answers each as fast as can be. What an operation costs
-//! on it is the floor for any file system that lives in a process.
+//! It negotiates the same features with the kernel as a volume, gets the same requests, and replies
+//! as fast as possible. So the cost of an operation here is the baseline for every file system in a
+//! process.
 
 use crate::bare::Bare;
 use crate::error::MountError;
@@ -18,11 +18,11 @@ use tatami_fuse::{
     Threads, Time, UnmountError, Validity,
 };
 
-/// A file system that is only a floor, mounted. Dropped, it is unmounted.
+/// A mounted baseline file system. Dropping it unmounts it.
 pub struct NullMount(Session);
 
 impl NullMount {
-    /// Mounts the empty one on `path`, served by `threads` threads.
+    /// Mounts an empty no-op file system on `path`, served by `threads` threads.
     ///
     /// # Errors
     /// [`MountError`].
@@ -30,7 +30,8 @@ impl NullMount {
         NullMount::serve(path, threads, 0, |_| Ok(Null::new()))
     }
 
-    /// Mounts that of one file on `path`: [`crate::bare::NAME`] there is `file`, past us.
+    /// Mounts a file system of one file on `path`. There [`crate::bare::NAME`] is `file`, with
+    /// passthrough.
     ///
     /// # Errors
     /// [`MountError`].
@@ -60,7 +61,7 @@ impl NullMount {
     /// Unmounts it.
     ///
     /// # Errors
-    /// [`UnmountError::Busy`] while somebody uses it.
+    /// [`UnmountError::Busy`] while a program uses the mount.
     pub fn stop(self) -> Result<(), UnmountError> {
         self.0.channel().unmount(false)?;
         self.0.wait(None);
@@ -258,7 +259,8 @@ impl Handler for Null {
 }
 
 impl Tree {
-    /// Offsets are inode numbers: names keep the order in which they were made.
+    /// Lists a directory. Offsets are inode numbers plus 2, so names keep the order of their
+    /// creation.
     fn list(
         &self,
         dir: u64,

@@ -1,8 +1,7 @@
-//! What is open in this mount, by inode.
+//! The inodes that are open in this mount.
 //!
-//! All handles of an inode share one [`OpenInode`]: the kernel accepts one
-//! backing file an inode at a time, and what the shard has been told of the
-//! bytes concerns all writers together.
+//! All handles of an inode share one [`OpenInode`]. The kernel accepts only one backing file for an
+//! inode at a time, and the commits to the shard concern all writers together.
 
 use crate::spares::{Lent, Unwritten};
 use parking_lot::{Condvar, Mutex, RwLock, RwLockReadGuard};
@@ -21,18 +20,17 @@ const SHARDS: usize = 16;
 /// An inode that is open.
 pub(crate) struct OpenInode {
     pub(crate) ino: Ino,
-    /// Held while daemons are told things whose order matters: opens for
-    /// writing, the state of the bytes, cuts, the end of writing.
+    /// Held during requests whose order matters: opens for writing, commits, truncations, closes of
+    /// writers.
     pub(crate) order: Mutex<()>,
     pub(crate) state: Mutex<State>,
-    /// Goes up whenever the shard has been told something of the bytes, before
-    /// that is noted anywhere else.
+    /// Increases with every commit to the shard, before the commit is recorded in any other place.
     pub(crate) generation: AtomicU64,
-    /// Changes of the bytes made through us.
+    /// Number of changes of the bytes through this process.
     writes: AtomicU64,
-    /// Of these, the shard has been told.
+    /// The number of these changes that the shard has confirmed.
     writes_told: AtomicU64,
-    /// Of a directory: a name in it was looked up since it was read from.
+    /// For a directory: a name was looked up since the last read of the directory.
     looked_up: AtomicBool,
 }
 
@@ -49,77 +47,77 @@ impl OpenInode {
         }
     }
 
-    /// Whether a name in the directory was looked up since the last call.
+    /// Returns whether a name in the directory was looked up since the last call.
     pub(crate) fn was_looked_up(&self) -> bool {
         self.looked_up.swap(false, SeqCst)
     }
 
-    /// Bytes were changed through us.
+    /// Counts a change of the bytes through this process.
     pub(crate) fn wrote(&self) {
         self.writes.fetch_add(1, SeqCst);
     }
 
-    /// How often bytes were changed through us.
+    /// Returns the number of changes of the bytes through this process.
     pub(crate) fn writes(&self) -> u64 {
         self.writes.load(SeqCst)
     }
 
-    /// Whether bytes were changed through us of which the shard has not been
-    /// told. It counts as told when it has answered.
+    /// Checks whether there are changes that the shard has not confirmed.
     pub(crate) fn is_ahead(&self) -> bool {
         self.writes_told.load(SeqCst) < self.writes()
     }
 
-    /// The shard has answered that it knows of the first `writes`.
+    /// Records that the shard has confirmed the first `writes` changes.
     pub(crate) fn told_of(&self, writes: u64) {
         self.generation.fetch_add(1, SeqCst);
         self.writes_told.fetch_max(writes, SeqCst);
     }
 }
 
-/// What is known of an open inode.
+/// The mutable state of an open inode.
 #[derive(Default)]
 pub(crate) struct State {
-    /// Handles that may write.
+    /// Number of handles for writing.
     pub(crate) writers: u32,
-    /// The shard has a note that we may change the bytes.
+    /// The shard has registered that this client may change the bytes.
     pub(crate) noted: bool,
-    /// The local file, when the kernel uses it.
+    /// The local file that the kernel uses for passthrough.
     pub(crate) backing: Option<Backing>,
-    /// A local file that was `backing` before the file was laid out anew. The kernel holds on to it
-    /// as long as anybody has the inode open.
+    /// The `backing` from before a re-layout of the file. The kernel uses it until the last close
+    /// of the inode.
     pub(crate) stale: Option<Backing>,
-    /// Of the backing file: what the shard knows already.
+    /// The state of the backing file that was last committed.
     pub(crate) told: Option<Told>,
-    /// The last writer has left it as it was lent, without a byte.
+    /// The backing file is still an empty spare file after the last commit.
     pub(crate) is_empty: bool,
-    /// Access to the bytes of one of the writers.
+    /// The data connection of one of the writers.
     pub(crate) writer: Option<Arc<DataFile>>,
-    /// Permission bits when it was last looked at.
+    /// Permission bits, as last read.
     pub(crate) mode: u16,
-    /// The kernel may have bytes of it in its own cache, as of a tiled file or of one on another
-    /// node, or read it through us: as long as anybody has it open, it gets no backing file.
+    /// The kernel may have cached pages of the inode or may read it through this process (tiled and
+    /// remote files). Then the inode gets no backing file until its last close.
     pub(crate) through_us: bool,
-    /// We made it and gave it no file capabilities: before a write, the kernel
-    /// need not hear from the shard that there are none.
+    /// This client created the file without file capabilities. So the kernel's query before a write
+    /// needs no request to the shard.
     pub(crate) no_capability: bool,
 }
 
-/// A local file that the kernel reads and writes itself.
+/// A local file that the kernel reads and writes directly.
 #[derive(Clone)]
 pub(crate) struct Backing {
     pub(crate) id: BackingId,
-    /// Open as long as somebody here may write to it. The kernel has its own for those who read.
+    /// Open while a handle of this mount may write. The kernel has its own descriptor for readers.
     pub(crate) file: Option<Arc<OwnedFd>>,
-    /// Which object of the inode it is, or will be.
+    /// The object of the inode, existing or future.
     pub(crate) base: Piece,
-    /// It is no object yet.
+    /// Set while the file is a spare file and not yet an object.
     pub(crate) lent: Option<Lent>,
     pub(crate) unwritten: Option<Unwritten>,
 }
 
 impl Backing {
-    /// Size, storage and times; `None` where nobody here can have changed it.
+    /// Returns size, storage and times. `None` if no handle of this mount can have changed the
+    /// file.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -129,15 +127,15 @@ impl Backing {
     }
 }
 
-/// By which it is recognised that a backing file has changed.
+/// The state by which a change of a backing file is detected.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Told {
     pub(crate) size: u64,
     pub(crate) mtime: Timestamp,
 }
 
-/// What kind of inode is opened. Directories and files are removed by
-/// different calls, so that they are counted separately.
+/// The kind of an open inode. Files and directories are counted separately, because different calls
+/// remove them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sort {
     File,
@@ -147,32 +145,32 @@ pub(crate) enum Sort {
 struct Entry {
     inode: Arc<OpenInode>,
     users: u32,
-    /// Users that only read it.
+    /// Number of users that only read.
     readers: u32,
-    /// Its last name is gone; the shard keeps it for us.
+    /// The last name is removed; the shard keeps the inode for this client.
     kept: bool,
 }
 
-/// Some of what is open.
+/// A slice of the table.
 #[derive(Default)]
 struct Shard {
     entries: Mutex<HashMap<Ino, Entry, hash::Build>>,
-    /// The last handle of one of them has gone.
+    /// The last handle of an inode was closed.
     ended: Condvar,
 }
 
-/// All that is open.
+/// All open inodes of the mount.
 pub(crate) struct OpenInodes {
     shards: Vec<Shard>,
     files: Gate,
     dirs: Gate,
 }
 
-/// What must be done after the last handle of an inode.
+/// The tasks after the last close of an inode.
 pub(crate) struct Last {
-    /// Tell the shard that it need not be kept.
+    /// Release the inode at the shard.
     pub(crate) kept: bool,
-    /// Take the registration back.
+    /// Unregister this backing file.
     pub(crate) backing: Option<Backing>,
     /// See [`State::is_empty`].
     pub(crate) is_empty: bool,
@@ -198,18 +196,17 @@ impl OpenInodes {
         }
     }
 
-    /// Announces that something is about to be opened, before the daemon is
-    /// asked: from now on removals keep the inode.
+    /// Announces an open before the request to the daemon. From now on removals keep the inode.
     pub(crate) fn announce(&self, sort: Sort) {
         self.gate(sort).enter();
     }
 
-    /// Takes an announcement back.
+    /// Undoes an announcement.
     pub(crate) fn withdraw(&self, sort: Sort) {
         self.gate(sort).leave();
     }
 
-    /// One more user of `ino`, after [`OpenInodes::announce`]; with `reads`, one that only reads a file.
+    /// Adds a user of `ino`, after [`OpenInodes::announce`]. `reads`: the user only reads.
     pub(crate) fn enter(&self, ino: Ino, reads: bool) -> Arc<OpenInode> {
         let mut shard = self.shard(ino).entries.lock();
         let entry = shard.entry(ino).or_insert_with(|| Entry {
@@ -223,20 +220,21 @@ impl OpenInodes {
         entry.inode.clone()
     }
 
-    /// A name in `dir` is looked up.
+    /// Records the lookup of a name in `dir`.
     pub(crate) fn note_lookup(&self, dir: Ino) {
         if let Some(entry) = self.shard(dir).entries.lock().get(&dir) {
             entry.inode.looked_up.store(true, SeqCst);
         }
     }
 
-    /// The inode, if it is open.
+    /// Returns the inode if it is open.
     pub(crate) fn find(&self, ino: Ino) -> Option<Arc<OpenInode>> {
         self.shard(ino).entries.lock().get(&ino).map(|e| e.inode.clone())
     }
 
-    /// One user less. `Some` after the last one. With `reads`, it was one that only reads; if it was the last of
-    /// these, that is called, before another one can enter.
+    /// Removes a user. Returns `Some` after the last one. `reads` is set for a user that only
+    /// reads. It is called after the last such user, under the lock, so before another one can
+    /// enter.
     pub(crate) fn leave(
         &self,
         inode: &OpenInode,
@@ -269,7 +267,7 @@ impl OpenInodes {
         last
     }
 
-    /// The files that are open for reading only.
+    /// Returns the files that are open only for reading by some handle.
     pub(crate) fn only_read(&self) -> Vec<Ino> {
         let mut found = Vec::new();
         for shard in &self.shards {
@@ -279,7 +277,8 @@ impl OpenInodes {
         found
     }
 
-    /// Calls `nobody_reads` if nobody has `ino` open for reading only, before somebody can.
+    /// Calls `nobody_reads` if no handle is only for reading. Holds the lock, so that none can be
+    /// added meanwhile.
     pub(crate) fn unless_read(&self, ino: Ino, nobody_reads: impl FnOnce()) {
         let entries = self.shard(ino).entries.lock();
         if entries.get(&ino).is_none_or(|entry| entry.readers == 0) {
@@ -287,7 +286,7 @@ impl OpenInodes {
         }
     }
 
-    /// Waits until nobody has `ino` open, no longer than `patience`. Whether that is so.
+    /// Waits at most `patience` until `ino` is closed. Returns whether it is.
     pub(crate) fn wait_until_closed(&self, ino: Ino, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
         let Shard { entries, ended } = self.shard(ino);
@@ -300,8 +299,8 @@ impl OpenInodes {
         true
     }
 
-    /// Notes that the shard keeps `ino` for us. False if it is not open (any
-    /// more), and the shard must be told so.
+    /// Records that the shard keeps `ino` for this client. Returns false if `ino` is not open any
+    /// more. Then the caller must release it at the shard.
     pub(crate) fn keep(&self, ino: Ino) -> bool {
         match self.shard(ino).entries.lock().get_mut(&ino) {
             Some(entry) => {
@@ -312,29 +311,29 @@ impl OpenInodes {
         }
     }
 
-    /// To be held during the removal of an entry that leads to any of `sorts`.
+    /// Returns a guard for the removal of an entry that leads to any of `sorts`.
     pub(crate) fn removal(&self, sorts: &[Sort]) -> Removal<'_> {
         let guards: Option<Vec<_>> = sorts.iter().map(|s| self.gate(*s).none_open()).collect();
         Removal { none_open: guards }
     }
 }
 
-/// A removal under way.
+/// A guard for a removal in progress.
 pub(crate) struct Removal<'a> {
     none_open: Option<Vec<RwLockReadGuard<'a, ()>>>,
 }
 
 impl Removal<'_> {
-    /// Whether the shard must keep the inode until we say otherwise: when
-    /// something is open here, it may be this very inode.
+    /// Returns whether the shard must keep the inode until its release. This is so if any inode of
+    /// these kinds is open here, because the removed inode may be among them.
     pub(crate) fn keep(&self) -> bool {
         self.none_open.is_none()
     }
 }
 
-/// Counts what is open. While nothing is, removals hold the lock shared, and
-/// the first open waits for those under way; so no inode is opened between the
-/// question whether any is and the removal.
+/// Counts open inodes of a kind. While the count is 0, removals hold the lock shared, and the first
+/// open waits for them by taking it exclusively. So no inode is opened between the check of the
+/// count and the end of the removal.
 #[derive(Default)]
 struct Gate {
     open: AtomicU64,

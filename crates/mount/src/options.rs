@@ -1,54 +1,54 @@
-//! How a volume is to be mounted.
+//! The options of a mount.
 
 use std::path::PathBuf;
 use std::time::Duration;
 use tatami_fuse::Restrictions;
 
-/// Whether the kernel may read and write local files past us.
+/// Whether the kernel may read and write local files directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Passthrough {
-    /// Where the system permits it; otherwise through us.
+    /// Passthrough if the system permits it.
     #[default]
     Auto,
-    /// Never.
+    /// No passthrough.
     Off,
 }
 
-/// How a volume is to be mounted.
+/// The options of a mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// The directory on which it is to appear.
+    /// The directory for the mount.
     pub mountpoint: PathBuf,
-    /// No writing through this mount.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// Threads that are kept for requests.
+    /// Number of threads that stay alive when idle.
     pub threads: usize,
-    /// Most threads. Each request that waits for a node occupies one; so many
-    /// can wait before others have to.
+    /// Most threads. A request that waits for a node occupies a thread, so this bounds the
+    /// concurrent waits.
     pub threads_max: usize,
-    /// How long the kernel may believe attributes. Zero: other mounts' changes
-    /// are seen at once.
+    /// Time for which the kernel may cache attributes that are not delegated. Zero: changes of
+    /// other mounts are visible at once.
     pub attr_timeout: Duration,
-    /// How long the kernel may believe that a name leads to an inode. Zero:
-    /// other mounts' changes are seen at once.
+    /// Time for which the kernel may cache names that are not delegated. Zero: changes of other
+    /// mounts are visible at once.
     pub entry_timeout: Duration,
-    /// Whether the kernel may keep names and attributes that are delegated to this mount. It forgets
-    /// them before other mounts' changes are seen.
+    /// Whether the kernel may cache names and attributes that are delegated to this mount. They are
+    /// invalidated before another mount's change becomes visible.
     pub kernel_cache: bool,
-    /// Whether the kernel may read and write local files past us.
+    /// Whether the kernel may read and write local files directly.
     pub passthrough: Passthrough,
-    /// Other users than the one who mounts may enter. For anyone but root the
-    /// system must allow it (`user_allow_other` in `/etc/fuse.conf`).
+    /// Other users than the mounting user have access. For a user other than root, the system must
+    /// allow this (`user_allow_other` in `/etc/fuse.conf`).
     pub allow_other: bool,
-    /// What the kernel does not do with files of the mount.
+    /// Things that the kernel must not do with files of the mount.
     pub restrictions: Restrictions,
     /// Most bytes of one read or write request.
     pub max_write: u32,
 }
 
 impl MountOptions {
-    /// Defaults for mounting on `mountpoint`: everything at once, everybody
-    /// may enter if root mounts.
+    /// Returns the defaults for a mount on `mountpoint`: changes are visible at once. All users
+    /// have access if root mounts.
     pub fn new(mountpoint: impl Into<PathBuf>) -> MountOptions {
         MountOptions {
             mountpoint: mountpoint.into(),

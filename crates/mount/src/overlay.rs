@@ -1,8 +1,8 @@
-//! A directory of any file system, shown with its containers as ordinary files.
+//! The overlay: shows a directory of any file system, with its containers as ordinary files.
 //!
-//! Names and everything that is no container pass through. A container is one
-//! file: it is read and written as any program of one process would, by
-//! [`tatami_tiled`], while jobs may be writing it, too.
+//! Names and all files that are not containers pass through. A container is shown as one file.
+//! [`tatami_tiled`] reads and writes it as a program of one process would, while jobs may also
+//! write it.
 
 mod bytes;
 mod names;
@@ -24,17 +24,17 @@ use tatami_fuse::{
     Channel, Handler, Op, Opened, Reply, Request, Session, StatFs, Threads, Validity,
 };
 
-/// Threads that are kept, and most of them.
+/// Number of threads that stay alive when idle, and most threads.
 const THREADS: Threads = Threads { base: 2, max: 16 };
 /// Most bytes of one read or write request.
 const MAX_WRITE: u32 = 1 << 20;
-/// An overlay, mounted. Dropped, it is unmounted.
+/// A mounted overlay. Dropping it unmounts it.
 pub struct Overlay {
     session: Arc<Session>,
 }
 
 impl Overlay {
-    /// Mounts what is below `dir` on `mountpoint`. When this returns, it answers.
+    /// Mounts the contents of `dir` on `mountpoint`. The mount answers when this returns.
     ///
     /// # Errors
     /// [`MountError`].
@@ -61,7 +61,7 @@ impl Overlay {
         Ok(Overlay { session: Arc::new(session) })
     }
 
-    /// Serves until somebody unmounts it or the process is told to end (SIGTERM, SIGINT).
+    /// Serves until an unmount or SIGTERM or SIGINT.
     ///
     /// # Errors
     /// When the system is short of descriptors or threads.
@@ -70,7 +70,7 @@ impl Overlay {
     }
 }
 
-/// An entry of a directory as it was when the directory was opened.
+/// An entry of a directory as of the open of the directory.
 struct Listed {
     name: Vec<u8>,
     ino: u64,
@@ -107,7 +107,8 @@ impl Shown {
 
     fn open(&self, path: &Path, flags: i32) -> Answer<Opened> {
         let file = Handle::open(path, flags)?;
-        // Of a container the kernel keeps nothing: jobs write it behind its back.
+        // The kernel must not cache a container, because jobs write it without the kernel's
+        // knowledge.
         let flags = if file.is_container() { fopen::DIRECT_IO } else { 0 };
         let handle = self.keep(Opening::File(Arc::new(file)));
         Ok(Opened { handle, flags, backing: 0 })

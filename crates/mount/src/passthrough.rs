@@ -1,4 +1,4 @@
-//! Whether local files can bypass us here.
+//! Checks whether passthrough of local files works here.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -8,8 +8,8 @@ use tatami_fuse::{Device, Negotiated};
 
 const OVERLAYFS_MAGIC: i64 = 0x794c_7630;
 
-/// How many file systems may lie under ours. A plain disk under us needs 1; an
-/// overlay, as in containers, 2, but then no overlay can be put on top of us.
+/// Returns the number of stacked file systems below this mount. A plain disk needs 1. An overlayfs,
+/// as in containers, needs 2, but then no overlayfs can be mounted on top of this mount.
 pub(crate) fn stack_depth(data_dir: Option<&Path>) -> u32 {
     match data_dir.map(rustix::fs::statfs) {
         Some(Ok(s)) if s.f_type == OVERLAYFS_MAGIC => 2,
@@ -17,10 +17,10 @@ pub(crate) fn stack_depth(data_dir: Option<&Path>) -> u32 {
     }
 }
 
-/// Tries to register a file that lies where the node keeps its objects.
+/// Tries to register a file in the node's data directory.
 ///
 /// # Errors
-/// Why it can't be done, in words for the user.
+/// The reason of the failure, in words for the user.
 pub(crate) fn probe(
     device: &Device,
     agreed: &Negotiated,
@@ -39,7 +39,7 @@ pub(crate) fn probe(
         .map_err(|e| format!("no file to try it with in {}: {e}", dir.display()))?;
     match device.open_backing(&file) {
         Ok(id) => {
-            // It was only a trial; what is left of it goes with the mount.
+            // The trial may leak its registration. The end of the mount removes it.
             let _ = device.close_backing(id);
             Ok(())
         }

@@ -1,18 +1,17 @@
-//! The directory to mount on: looked at before the kernel is asked, so that
-//! a refusal says what is wrong.
+//! Checks of the mount point before the mount, so that a refusal has a clear reason.
 
 use crate::error::MountError;
 use std::path::{Path, PathBuf};
 use tatami_fuse::mounting::mounted;
 use tatami_fuse::{MountSettings, Restrictions};
 
-/// What `mount` and `df` show behind `fuse.`.
+/// The type that `mount` and `df` show after `fuse.`.
 pub(crate) const SUBTYPE: &str = "tatami";
 
-/// The directory, if one can mount there.
+/// Returns the canonical path of the directory, if a mount there is possible.
 ///
 /// # Errors
-/// [`MountError`], with what to do.
+/// [`MountError`], with a remedy.
 pub(crate) fn check(path: &Path) -> Result<PathBuf, MountError> {
     let failed = |source: std::io::Error| {
         let path = path.to_owned();
@@ -34,8 +33,8 @@ pub(crate) fn check(path: &Path) -> Result<PathBuf, MountError> {
     }
 }
 
-/// Lets the kernel read further ahead than its default of 128 KiB, for files of
-/// other nodes. Only root may say so; without, they are read in smaller pieces.
+/// Sets a longer read-ahead than the kernel's default of 128 KiB, for remote files. Only root may
+/// do this. Otherwise the reads are smaller.
 pub(crate) fn read_ahead(path: &Path, kib: u32) {
     let device = match mounted(path) {
         Ok(Some(mounted)) => mounted.device,
@@ -47,7 +46,7 @@ pub(crate) fn read_ahead(path: &Path, kib: u32) {
     }
 }
 
-/// How it is mounted there.
+/// Returns the settings of the mount.
 pub(crate) fn settings(source: String, read_only: bool, allow_other: bool) -> MountSettings {
     MountSettings {
         source,

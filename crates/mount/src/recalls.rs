@@ -1,4 +1,4 @@
-//! Threads that let the executors of the namespace delegate names to this mount.
+//! Threads that hold the mount's delegations from the executors of the namespace.
 
 use crate::filesystem::FileSystem;
 use parking_lot::Mutex;
@@ -11,8 +11,8 @@ use std::thread::JoinHandle;
 use tatami_client::{Client, KernelCache, OpenFiles};
 use tatami_wire::{ExecutorId, Ino};
 
-/// The threads, one for each executor, and one that starts them as executors get shards. Dropped, they end, and nothing
-/// is delegated any more.
+/// One thread for each executor, and one that starts threads when further executors get shards.
+/// Dropping this value ends them and all delegations.
 pub(crate) struct Recalls {
     shared: Arc<Shared>,
     watch: Option<JoinHandle<()>>,
@@ -24,7 +24,7 @@ struct Shared {
     end: OwnedFd,
     ended: AtomicBool,
     threads: Mutex<BTreeMap<ExecutorId, JoinHandle<()>>>,
-    /// Keeps what is delegated, if it may.
+    /// The kernel's cache, if it may be used.
     kernel: Option<Arc<dyn KernelCache>>,
     fs: Arc<FileSystem>,
 }
@@ -42,7 +42,7 @@ impl OpenFiles for FileSystem {
 }
 
 impl Recalls {
-    /// Starts them. A mount works without, only slower.
+    /// Starts the threads. A mount also works without them, but slower.
     ///
     /// # Errors
     /// When the system is short of descriptors.
@@ -71,7 +71,7 @@ impl Recalls {
     }
 }
 
-/// Starts the threads of executors that have none. Returns the epoch of the map.
+/// Starts a thread for each executor that has none. Returns the epoch of the map.
 fn start_missing(shared: &Arc<Shared>) -> u64 {
     let epoch = shared.client.map().epoch;
     let mut threads = shared.threads.lock();
@@ -95,7 +95,7 @@ fn start_missing(shared: &Arc<Shared>) -> u64 {
     epoch
 }
 
-/// Shards move to other executors: those then delegate, too.
+/// Starts threads for executors that get shards by a migration.
 fn watch(shared: &Arc<Shared>, mut epoch: u64) {
     loop {
         shared.client.wait_for_map(epoch, &shared.ended);
@@ -110,9 +110,9 @@ impl Drop for Recalls {
     fn drop(&mut self) {
         self.shared.ended.store(true, SeqCst);
         self.shared.client.wake_for_map();
-        // Fails only when the counter is full, and then it is readable already.
+        // The write fails only if the counter is full. Then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.shared.end, &1u64.to_ne_bytes());
-        // They do not panic, and their result is nothing.
+        // The threads do not panic, and have no result.
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }

@@ -1,4 +1,4 @@
-//! How a mount is served until it ends.
+//! Serves a mount until its end.
 
 use crate::signals::Event;
 use std::io;
@@ -6,29 +6,29 @@ use std::sync::Arc;
 use std::time::Duration;
 use tatami_fuse::Session;
 
-/// How long programs that still use files have when the mount is told to end.
+/// Time that programs have to close their files after SIGTERM or SIGINT.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Why a mount has ended.
+/// The reason for the end of a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody has unmounted it.
+    /// A user has unmounted it.
     Unmounted,
-    /// SIGTERM or SIGINT; nothing was open any more.
+    /// SIGTERM or SIGINT; no file was open any more.
     Told,
-    /// SIGTERM or SIGINT, while files were open. What was written to them has
-    /// been told to the volume; programs that use them on get `ENOTCONN`.
+    /// SIGTERM or SIGINT, while files were open. Their writes are committed. Programs that continue
+    /// to use them get `ENOTCONN`.
     ToldWhileBusy,
 }
 
-/// Waits until somebody unmounts it or the process is told to end (SIGTERM, SIGINT), and unmounts it then.
+/// Waits for an unmount, or for SIGTERM or SIGINT; then unmounts.
 ///
 /// # Errors
 /// When the system is short of descriptors or threads.
 pub(crate) fn until_end(session: &Arc<Session>) -> io::Result<Ended> {
     let event = Event::of_signals()?;
     let (served, waiter) = (session.clone(), event.clone());
-    // Not waited for: it ends with the session, or with the process.
+    // Not joined: the thread ends with the session or with the process.
     std::thread::Builder::new().name("unmounted".into()).spawn(move || {
         served.wait(None);
         waiter.raise();

@@ -1,4 +1,4 @@
-//! SIGTERM and SIGINT as an event that can be waited for together with others.
+//! SIGTERM and SIGINT as an event that a thread can wait for.
 
 use rustix::event::EventfdFlags;
 use rustix::io::Errno;
@@ -6,11 +6,11 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 
-/// The descriptor that the handler writes to; -1 before there is one.
+/// The descriptor that the signal handler writes to; -1 if there is none yet.
 static WAKE: AtomicI32 = AtomicI32::new(-1);
 static EVENT: OnceLock<Arc<OwnedFd>> = OnceLock::new();
 
-/// An event that signals, and anybody else, can raise.
+/// An event that signals and other threads can raise.
 #[derive(Clone)]
 pub(crate) struct Event(Arc<OwnedFd>);
 
@@ -21,8 +21,8 @@ extern "C" fn on_signal(_: libc::c_int) {
 }
 
 impl Event {
-    /// The event of this process: from now on SIGTERM and SIGINT raise it
-    /// instead of ending the process.
+    /// Returns the event of this process. From now on SIGTERM and SIGINT raise it and do not end
+    /// the process.
     ///
     /// # Errors
     /// When the system is short of descriptors.
@@ -36,8 +36,8 @@ impl Event {
         };
         WAKE.store(fd.as_raw_fd(), SeqCst);
         for signal in [libc::SIGTERM, libc::SIGINT] {
-            // SAFETY: all zero is a valid sigaction; the handler only does
-            // what is allowed in one, and the event lives as long as the process.
+            // SAFETY: an all-zero sigaction is valid. The handler only calls async-signal-safe
+            // functions, and its descriptor lives as long as the process.
             unsafe {
                 let mut action: libc::sigaction = std::mem::zeroed();
                 action.sa_sigaction = on_signal as *const () as usize;
@@ -48,13 +48,13 @@ impl Event {
         Ok(Event(fd))
     }
 
-    /// Raises it.
+    /// Raises the event.
     pub(crate) fn raise(&self) {
-        // It cannot fail while the counter is below 2^64 - 1.
+        // The write cannot fail while the counter is below 2^64 - 1.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Waits until it has been raised.
+    /// Waits until the event is raised.
     pub(crate) fn wait(&self) {
         let mut count = [0; 8];
         while rustix::io::read(&self.0, &mut count) == Err(Errno::INTR) {}

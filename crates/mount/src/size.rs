@@ -1,5 +1,5 @@
-//! Sizes and times of files that are open: what the shard knows, what we know
-//! better, and telling it.
+//! Sizes and times of open files: the state at the shard, the newer state of this
+//! mount, and its commit.
 
 use crate::closings::Closing;
 use crate::filesystem::FileSystem;
@@ -17,20 +17,19 @@ use tatami_wire::meta::DataState;
 use tatami_wire::object::ObjectState;
 use tatami_wire::{Access, Attr, Cred, Errno, Ino, Kind, SetAttr, Timestamp};
 
-/// How often attributes are fetched again because the shard was told of the
-/// bytes meanwhile.
+/// Most attempts to get attributes that are not overtaken by a commit.
 const ATTEMPTS: usize = 4;
 
-/// So long the mount waits for the attributes of the root directory, if it has known them before.
+/// Longest wait for the attributes of the root directory if older ones are known.
 const ROOT_WAIT: Duration = Duration::from_secs(1);
 
-/// Who wants the shard to be told.
+/// The reason for a commit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Occasion {
-    /// The bytes are to survive a power cut, or times are about to be set, or a descriptor is closed: others may
-    /// refer to the same handle, such as those of a process that was forked.
+    /// An fsync, a change of times or the close of a descriptor. Other descriptors may refer to the
+    /// same handle, such as those of a forked process.
     Open,
-    /// A handle is gone; it is not counted any more.
+    /// The handle is released, and is not counted any more.
     Release,
 }
 
@@ -70,8 +69,9 @@ impl FileSystem {
         Ok(attr)
     }
 
-    /// The attributes of the root directory. Whatever looks at the place of a mount asks for them (`ls` of the directory
-    /// above, `df`), and shall not hang: while the node that has them says nothing, the mount tells what it knew last.
+    /// Returns the attributes of the root directory. Programs that look at the mount point need
+    /// them (`ls` of the parent directory, `df`) and must not hang. If the node does not answer in
+    /// time, returns the last known ones.
     fn root_attr(&self, request: &Request<'_>) -> Result<Attr, Errno> {
         let known = self.root.lock().clone();
         let part = known.as_ref().map(|_| tatami_client::Operation::begin_part(ROOT_WAIT));
@@ -88,7 +88,7 @@ impl FileSystem {
         }
     }
 
-    /// The attributes of an inode, with what we know better.
+    /// Returns the attributes of an inode, with the newer state of this mount.
     ///
     /// # Errors
     /// Those of the shard.
@@ -102,7 +102,7 @@ impl FileSystem {
             let mut attr = self.client.getattr(cred, ino)?;
             attempt += 1;
             let known_better = self.amend(&inode, &mut attr);
-            // Attributes from before the shard was told may be too old.
+            // A commit after the shard's reply would make these attributes too old.
             if known_better {
                 return Ok(attr);
             }
@@ -112,13 +112,13 @@ impl FileSystem {
         }
     }
 
-    /// The attributes that came with the answer to another question.
+    /// Adds the newer state of this mount to attributes from another reply.
     ///
     /// # Errors
     /// Those of the shard.
     pub(crate) fn amended(&self, cred: &Cred, attr: Attr) -> Result<Attr, Errno> {
         match self.open.find(attr.ino) {
-            // Its answer may be from before we told it of the bytes.
+            // The shard may have replied before a commit of this mount.
             Some(inode) if inode.state.lock().writers > 0 || self.is_changed(&inode) => {
                 self.attr_of(cred, attr.ino)
             }
@@ -130,7 +130,8 @@ impl FileSystem {
         inode.is_ahead() || inode.generation.load(SeqCst) > 0
     }
 
-    /// Puts into `attr` what the shard does not know yet. Returns whether there is any.
+    /// Updates `attr` with the state that the shard does not have yet. Returns whether there is
+    /// any.
     fn amend(&self, inode: &OpenInode, attr: &mut Attr) -> bool {
         let (backing, told, writer, writers) = {
             let state = inode.state.lock();
@@ -146,14 +147,14 @@ impl FileSystem {
             _ => None,
         };
         match now {
-            // Nobody here has written it.
+            // No handle here is for writing, so another client wrote this.
             Some(now) if attr.written_elsewhere && writers == 0 => {
                 *attr = as_written(attr.clone(), &now);
                 true
             }
             Some(mut now) if now.exists => {
                 if attr.layout.is_tiled() {
-                    // Of a file opened before it was tiled, only the base was looked at.
+                    // A handle from before the first tiles only has the state of the base.
                     now.size = now.size.max(attr.size);
                     now.blocks = now.blocks.max(attr.blocks);
                 }
@@ -164,13 +165,11 @@ impl FileSystem {
         }
     }
 
-    /// Tells the shard what the bytes of `inode` are, if they have changed since
-    /// it was told, and when writing has come to an end, that: at once, or with the closing
-    /// that is returned.
+    /// Commits the state of `inode`'s bytes to the shard, if it has changed since the last commit.
+    /// Also reports the close of the last writer: at once, or with the returned deferred close.
     ///
     /// # Errors
-    /// Those of the shard and of the object's node. Then it is tried again on
-    /// the next occasion.
+    /// Those of the shard and of the object's node. The next commit tries again.
     pub(crate) fn commit(
         &self,
         inode: &OpenInode,
@@ -181,7 +180,7 @@ impl FileSystem {
         self.commit_in_order(inode, data, occasion)
     }
 
-    /// As [`FileSystem::commit`], by one who holds `inode.order`.
+    /// Like [`FileSystem::commit`]. The caller must hold `inode.order`.
     fn commit_in_order(
         &self,
         inode: &OpenInode,
@@ -192,7 +191,8 @@ impl FileSystem {
             let state = inode.state.lock();
             (occasion == Occasion::Release && state.writers == 0, state.noted)
         };
-        // Before the look at the bytes, so that a write after it counts again.
+        // Read the counter before the bytes' state. So a write after the state was read is
+        // committed again.
         let writes = inode.writes();
         inode.state.lock().is_empty = false;
         let Some(now) = unsaid(inode, data)? else {
@@ -216,14 +216,15 @@ impl FileSystem {
             state.noted &= !last;
             state.backing.is_some()
         };
-        // Writes that bypass us cannot take setuid away themselves.
+        // Passthrough writes cannot clear setuid themselves.
         if passed {
             self.drop_suid(&attr);
         }
         Ok(None)
     }
 
-    /// What has bytes must be found by others, and after whatever may happen to us.
+    /// Turns a spare file with bytes into an object, so that other clients find it and it survives
+    /// the end of this process.
     fn make_object(&self, inode: &OpenInode, data: &DataFile) -> Result<(), Errno> {
         let lent = inode.state.lock().backing.as_ref().and_then(|backing| backing.lent.clone());
         let Some(lent) = lent else {
@@ -236,7 +237,7 @@ impl FileSystem {
         Ok(())
     }
 
-    /// Takes setuid and setgid away, as a write by an ordinary user does.
+    /// Clears setuid and setgid, as a write by an ordinary user does.
     pub(crate) fn drop_suid(&self, attr: &Attr) {
         let mode = attr::without_suid(attr.mode);
         if mode != attr.mode {
@@ -291,9 +292,10 @@ impl FileSystem {
         Ok(attr)
     }
 
-    /// Tells the shard what was written so far, where `change` must come after it: a time set now is not to be overtaken
-    /// by that of an earlier write, and setuid set now not to be taken away because of one. What the kernel writes itself
-    /// is told before any change, which so bears a later time: that asks no node that may be away.
+    /// Commits the earlier writes before `change` if their order matters. A later commit must not
+    /// overwrite a time that is set now, nor clear a setuid bit that is set now. Passthrough writes
+    /// are always committed first, which needs no node that may be down; so `change` gets a later
+    /// time.
     fn tell_before(&self, inode: &OpenInode, change: &SetAttr) -> Result<(), Errno> {
         let (writer, passed) = {
             let state = inode.state.lock();
@@ -307,7 +309,8 @@ impl FileSystem {
     }
 
     fn change(&self, request: &Request<'_>, change: &mut SetAttr, ino: Ino) -> Result<Attr, Errno> {
-        // Whether setgid stays depends on the caller's groups, without a refusal.
+        // The caller's groups decide whether setgid stays. There is no refusal that would trigger a
+        // retry with the groups.
         if change.mode.is_some_and(|m| m & 0o2000 != 0) {
             let cred = caller::with_groups(request);
             return self.client.setattr(&cred, ino, change.clone());
@@ -362,8 +365,7 @@ impl FileSystem {
         result
     }
 
-    /// Gives the backing file the time that the shard has, so that both agree
-    /// from now on.
+    /// Sets the time of the backing file to the shard's time, so that both agree.
     fn date_backing(&self, inode: &OpenInode, mtime: Timestamp) -> Result<(), Errno> {
         let mut state = inode.state.lock();
         let Some(backing) = state.backing.clone() else {
@@ -388,7 +390,7 @@ impl FileSystem {
     }
 }
 
-/// What the bytes are, if the shard does not know.
+/// Returns the state of the bytes if the shard does not have it.
 fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Errno> {
     let (backing, told) = {
         let state = inode.state.lock();
@@ -403,8 +405,8 @@ fn unsaid(inode: &OpenInode, data: &DataFile) -> Result<Option<ObjectState>, Err
     Ok(now.filter(|now| now.exists))
 }
 
-/// By which a change of `state` is recognised. Storage is not part of it: disks
-/// assign it late.
+/// Returns the part of `state` that detects changes. Storage is not part of it, because disks
+/// allocate it late.
 pub(crate) fn mark(state: &ObjectState) -> Told {
     Told { size: state.size, mtime: state.mtime }
 }

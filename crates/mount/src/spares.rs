@@ -1,9 +1,9 @@
-//! Empty files of our node's disk, registered with the kernel ahead, for files that are being
-//! made. See `tatami_lend`, and [`tatami_client::Loan`].
+//! Spare files: empty files on this node's disk that are registered with the kernel in advance, for
+//! new files. See `tatami_lend` and [`tatami_client::Loan`].
 //!
-//! Most of what an open of a new file costs is its backing file: a request to the daemon, an inode
-//! of the disk, and the registration, all of it for nothing where the file is closed
-//! without a byte. A spare costs that once and is used until somebody writes to it.
+//! The backing file is most of the cost of a new file: a request to the daemon, an inode of the
+//! disk and the registration. All of it is wasted if the file is closed without a byte. A spare
+//! file costs that once, and is reused until a program writes to it.
 
 use crate::open::Backing;
 use parking_lot::Mutex;
@@ -14,20 +14,19 @@ use tatami_fuse::{BackingId, Device};
 use tatami_wire::object::ObjectState;
 use tatami_wire::{Errno, Ino, Piece, Timestamp};
 
-/// So often in a row may a table be refused before none is asked for any more.
+/// Most consecutive refusals of a table. After these, the mount requests no further table.
 const ATTEMPTS: u32 = 8;
 
-/// A spare that stands for an inode: what must be said of it in the end.
+/// A spare file that is in use for an inode. It must be returned, or turned into an object.
 #[derive(Clone)]
 pub(crate) struct Lent {
     loan: Arc<Loan>,
     slot: usize,
 }
 
-/// When a backing file that was lent was last changed before it was written to.
+/// Times of a spare file in use.
 ///
-/// It is older than the inode that it stands for. Until its first byte it shows the
-/// time that the inode has.
+/// The spare file is older than its inode. Until the first byte it shows the time of the inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unwritten {
     pub(crate) real: Timestamp,
@@ -35,7 +34,7 @@ pub(crate) struct Unwritten {
 }
 
 impl Unwritten {
-    /// What is to be taken for the state of the file.
+    /// Replaces the time in `state` if the file has not been written to.
     pub(crate) fn amend(this: Option<Unwritten>, mut state: ObjectState) -> ObjectState {
         if let Some(unwritten) = this.filter(|u| state.size == 0 && state.mtime == u.real) {
             state.mtime = unwritten.shown;
@@ -44,7 +43,7 @@ impl Unwritten {
     }
 }
 
-/// A registered file that stands for nothing.
+/// A registered spare file that is free.
 struct Ready {
     slot: usize,
     file: Arc<OwnedFd>,
@@ -56,21 +55,21 @@ struct Ready {
 struct State {
     loan: Option<Arc<Loan>>,
     ready: Vec<Ready>,
-    /// Slots without a file of ours.
+    /// Slots without a registered file.
     vacant: Vec<usize>,
-    /// Tables refused since the last one.
+    /// Consecutive refusals of a table.
     refused: u32,
 }
 
-/// See the module.
+/// The spare pool of a mount.
 #[derive(Default)]
 pub(crate) struct Spares(Mutex<State>);
 
-/// A moment before an inode is made.
+/// A moment before the creation of an inode.
 pub(crate) struct Before(Option<(Arc<Loan>, tatami_client::Moment)>);
 
 impl Spares {
-    /// Now. To be called before the shard is asked for a new inode.
+    /// Returns the current moment. Must be called before the request for a new inode.
     pub(crate) fn now(&self) -> Before {
         let loan = self.0.lock().loan.clone();
         Before(loan.map(|loan| {
@@ -79,8 +78,8 @@ impl Spares {
         }))
     }
 
-    /// A file for `ino`, a new inode that nobody knew before `before`; it shows the time `mtime`.
-    /// `None` where there is none to be had.
+    /// Takes a spare file for `ino`, an inode that was created after `before`. The file shows the
+    /// time `mtime`. `None` if no spare file is available.
     pub(crate) fn lend(
         &self,
         device: &Device,
@@ -94,7 +93,7 @@ impl Spares {
         };
         let ready = self.ready(device, data, loan)?;
         if !loan.lend(ready.slot, data.ino(), *moment) {
-            // Somebody else may have made the object: the daemon knows.
+            // Another client may have created the object; only the daemon knows.
             if data.make_object().is_ok() {
                 self.take_back(device, loan, data.ino(), ready);
             }
@@ -106,7 +105,7 @@ impl Spares {
         Some(Backing { id: ready.id, file, base: Piece::BASE, lent, unwritten })
     }
 
-    /// Asks for a table, for the files to come.
+    /// Requests a table, for later files.
     fn begin(&self, device: &Device, data: &DataFile) {
         let mut state = self.0.lock();
         if state.loan.as_ref().is_some_and(|loan| !loan.is_ended()) || state.refused >= ATTEMPTS {
@@ -138,7 +137,8 @@ impl Spares {
             Ok(ready) => ready,
             Err(error) => {
                 tracing::debug!(%error, "no spare file");
-                // Where the daemon has answered, as it does on a full disk, it makes none later.
+                // After an answer from the daemon (such as a full disk), the slot has no pending
+                // file, so it can be reused.
                 if error != Errno::EHOSTDOWN {
                     self.vacate(loan, slot);
                 }
@@ -147,7 +147,7 @@ impl Spares {
         }
     }
 
-    /// A new file for a slot that we do not use, and that is nobody else's meanwhile.
+    /// Gets and registers a new file for a free slot that the caller has reserved.
     fn fetch(
         &self,
         device: &Device,
@@ -183,10 +183,10 @@ impl Spares {
         }
     }
 
-    /// The file of an inode that has bytes becomes its object, and the slot gets a new one.
+    /// Turns the file of an inode with bytes into its object, and gets a new file for the slot.
     ///
     /// # Errors
-    /// Those of the disk and of the daemon; then it is still lent.
+    /// Those of the disk and of the daemon. Then the file is still a spare file.
     pub(crate) fn make_object(
         &self,
         device: &Device,
@@ -201,9 +201,9 @@ impl Spares {
                 }
                 Ok(())
             }
-            // The table has ended: the daemon has made objects of all.
+            // The table has ended, so the daemon has turned all files in use into objects.
             Err(Errno::ENOENT) => Ok(()),
-            // Without a new file, then.
+            // The object must be created anyway, without a new file for the slot.
             Err(error) => {
                 data.make_object()?;
                 if error != Errno::EHOSTDOWN {
@@ -214,8 +214,8 @@ impl Spares {
         }
     }
 
-    /// Nobody has `ino` open any more. Where its file has no byte, as the caller says, it is
-    /// used again. Returns whether `ino` has no object.
+    /// Returns the backing file after the last close of `ino`. If it is empty by the caller's
+    /// commit, the pool reuses it. Returns whether `ino` has no object.
     pub(crate) fn give_back(
         &self,
         device: &Device,
@@ -234,19 +234,19 @@ impl Spares {
             let ready = Ready { slot: *slot, file, id, mtime: unwritten.real };
             self.take_back(device, loan, ino, ready)
         } else {
-            // Telling of it has failed. It stays lent until the table ends.
+            // The commit has failed. The file stays in use until the table ends.
             unregister(device, id);
             false
         }
     }
 
-    /// Whether the file has become no object.
+    /// Takes a file back. Returns whether it has not become an object.
     fn take_back(&self, device: &Device, loan: &Arc<Loan>, ino: Ino, ready: Ready) -> bool {
         let is_back = loan.give_back(ready.slot, ino);
         if is_back {
             self.keep(device, loan, ready);
         } else {
-            // It is an object now, somebody else has asked for it.
+            // The file is an object now, because another client has asked for it.
             unregister(device, ready.id);
             self.vacate(loan, ready.slot);
         }

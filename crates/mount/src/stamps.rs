@@ -1,13 +1,11 @@
-//! Which state of a file the kernel's page cache may hold.
+//! Validity of the kernel's page cache.
 //!
-//! The kernel may keep what it has read of a file of another node from one
-//! open to the next if the bytes have not changed in between. Whether they
-//! have is asked of the node that keeps them, since its disk knows of every
-//! write at once, also of those through a mapping, of which the shard is not told.
+//! The kernel may keep pages of a remote file from one open to the next if the bytes have not
+//! changed. The mount asks the node that has the bytes. That node's disk knows every write at once,
+//! also those through mappings, which the shard does not see.
 //!
-//! A mapping's stores show in the times of the file only when the disk's own
-//! kernel has written the page back before. So a state counts only once it is
-//! older than any page waits for that.
+//! A store through a mapping changes the times of the file only after the disk's kernel has written
+//! the page back. So a state counts only if it is older than the longest delay of a write-back.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -16,19 +14,18 @@ use tatami_client::DataFile;
 use tatami_wire::object::ObjectState;
 use tatami_wire::{Attr, Errno, Ino, Timestamp, hash};
 
-/// Files remembered at most; beyond, all are forgotten.
+/// Most files in the table. It is cleared when full.
 const FILES_MAX: usize = 64 * 1024;
-/// Seconds after which no page of that time is waiting any more to be written
-/// back (usually 35), with much room for clocks that differ.
+/// Longest delay of a page's write-back in seconds (usually 35), with much room for clocks that
+/// differ.
 const SETTLED_SEC: i64 = 180;
 
-/// The states in which files were last opened for cached reading.
+/// The states of files at their last open for cached reading.
 #[derive(Default)]
 pub(crate) struct Stamps(Mutex<HashMap<Ino, Option<ObjectState>, hash::Build>>);
 
 impl Stamps {
-    /// Notes that a file is being opened. Returns whether the kernel may keep
-    /// the bytes that it holds.
+    /// Records an open of a file. Returns whether the kernel may keep its cached pages.
     ///
     /// # Errors
     /// Those of the object's node.
@@ -36,7 +33,7 @@ impl Stamps {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = Timestamp::from_sec(now.as_secs() as i64);
         let known = self.0.lock().contains_key(&attr.ino);
-        // Asked only where the answer may be yes.
+        // Ask the node only if the answer may be yes.
         let state = match known && settled(attr.mtime, now) {
             true => Some(data.stat()?).filter(|state| settled(state.changed, now)),
             false => None,
@@ -53,7 +50,7 @@ impl Stamps {
         before.is_some() && before == state
     }
 
-    /// The bytes are being changed through this mount.
+    /// Records a change of the bytes through this mount.
     pub(crate) fn changed(&self, ino: Ino) {
         self.0.lock().remove(&ino);
     }

@@ -1,12 +1,10 @@
-//! Directories whose attributes a thread has asked for within the system call
-//! that it is in.
+//! A cache of the directory that a thread asked for within its current system call.
 //!
-//! To make or remove a name the kernel checks twice: whether the directory may
-//! be entered, and, often after the name was looked up, whether it may be
-//! changed. For each it asks for the attributes. The second question is
-//! answered like the first if the same thread asks it right after, or right
-//! after a lookup in that directory which came right after the first question:
-//! a call begins with a question of its own, so nothing else fits in between.
+//! To create or remove a name, the kernel checks twice: whether the caller may enter the directory
+//! and, often after a lookup of the name, whether the caller may change it. For each check it gets
+//! the attributes. The second request gets the cached reply if the same thread sends it right after
+//! the first one, or right after a lookup in that directory which came right after the first one. A
+//! new system call begins with a request of its own, so it cannot fall in between.
 
 use crate::known::SAME_CALL;
 use parking_lot::Mutex;
@@ -15,17 +13,17 @@ use tatami_wire::{Attr, Ino};
 
 const SLOTS: usize = 64;
 
-/// A thread and the directory that it works in.
+/// A thread and its current directory.
 pub(crate) struct Walk {
     pid: u32,
     dir: Attr,
-    /// When the thread was answered last.
+    /// Time of the last reply to the thread.
     answered: Instant,
-    /// How many changes had been made through this mount.
+    /// Number of changes through this mount at that time.
     changes: u64,
 }
 
-/// The last directory of each thread; a thread may displace another.
+/// The last directory of each thread. Threads with the same slot displace each other.
 pub(crate) struct Walks(Vec<Mutex<Option<Walk>>>);
 
 impl Walks {
@@ -37,7 +35,7 @@ impl Walks {
         &self.0[pid as usize % SLOTS]
     }
 
-    /// The thread is told the attributes of a directory.
+    /// Records that the thread gets the attributes of a directory.
     pub(crate) fn start(&self, pid: u32, dir: &Attr, changes: u64) {
         if pid != 0 {
             let walk = Walk { pid, dir: dir.clone(), answered: Instant::now(), changes };
@@ -45,20 +43,19 @@ impl Walks {
         }
     }
 
-    /// The thread looks up a name in `dir`: the walk, if this goes on with it.
+    /// Returns the walk if a lookup in `dir` continues it, and removes it from the table.
     pub(crate) fn follow(&self, pid: u32, dir: Ino) -> Option<Walk> {
         let fits =
             |w: &mut Walk| w.pid == pid && w.dir.ino == dir && w.answered.elapsed() < SAME_CALL;
         self.slot(pid).lock().take_if(fits)
     }
 
-    /// That lookup is answered.
+    /// Puts the walk back after the reply to that lookup.
     pub(crate) fn resume(&self, walk: Walk) {
         *self.slot(walk.pid).lock() = Some(Walk { answered: Instant::now(), ..walk });
     }
 
-    /// The thread asks for the attributes of `ino`: the answer, if it has just
-    /// got it. It gets it once.
+    /// Returns the attributes of `ino` if the thread has just got them. Returns them only once.
     pub(crate) fn again(&self, pid: u32, ino: Ino, changes: u64) -> Option<Attr> {
         self.follow(pid, ino).filter(|w| w.changes == changes).map(|w| w.dir)
     }
@@ -74,7 +71,7 @@ mod tests {
     fn the_second_question_of_a_call_is_answered_once() {
         let walks = Walks::new();
         let dir = attr(7, Kind::Dir);
-        // On a slow machine the time may be over: then there is no answer.
+        // On a slow machine, the time may be over. Then the result is `None`.
         let mut answered = (false, false);
         for _ in 0..1000 {
             walks.start(9, &dir, 1);

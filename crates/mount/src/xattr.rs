@@ -8,11 +8,11 @@ use tatami_wire::{Attached, Cred, Errno, Ino};
 
 const ACL_ACCESS: &[u8] = b"system.posix_acl_access";
 const ACL_DEFAULT: &[u8] = b"system.posix_acl_default";
-/// File capabilities, which a write takes away.
+/// File capabilities, which every write removes.
 const CAPABILITY: &[u8] = b"security.capability";
 
 const SELINUX: &[u8] = b"security.selinux";
-/// Namespaces of which any name may be absent.
+/// Namespaces in which all names are optional.
 const SPACES: [&[u8]; 3] = [b"user.", b"trusted.", b"security."];
 
 fn is_acl(name: &[u8]) -> bool {
@@ -20,8 +20,8 @@ fn is_acl(name: &[u8]) -> bool {
 }
 
 impl FileSystem {
-    /// Whether the attributes that are delegated to us say that there is none of this name. (The kernel
-    /// has checked that the caller may read it.)
+    /// Checks whether the delegated attributes show that no attribute of this name exists. (The
+    /// kernel has checked the caller's permission.)
     fn has_none(&self, ino: Ino, name: &[u8]) -> bool {
         let attached = || self.client.known_attr(ino).map(|attr| attr.attached);
         match name {
@@ -35,8 +35,8 @@ impl FileSystem {
         }
     }
 
-    /// GETXATTR. Who asks for the SELinux label of a file that has none is told that there are none here, as by NFS: ls
-    /// then asks for no other.
+    /// GETXATTR. A request for the SELinux label of a file without one gets `EOPNOTSUPP`, as with
+    /// NFS. After that, ls does not ask for the labels of further files.
     ///
     /// # Errors
     /// `ENODATA`, `EOPNOTSUPP` for an SELinux label, and those of the shard.
@@ -84,7 +84,7 @@ impl FileSystem {
         {
             inode.state.lock().no_capability = false;
         }
-        // An ACL may cost the file its setgid, depending on the caller's groups.
+        // With an ACL, the caller's groups decide whether the file loses its setgid.
         let result = if is_acl(name) {
             let cred = caller::with_groups(request);
             self.client.set_xattr(&cred, ino, name, value, mode)
@@ -116,8 +116,8 @@ impl FileSystem {
         let ino = Ino(request.header.node);
         self.known.forget(ino);
         let result = match caller::run(request, |cred| self.client.remove_xattr(cred, ino, name)) {
-            // The kernel's doing, because of a write, whoever the writer is: it
-            // lets nobody else through to here.
+            // The kernel removes the capabilities because of a write, whichever user writes. It
+            // lets no other user's request through to here.
             Err(Errno::EPERM | Errno::EACCES) if name == CAPABILITY => {
                 self.client.remove_xattr(&Cred::ROOT, ino, name)
             }

@@ -1,5 +1,5 @@
-//! Real mounts of a volume of two nodes, both in this process. They take root
-//! and `/dev/fuse`; without, the tests say so and pass.
+//! Real mounts of a volume of two nodes, both in this process. They need root and `/dev/fuse`.
+//! Without these, the tests print a note and pass.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -22,7 +22,7 @@ fn can_mount() -> bool {
     can
 }
 
-/// Two nodes, and what ends them.
+/// Two nodes, with the means to end them.
 struct Volume {
     dir: tempfile::TempDir,
     map: ClusterMap,
@@ -37,7 +37,7 @@ impl Volume {
     fn start() -> Volume {
         let dir = tempfile::tempdir().expect("a directory");
         let node = |i: u16| {
-            // A port that was free a moment ago; the kernel hands them out in turn.
+            // A port that was free a moment ago. The kernel hands ports out in rotation.
             let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
             NodeInfo {
                 id: NodeId(i),
@@ -107,7 +107,7 @@ fn names_bytes_and_sizes_are_the_same_on_two_mounts() {
         let volume = Volume::start();
         let (first, a) = volume.mount(0, passthrough);
         let (second, b) = volume.mount(1, passthrough);
-        // Where files lie that are made here, and the other way round.
+        // The two locations of files that are created here: on the local and on the remote node.
         for (here, there) in [(&a, &b), (&b, &a)] {
             fs::create_dir(here.join("dir")).expect("mkdir");
             fs::write(here.join("dir/file"), b"some bytes").expect("write");
@@ -177,7 +177,7 @@ fn what_is_open_when_a_mount_ends_is_told() {
     let (second, b) = volume.mount(1, Passthrough::Auto);
     let file = File::create(a.join("file")).expect("create");
     (&file).write_all(b"not closed").expect("write");
-    // Dropped, a mount goes although it is in use.
+    // Dropping a mount unmounts it although it is in use.
     drop(first);
     assert_eq!(fs::read(b.join("file")).expect("read"), b"not closed");
     drop(file);

@@ -1,4 +1,4 @@
-//! The bytes of an open file: of an ordinary one, or of a container.
+//! The bytes of an open file, ordinary or container.
 
 use super::Answer;
 use super::names::errno;
@@ -15,12 +15,12 @@ pub(super) enum Handle {
     Container(Box<Opened>),
 }
 
-/// A container that is open as a job of one process would have it.
+/// A container, opened like by a job of one process.
 pub(super) struct Opened {
     file: tatami_tiled::File,
     byte: Shape,
     path: PathBuf,
-    /// Something was written that is not in the index yet.
+    /// There are writes that are not yet in the index.
     news: Mutex<bool>,
 }
 
@@ -67,11 +67,11 @@ impl Opened {
 }
 
 impl Handle {
-    /// Opens what is at `path`, with the flags of open(2).
+    /// Opens the file at `path`, with the flags of open(2).
     pub fn open(path: &Path, flags: i32) -> Answer<Handle> {
         let access = flags & libc::O_ACCMODE;
         if tatami_tiled::is_container(path) {
-            // Partial pages of a mapping are read before they are written.
+            // A store to a partial page of a mapping reads the page first.
             let flags = if access == libc::O_RDONLY { Flags::RDONLY } else { Flags::RDWR };
             return Opened::new(path, flags).map(Box::new).map(Handle::Container);
         }
@@ -87,7 +87,7 @@ impl Handle {
         matches!(self, Handle::Container(_))
     }
 
-    /// The ordinary file.
+    /// Returns the ordinary file.
     pub fn plain(&self) -> Option<&File> {
         match self {
             Handle::Plain(file) => Some(file),
@@ -95,7 +95,7 @@ impl Handle {
         }
     }
 
-    /// The size of a container.
+    /// Returns the size of a container.
     pub fn container_size(&self) -> Option<u64> {
         match self {
             Handle::Plain(_) => None,
@@ -156,7 +156,7 @@ impl Handle {
         }
     }
 
-    /// Brings everything to the disk.
+    /// Makes all writes survive a power cut.
     pub fn sync(&self) -> Answer<()> {
         match self {
             Handle::Plain(file) => file.sync_all().map_err(errno),
@@ -167,7 +167,7 @@ impl Handle {
         }
     }
 
-    /// close(2) was called: others may look at the file by its container now.
+    /// Publishes the writes after a close(2), so that other programs see them in the container.
     pub fn tell(&self) -> Answer<()> {
         match self {
             Handle::Container(opened) if *opened.news.lock() => opened.publish(false, false),
@@ -175,7 +175,7 @@ impl Handle {
         }
     }
 
-    /// Nobody has it open any more.
+    /// Closes the file after its last user.
     pub fn close(&self) -> Answer<()> {
         match self {
             Handle::Container(opened) if opened.path.exists() => opened.publish(false, true),
@@ -184,7 +184,7 @@ impl Handle {
     }
 }
 
-/// Cuts or extends what is at `path`.
+/// Truncates or extends the file at `path`.
 pub(super) fn set_size(path: &Path, size: u64) -> Answer<()> {
     let handle = Handle::open(path, libc::O_WRONLY)?;
     handle.set_size(size)?;

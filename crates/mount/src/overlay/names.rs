@@ -1,4 +1,4 @@
-//! Names and attributes: those of the directory below, but for containers.
+//! Names and attributes: those of the shown directory, except for containers.
 
 use super::Answer;
 use super::bytes::{self, Handle};
@@ -13,7 +13,7 @@ use tatami_fuse::abi::ROOT_ID;
 use tatami_fuse::request::{SetAttr, SetTime};
 use tatami_fuse::{Attr, Time};
 
-/// The error number of what the system said.
+/// Returns the error number of a system error.
 pub(super) fn errno(error: std::io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
@@ -25,13 +25,12 @@ fn system(errno: rustix::io::Errno) -> i32 {
 #[derive(Default)]
 struct Table {
     paths: HashMap<u64, PathBuf>,
-    /// The last number that was given.
+    /// The last assigned number.
     last: u64,
     numbers: HashMap<PathBuf, u64>,
 }
 
-/// What the kernel knows by number, by path. A number stays that of a name
-/// while the name is there.
+/// The mapping between inode numbers and paths. A name keeps its number while it exists.
 pub(super) struct Names {
     root: PathBuf,
     table: RwLock<Table>,
@@ -51,7 +50,7 @@ impl Names {
         Names { root, table: RwLock::new(table) }
     }
 
-    /// The path of a number.
+    /// Returns the path of an inode number.
     pub fn path(&self, node: u64) -> Answer<PathBuf> {
         self.table.read().paths.get(&node).cloned().ok_or(libc::ESTALE)
     }
@@ -80,7 +79,7 @@ impl Names {
         let gone: Vec<PathBuf> =
             table.numbers.keys().filter(|known| known.starts_with(path)).cloned().collect();
         for path in gone {
-            // The number stays with what is open of it, and is not given again.
+            // Keep the path of the number for open files. The number is never reused.
             table.numbers.remove(&path);
         }
     }
@@ -111,7 +110,7 @@ impl Names {
         Ok(Attr { ino: self.number(path), ..attr })
     }
 
-    /// Attributes of a number, of an open file without a look at its name.
+    /// Returns the attributes of a number. Those of an open file do not need the file's name.
     pub fn attr(&self, node: u64, open: Option<&Handle>) -> Answer<Attr> {
         let attr = look(&self.path(node)?, open)?;
         Ok(Attr { ino: node, ..attr })
@@ -127,7 +126,8 @@ impl Names {
             }
         }
         if let Some(mode) = set.mode {
-            // Who may read or write a container must be able to enter it.
+            // A user with read or write permission on a container must be able to enter its
+            // directory.
             let enter = if container { mode >> 2 & 0o111 } else { 0 };
             let mode = Mode::from_raw_mode(mode & 0o7777 | enter);
             rustix::fs::chmod(&path, mode).map_err(system)?;
@@ -178,7 +178,7 @@ impl Names {
         self.made(&path, owner)
     }
 
-    /// What was made belongs to the caller.
+    /// Gives a new inode to the caller.
     fn made(&self, path: &Path, owner: Owner) -> Answer<Attr> {
         if rustix::process::geteuid().is_root() && owner != (0, 0) {
             own(path, (Some(owner.0), Some(owner.1)))?;
@@ -234,8 +234,9 @@ impl Names {
         Ok(())
     }
 
-    /// A rename over something where one of both is a container: below, one is
-    /// a directory, so they change places first.
+    /// Renames over an existing target if either is a container. In the shown directory one of them
+    /// is a directory, so rename(2) would fail. So the two are exchanged first, and then the old
+    /// target is removed.
     fn replace(&self, from: &Path, to: &Path) -> Answer<()> {
         if to.symlink_metadata().map_err(errno)?.is_dir() && !tatami_tiled::is_container(to) {
             return Err(libc::EISDIR);
@@ -260,7 +261,7 @@ fn own(path: &Path, owner: (Option<u32>, Option<u32>)) -> Answer<()> {
     rustix::fs::chownat(CWD, path, uid, gid, AtFlags::SYMLINK_NOFOLLOW).map_err(system)
 }
 
-/// Attributes, without a number.
+/// Returns attributes without the inode number.
 fn look(path: &Path, open: Option<&Handle>) -> Answer<Attr> {
     let meta = match open.and_then(Handle::plain) {
         Some(file) => file.metadata(),
