@@ -1,20 +1,18 @@
-//! Numbers of the protocol, by the names of `linux/fuse.h` without their
-//! prefix.
+//! Constants of the protocol, with the names of `linux/fuse.h` without their prefix.
 
 #![allow(missing_docs)] // the names are those of linux/fuse.h, which explains them
 
-/// Newest protocol that this crate speaks, as (major, minor).
+/// Newest protocol version that this crate supports, as (major, minor).
 pub const VERSION: (u32, u32) = (7, 45);
-/// Oldest kernel protocol that is good enough: Linux 5.4.
+/// Oldest supported minor version: Linux 5.4.
 pub const OLDEST_MINOR: u32 = 31;
-/// The inode number by which the kernel knows the root.
+/// The kernel's inode number of the root.
 pub const ROOT_ID: u64 = 1;
-/// Bytes of the header of every request.
+/// Length of the header of every request.
 pub const IN_HEADER_LEN: usize = 40;
-/// Bytes of the header of every reply.
+/// Length of the header of every reply.
 pub const OUT_HEADER_LEN: usize = 16;
-/// Room that a request needs beside file data: header, arguments, two names,
-/// a link target.
+/// Length of a request without file data, at most: header, arguments, two names, a link target.
 pub const REQUEST_OVERHEAD: usize = 16 * 1024;
 
 /// Operation codes.
@@ -66,7 +64,7 @@ pub mod op {
     pub const COPY_FILE_RANGE_64: u32 = 53;
 }
 
-/// Flags that both sides agree on at the start.
+/// Flags of the negotiation at the start.
 pub mod init {
     pub const ASYNC_READ: u64 = 1 << 0;
     pub const POSIX_LOCKS: u64 = 1 << 1;
@@ -96,7 +94,7 @@ pub mod init {
     pub const HAS_SYNCFS: u64 = 1 << 44;
 }
 
-/// What of an inode a SETATTR changes.
+/// Attributes that a SETATTR changes.
 pub mod fattr {
     pub const MODE: u32 = 1 << 0;
     pub const UID: u32 = 1 << 1;
@@ -110,7 +108,7 @@ pub mod fattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// How an open file is to be treated by the kernel.
+/// The kernel's treatment of an open file.
 pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     pub const KEEP_CACHE: u32 = 1 << 1;
@@ -130,7 +128,7 @@ pub const GETATTR_FH: u32 = 1 << 0;
 pub const LK_FLOCK: u32 = 1 << 0;
 pub const EXT_GROUPS: u32 = 32;
 
-/// Notifications, from us to the kernel.
+/// Notifications to the kernel.
 pub mod notify {
     pub const INVAL_INODE: i32 = 2;
     pub const INVAL_ENTRY: i32 = 3;

@@ -1,5 +1,5 @@
-//! Backing files: files of a local disk that the kernel reads, writes and
-//! maps itself in place of ours (passthrough, Linux 6.9).
+//! Backing files: files of a local disk that the kernel reads, writes and maps directly for a FUSE
+//! file (passthrough, Linux 6.9).
 
 use crate::device::Device;
 use rustix::io::Errno;
@@ -18,21 +18,20 @@ struct BackingMap {
     padding: u64,
 }
 
-/// A file registered with the kernel, by its number, which is never 0.
+/// Number of a file that is registered with the kernel; never 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BackingId(pub i32);
 
 impl Device {
-    /// Registers `file` so that opens can refer to it. The kernel keeps the
-    /// file itself; `file` may be closed, and need not be open for writing
-    /// for writers to be let through. Every registration must be undone with
-    /// [`Device::close_backing`], at any time after the reply that names it.
+    /// Registers `file`, so that replies to opens can name it. The kernel holds the file itself. So
+    /// the caller may close `file`, which need not be open for writing even if writers use it. The
+    /// caller must undo every registration by [`Device::close_backing`], at any time after the
+    /// reply that names it.
     ///
     /// # Errors
-    /// `EPERM` without CAP_SYS_ADMIN or without the flag `PASSTHROUGH`,
-    /// `ELOOP` where the file's file system is stacked too high, `EOPNOTSUPP`
-    /// or `EBADF` where it is no regular file, `ENOTTY` or `EINVAL` for a
-    /// kernel that has no passthrough.
+    /// `EPERM` without CAP_SYS_ADMIN or without the flag `PASSTHROUGH`, `ELOOP` if the file's file
+    /// system is stacked too high, `EOPNOTSUPP` or `EBADF` for a file that is not regular, `ENOTTY`
+    /// or `EINVAL` for a kernel without passthrough.
     pub fn open_backing(&self, file: impl AsFd) -> Result<BackingId, Errno> {
         let map = BackingMap { fd: file.as_fd().as_raw_fd(), flags: 0, padding: 0 };
         // SAFETY: the ioctl reads one fuse_backing_map, which lives past the call.
@@ -43,10 +42,10 @@ impl Device {
         }
     }
 
-    /// Undoes a registration. Files opened through it keep working.
+    /// Undoes a registration. Files that were opened with it keep working.
     ///
     /// # Errors
-    /// `ENOENT` for one that does not exist.
+    /// `ENOENT` for an unknown number.
     pub fn close_backing(&self, id: BackingId) -> Result<(), Errno> {
         let id = id.0 as u32;
         // SAFETY: the ioctl reads one u32, which lives past the call.

@@ -1,4 +1,4 @@
-//! The device through which the kernel and we talk: `/dev/fuse`.
+//! The device `/dev/fuse`, the channel between the kernel and this process.
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -12,13 +12,13 @@ pub const PATH: &str = "/dev/fuse";
 /// `_IOR(229, 0, u32)`
 const CLONE: libc::c_ulong = 0x8004_e500;
 
-/// One open descriptor of the device, bound to a mounted file system. A
-/// request must be answered through the descriptor from which it was read.
+/// An open descriptor of the device, bound to a mounted file system. A reply must use the
+/// descriptor from which its request was read.
 #[derive(Debug)]
 pub struct Device(OwnedFd);
 
 impl Device {
-    /// Opens the device. It is bound to a file system by mounting one.
+    /// Opens the device. A mount binds it to a file system.
     ///
     /// # Errors
     /// Those of open(2): `ENOENT` without the kernel module, `EACCES`.
@@ -26,14 +26,14 @@ impl Device {
         rustix::fs::open(PATH, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Device)
     }
 
-    /// A descriptor that is bound already.
+    /// Wraps a descriptor that is already bound.
     pub fn from_bound(fd: OwnedFd) -> Device {
         Device(fd)
     }
 
-    /// A further descriptor for the same file system, with a queue of its own
-    /// for requests under way, so that threads do not contend for one. Where
-    /// the kernel or permissions do not allow that, a mere duplicate.
+    /// Opens a further descriptor for the same file system. It has its own queue of requests under
+    /// way, so that threads do not contend for one. Falls back to a duplicate if the kernel or
+    /// permissions do not allow that.
     ///
     /// # Errors
     /// `EMFILE` and the like.
@@ -55,28 +55,28 @@ impl Device {
         rustix::io::fcntl_dupfd_cloexec(&self.0, 0).map(Device)
     }
 
-    /// Waits for a request and reads it into `buffer`.
+    /// Waits for a request and reads it into `buffer`. Returns its length.
     ///
     /// # Errors
-    /// `ENODEV` once the file system is unmounted. `EINTR`, `EAGAIN` and
-    /// `ENOENT` (the request was withdrawn) mean: again.
+    /// `ENODEV` after the unmount. `EINTR`, `EAGAIN` and `ENOENT` (the request was withdrawn) mean:
+    /// try again.
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         rustix::io::read(&self.0, buffer)
     }
 
-    /// Writes one message, whole.
+    /// Writes one complete message.
     ///
     /// # Errors
-    /// `ENOENT` where nobody waits for this reply any more; `EINVAL` for one
-    /// that does not fit its request.
+    /// `ENOENT` if the caller does not wait for this reply any more; `EINVAL` for a reply that does
+    /// not fit its request.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), Errno> {
         rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, parts)).map(|_| ())
     }
 
-    /// Writes one message, whole: the next `len` bytes of a pipe.
+    /// Writes one complete message from the next `len` bytes of a pipe.
     ///
     /// # Errors
-    /// Those of [`Device::write`]. Whether the pipe still holds the message is then unknown.
+    /// Those of [`Device::write`]. Then the pipe may still hold the message or not.
     pub fn splice(&self, pipe: &OwnedFd, len: usize) -> Result<(), Errno> {
         rustix::pipe::splice(pipe, None, &self.0, None, len, SpliceFlags::empty()).map(|_| ())
     }

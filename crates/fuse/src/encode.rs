@@ -1,5 +1,5 @@
-//! What replies are made of: attributes, entries, open files, directory
-//! contents, laid out as the kernel reads them.
+//! The parts of replies, encoded as the kernel reads them: attributes, entries, open files,
+//! directory contents.
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ pub struct Time {
 pub struct Attr {
     /// Inode number.
     pub ino: u64,
-    /// Bytes; for the kernel at most `i64::MAX`.
+    /// Size in bytes; the kernel accepts at most `i64::MAX`.
     pub size: u64,
-    /// Storage, in units of 512 bytes.
+    /// Allocated storage, in units of 512 bytes.
     pub blocks: u64,
     /// Last access.
     pub atime: Time,
@@ -27,7 +27,7 @@ pub struct Attr {
     pub mtime: Time,
     /// Last change of the inode.
     pub ctime: Time,
-    /// Creation; STATX alone tells it.
+    /// Creation; only in replies to STATX.
     pub btime: Time,
     /// Type and permission bits.
     pub mode: u32,
@@ -43,19 +43,19 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-/// How long the kernel may believe what it is told.
+/// Times for which the kernel may cache a reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Validity {
-    /// That a name leads to an inode.
+    /// For the name.
     pub entry: Duration,
-    /// The attributes.
+    /// For the attributes.
     pub attr: Duration,
 }
 
 /// An open file or directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
-    /// Comes back with every request on the open file.
+    /// The kernel sends this with every request on the open file.
     pub handle: u64,
     /// Flags of [`crate::abi::fopen`].
     pub flags: u32,
@@ -63,20 +63,20 @@ pub struct Opened {
     pub backing: i32,
 }
 
-/// What statfs(2) tells.
+/// The result of statfs(2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StatFs {
-    /// Blocks in all, of `block_size` bytes.
+    /// Total blocks, of `block_size` bytes.
     pub blocks: u64,
     /// Blocks free for the superuser.
     pub free: u64,
     /// Blocks free for users.
     pub available: u64,
-    /// Inodes in all.
+    /// Total inodes.
     pub files: u64,
-    /// Inodes that could still be made.
+    /// Free inodes.
     pub files_free: u64,
-    /// Bytes of a block.
+    /// Bytes in a block.
     pub block_size: u32,
     /// Longest name in bytes.
     pub name_max: u32,
@@ -188,8 +188,8 @@ impl<const N: usize> Fixed<N> {
     }
 }
 
-/// The contents of a READDIR or READDIRPLUS reply: filled entry by entry
-/// until the kernel's buffer is full.
+/// The contents of a reply to READDIR or READDIRPLUS. Entries are added until the kernel's buffer
+/// is full.
 pub struct DirEntries<'a> {
     out: &'a mut Vec<u8>,
     room: usize,
@@ -199,15 +199,15 @@ const DIRENT_LEN: usize = 24;
 const ENTRY_LEN: usize = 128;
 
 impl<'a> DirEntries<'a> {
-    /// Entries of at most `room` bytes in all, into `out`, which is cleared.
+    /// Starts a listing of at most `room` bytes in `out`, which is cleared.
     pub fn new(out: &'a mut Vec<u8>, room: usize) -> DirEntries<'a> {
         out.clear();
         DirEntries { out, room }
     }
 
-    /// Adds an entry, or returns false if it does not fit. `next` is the offset
-    /// at which the kernel continues after it; `kind` is an `S_IFMT` value of
-    /// which any bits of `st_mode` may be given.
+    /// Adds an entry, or returns false if it does not fit. `next` is the offset after the entry,
+    /// from which the kernel continues. `kind` is an `S_IFMT` value; other bits of `st_mode` are
+    /// ignored.
     pub fn push(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.reserve(DIRENT_LEN, name.len()).is_some_and(|()| {
             self.dirent(ino, next, kind, name);
@@ -215,8 +215,8 @@ impl<'a> DirEntries<'a> {
         })
     }
 
-    /// Adds an entry with its attributes, for READDIRPLUS. The kernel then
-    /// holds one more reference to the inode.
+    /// Adds an entry with its attributes, for READDIRPLUS. The kernel then holds one more reference
+    /// to the inode.
     pub fn push_plus(&mut self, attr: &Attr, valid: &Validity, next: u64, name: &[u8]) -> bool {
         self.reserve(ENTRY_LEN + DIRENT_LEN, name.len()).is_some_and(|()| {
             self.out.extend_from_slice(Fixed::<ENTRY_LEN>::new().entry(attr, valid).bytes());
@@ -225,8 +225,8 @@ impl<'a> DirEntries<'a> {
         })
     }
 
-    /// Adds an entry to a READDIRPLUS reply of which only the number is known:
-    /// the kernel looks it up when it is used.
+    /// Adds an entry without attributes to a READDIRPLUS reply. The kernel looks the entry up at
+    /// its first use.
     pub fn push_bare(&mut self, ino: u64, next: u64, kind: u32, name: &[u8]) -> bool {
         self.reserve(ENTRY_LEN + DIRENT_LEN, name.len()).is_some_and(|()| {
             self.out.extend_from_slice(&[0; ENTRY_LEN]);
@@ -235,7 +235,7 @@ impl<'a> DirEntries<'a> {
         })
     }
 
-    /// Bytes that are still free.
+    /// Returns the number of free bytes.
     pub fn room(&self) -> usize {
         self.room - self.out.len()
     }

@@ -1,9 +1,8 @@
-//! Reading the fields of a request one after the other, with every length
-//! checked.
+//! A cursor over the fields of a request. It checks every length.
 
 use crate::request::ParseError;
 
-/// The part of a request that has not been read yet.
+/// The rest of a request.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
@@ -30,19 +29,19 @@ impl<'a> Fields<'a> {
         self.take().map(i64::from_ne_bytes)
     }
 
-    /// Passes over `n` bytes.
+    /// Skips `n` bytes.
     pub(crate) fn skip(&mut self, n: usize) -> Result<(), ParseError> {
         self.bytes(n).map(|_| ())
     }
 
-    /// The next `n` bytes.
+    /// Returns the next `n` bytes.
     pub(crate) fn bytes(&mut self, n: usize) -> Result<&'a [u8], ParseError> {
         let (head, rest) = self.0.split_at_checked(n).ok_or(ParseError::Short)?;
         self.0 = rest;
         Ok(head)
     }
 
-    /// Bytes up to a zero byte, which is passed over.
+    /// Returns the bytes up to a zero byte, and skips the zero byte.
     pub(crate) fn text(&mut self) -> Result<&'a [u8], ParseError> {
         let end = self.0.iter().position(|b| *b == 0).ok_or(ParseError::Unterminated)?;
         let (text, rest) = self.0.split_at(end);
@@ -50,7 +49,7 @@ impl<'a> Fields<'a> {
         Ok(text)
     }
 
-    /// The name of an entry or attribute: not empty.
+    /// Returns the name of an entry or attribute, which must not be empty.
     pub(crate) fn name(&mut self) -> Result<&'a [u8], ParseError> {
         match self.text()? {
             [] => Err(ParseError::EmptyName),

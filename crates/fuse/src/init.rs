@@ -1,4 +1,4 @@
-//! The agreement with the kernel at the start, as a value.
+//! The negotiation with the kernel at the start.
 
 use crate::abi::{self, init, op};
 use crate::device::Device;
@@ -8,25 +8,25 @@ use crate::request::{Header, ParseError};
 use rustix::io::Errno;
 use std::io::IoSlice;
 
-/// What we would like.
+/// The requested features and limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted {
-    /// Flags of [`crate::abi::init`]; those that the kernel does not offer are dropped.
+    /// Flags of [`crate::abi::init`]. Flags that the kernel does not offer are dropped.
     pub flags: u64,
     /// Longest WRITE and READ in bytes.
     pub max_write: u32,
-    /// How far the kernel may read ahead, in bytes.
+    /// Longest read-ahead of the kernel, in bytes.
     pub max_readahead: u32,
-    /// Most requests under way of those nobody waits for.
+    /// Most concurrent background requests: those without a waiting caller.
     pub max_background: u16,
-    /// With `PASSTHROUGH`: how many file systems may lie under ours, 1 or 2. With 1,
-    /// backing files must lie on a plain disk, and an overlay can be put
-    /// on top of us; with 2, they may lie on an overlay, and none can.
+    /// With `PASSTHROUGH`: the number of file systems below the FUSE mount, 1 or 2. With 1, backing
+    /// files must be on a plain disk, and an overlayfs may be on top of the mount. With 2, backing
+    /// files may be on an overlayfs, but no overlayfs may be on top.
     pub max_stack_depth: u32,
 }
 
 impl Default for Wanted {
-    /// 1 MiB requests and what every file system can have.
+    /// Requests of 1 MiB, and the features that suit every file system.
     fn default() -> Wanted {
         Wanted {
             flags: init::ASYNC_READ
@@ -43,25 +43,25 @@ impl Default for Wanted {
     }
 }
 
-/// What was agreed.
+/// The result of the negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// Minor number of the protocol: the smaller of both sides'.
+    /// Minor number of the protocol: the lower one of both sides.
     pub minor: u32,
-    /// Flags wanted and offered.
+    /// The flags that were both requested and offered.
     pub flags: u64,
     /// Longest WRITE and READ in bytes.
     pub max_write: u32,
 }
 
 impl Negotiated {
-    /// Whether all of `flags` were agreed.
+    /// Checks whether all of `flags` were agreed.
     pub fn has(&self, flags: u64) -> bool {
         self.flags & flags == flags
     }
 }
 
-/// Why there is no agreement.
+/// The reason why the negotiation failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum InitError {
@@ -78,7 +78,7 @@ pub enum InitError {
     TooOld(u32, u32),
 }
 
-/// What the kernel offers.
+/// The kernel's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Offer {
     major: u32,
@@ -105,7 +105,7 @@ fn agree(offer: &Offer, wanted: &Wanted) -> Negotiated {
     Negotiated {
         minor: offer.minor.min(abi::VERSION.1),
         flags,
-        // Without MAX_PAGES the kernel stops at 32 pages.
+        // Without MAX_PAGES the kernel's limit is 32 pages.
         max_write: wanted.max_write.max(4096).min(if pages { 16 << 20 } else { 128 << 10 }),
     }
 }
@@ -129,7 +129,7 @@ fn answer(offer: &Offer, wanted: &Wanted, agreed: &Negotiated) -> Fixed<64> {
         .zeros(24)
 }
 
-/// Reads the kernel's first request and answers it.
+/// Reads and answers the kernel's INIT request.
 ///
 /// # Errors
 /// [`InitError`].
@@ -154,7 +154,7 @@ pub fn negotiate(device: &Device, wanted: &Wanted) -> Result<Negotiated, InitErr
         }
         let agreed = agree(&offer, wanted);
         send(device, header.unique, 0, answer(&offer, wanted, &agreed).bytes())?;
-        // A newer major number: the kernel reads ours and asks again with it.
+        // After a newer major number, the kernel reads ours and repeats the request with that.
         if offer.major == abi::VERSION.0 {
             return Ok(agreed);
         }

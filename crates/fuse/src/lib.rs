@@ -1,12 +1,11 @@
-//! The kernel's FUSE protocol, without any file-system rule: requests read
-//! from `/dev/fuse` as typed values that borrow from the read buffer, replies
-//! written with one system call and no copy of file data, notifications,
-//! start-up negotiation, backing files for passthrough, mounting.
+//! The kernel's FUSE protocol, without any file-system rule. Requests from `/dev/fuse` become typed
+//! values that borrow from the read buffer. A reply is one system call without a copy of file data.
+//! The crate also has notifications, the negotiation at the start, backing files for passthrough,
+//! and mounting.
 //!
-//! Protocol 7.31 (Linux 5.4) is the oldest that is spoken, 7.45 the newest.
-//! The structures are those of `include/uapi/linux/fuse.h`, which the kernel
-//! publishes for such use; they are read and written field by field, so that
-//! no bytes from the kernel are ever trusted to have a type.
+//! It supports protocol versions from 7.31 (Linux 5.4) to 7.45. The structures are those of
+//! `include/uapi/linux/fuse.h`, which the kernel publishes for such use. The crate decodes and
+//! encodes them field by field, and never trusts bytes from the kernel to have a type.
 //!
 //! ```text
 //! mount() ─▶ Channel ─initialize()─▶ Negotiated      (backing files may be tried here)

@@ -1,5 +1,5 @@
-//! Mounting and unmounting: directly where we may, else through the
-//! `fusermount3` program, which is made for that.
+//! Mounting and unmounting: directly with permission, otherwise through the setuid program
+//! `fusermount3`.
 
 use crate::device::Device;
 use crate::init::{self, InitError, Negotiated, Wanted};
@@ -18,31 +18,31 @@ use std::sync::Arc;
 
 const HELPER: &str = "fusermount3";
 
-/// How a file system is to be mounted.
+/// The settings of a mount.
 #[derive(Clone, Debug)]
 pub struct MountSettings {
-    /// What `mount` and `df` show as its source.
+    /// The source that `mount` and `df` show.
     pub source: String,
-    /// What they show behind `fuse.` as its type.
+    /// The type that they show after `fuse.`.
     pub subtype: String,
-    /// No writing.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// All users may come in, not only the one who mounts.
+    /// All users have access, not only the mounting user.
     pub allow_other: bool,
-    /// The kernel checks permission bits before it asks.
+    /// The kernel checks permission bits before it sends a request.
     pub default_permissions: bool,
-    /// What the kernel does not do with files of the mount.
+    /// Things that the kernel must not do with files of the mount.
     pub restrictions: Restrictions,
 }
 
-/// What the kernel does not do with files of a mount, by the names of mount(8).
+/// Things that the kernel must not do with files of a mount, by the names of mount(8).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Restrictions {
-    /// It ignores set-user-id and set-group-id bits, and capabilities of files.
+    /// Ignore set-user-id and set-group-id bits, and capabilities of files.
     pub nosuid: bool,
-    /// It opens no devices.
+    /// Open no devices.
     pub nodev: bool,
-    /// It runs no programs.
+    /// Execute no programs.
     pub noexec: bool,
 }
 
@@ -56,7 +56,7 @@ impl Restrictions {
     }
 }
 
-/// Why a file system could not be mounted.
+/// The reason why a mount failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum MountError {
@@ -78,7 +78,7 @@ pub enum MountError {
     Refused { path: PathBuf, said: String },
 }
 
-/// Why a file system could not be unmounted.
+/// The reason why an unmount failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum UnmountError {
@@ -90,7 +90,7 @@ pub enum UnmountError {
     Failed { path: PathBuf, said: String },
 }
 
-/// A mounted file system: its device and its place. Dropped, it unmounts.
+/// A mounted file system: its device and its path. Dropping it unmounts.
 #[derive(Debug)]
 pub struct Channel {
     device: Arc<Device>,
@@ -98,8 +98,7 @@ pub struct Channel {
 }
 
 impl Channel {
-    /// Mounts a file system on `path`. Whoever enters it waits until requests
-    /// are answered.
+    /// Mounts a file system on `path`. Programs that access it wait until requests are answered.
     ///
     /// # Errors
     /// [`MountError`].
@@ -117,7 +116,7 @@ impl Channel {
         .map(|device| Channel { device: Arc::new(device), path })
     }
 
-    /// Answers the kernel's first request.
+    /// Answers the kernel's INIT request.
     ///
     /// # Errors
     /// [`InitError`].
@@ -125,17 +124,18 @@ impl Channel {
         init::negotiate(&self.device, wanted)
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// Where it is mounted.
+    /// Returns the mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Whether it still is. (The kernel flags the device once it is not.)
+    /// Checks whether the file system is still mounted. (The kernel sets POLLERR on the device
+    /// after the unmount.)
     pub fn is_mounted(&self) -> bool {
         let mut fds = [rustix::event::PollFd::new(&*self.device, rustix::event::PollFlags::IN)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -145,7 +145,7 @@ impl Channel {
         }
     }
 
-    /// Unmounts it; `lazily` as soon as nobody uses it any more.
+    /// Unmounts the file system; with `lazily`, when no program uses it any more.
     ///
     /// # Errors
     /// [`UnmountError`].
@@ -165,7 +165,7 @@ impl Drop for Channel {
     }
 }
 
-/// Unmounts what is mounted on `path`; `lazily` as soon as nobody uses it any more.
+/// Unmounts the file system on `path`; with `lazily`, when no program uses it any more.
 ///
 /// # Errors
 /// [`UnmountError`].
@@ -205,11 +205,11 @@ fn mount_directly(path: &Path, settings: &MountSettings) -> Result<Device, Mount
     Ok(device)
 }
 
-/// The helper mounts and sends the descriptor over a socket that it is told
-/// of in its environment.
+/// Mounts through the helper. The helper sends the descriptor over a socket, whose number it finds
+/// in its environment.
 fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, MountError> {
     let helper = |errno: Errno| MountError::Helper(errno.into());
-    // Its end is inherited by the helper, so it must not close on exec.
+    // The helper inherits its end, which so must not close on exec.
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -293,26 +293,26 @@ fn unmount_by_helper(path: &Path, lazily: bool) -> Result<(), UnmountError> {
     }
 }
 
-/// What the kernel's table says of a mounted file system.
+/// An entry of the kernel's mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mounted {
-    /// Its type, such as `ext4` or `fuse.sshfs`.
+    /// Type of the file system, such as `ext4` or `fuse.sshfs`.
     pub kind: String,
-    /// Its device number, as `major:minor`.
+    /// Device number, as `major:minor`.
     pub device: String,
 }
 
-/// The file system mounted exactly on `path`, by the kernel's table; `None` if
-/// there is none. The file system itself is not asked.
+/// Returns the file system that is mounted exactly on `path`, by the kernel's table. `None` if
+/// there is none. Sends no request to the file system itself.
 ///
 /// # Errors
-/// Reading `/proc/self/mountinfo`.
+/// Those of reading `/proc/self/mountinfo`.
 pub fn mounted(path: &Path) -> std::io::Result<Option<Mounted>> {
     let table = std::fs::read("/proc/self/mountinfo")?;
     Ok(find_mounted(&table, path.as_os_str().as_bytes()))
 }
 
-/// The last line of `table` for `path` wins: it lies on top.
+/// Finds the last line of `table` for `path`, which is the topmost mount.
 fn find_mounted(table: &[u8], path: &[u8]) -> Option<Mounted> {
     let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
     table.split(|b| *b == b'\n').rev().find_map(|line| {
@@ -324,7 +324,7 @@ fn find_mounted(table: &[u8], path: &[u8]) -> Option<Mounted> {
     })
 }
 
-/// Spaces and the like stand as `\040` in the kernel's table.
+/// Decodes `\040` and the like in the kernel's table, which stand for spaces and such.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,4 +1,4 @@
-//! Notifications: what we tell the kernel without being asked.
+//! Notifications to the kernel.
 
 use crate::abi::{self, notify};
 use crate::device::Device;
@@ -7,42 +7,41 @@ use rustix::io::Errno;
 use std::io::IoSlice;
 use std::sync::Arc;
 
-/// Tells the kernel to forget what it has cached. Must not be used by the
-/// thread that handles a request on the same inode or directory: the kernel
-/// may wait for that request first. Only to drop attributes without bytes it waits for nobody.
+/// Invalidates the kernel's caches. Must not be used by a thread that handles a request on the same
+/// inode or directory, because the kernel may wait for that request first. An invalidation of
+/// attributes without pages never waits.
 #[derive(Clone, Debug)]
 pub struct Notifier(Arc<Device>);
 
 impl Notifier {
-    /// Notifications through `device`.
+    /// Returns a sender for notifications through `device`.
     pub fn new(device: Arc<Device>) -> Notifier {
         Notifier(device)
     }
 
-    /// Drops the attributes of an inode and its cached bytes from `offset`
-    /// on (`len` 0: to the end). A negative `offset` leaves the bytes.
+    /// Invalidates the attributes of an inode, and its pages from `offset` on (`len` 0: to the
+    /// end). A negative `offset` keeps the pages.
     ///
     /// # Errors
-    /// `ENOENT` where the kernel does not know the inode: nothing to do.
+    /// `ENOENT` if the kernel does not know the inode; nothing is to be done.
     pub fn inval_inode(&self, ino: u64, offset: i64, len: i64) -> Result<(), Errno> {
         let body = Fixed::<24>::new().u64(ino).u64(offset as u64).u64(len as u64);
         self.send(notify::INVAL_INODE, body.bytes(), &[])
     }
 
-    /// Drops the entry `name` of `parent`.
+    /// Invalidates the entry `name` of `parent`.
     ///
     /// # Errors
-    /// `ENOENT` where the kernel does not know the entry: nothing to do.
+    /// `ENOENT` if the kernel does not know the entry; nothing is to be done.
     pub fn inval_entry(&self, parent: u64, name: &[u8]) -> Result<(), Errno> {
         let body = Fixed::<16>::new().u64(parent).u32(name.len() as u32).u32(0);
         self.send(notify::INVAL_ENTRY, body.bytes(), name)
     }
 
-    /// Tells that `name` of `parent`, which was `child`, has been removed.
+    /// Reports that the entry `name` of `parent` with the inode `child` was removed.
     ///
     /// # Errors
-    /// `ENOENT` where the kernel does not know the entry, `EBUSY` or
-    /// `ENOTEMPTY` where it is in use.
+    /// `ENOENT` if the kernel does not know the entry, `EBUSY` or `ENOTEMPTY` if it is in use.
     pub fn deleted(&self, parent: u64, child: u64, name: &[u8]) -> Result<(), Errno> {
         let body = Fixed::<24>::new().u64(parent).u64(child).u32(name.len() as u32).u32(0);
         self.send(notify::DELETE, body.bytes(), name)
@@ -51,7 +50,7 @@ impl Notifier {
     fn send(&self, code: i32, body: &[u8], name: &[u8]) -> Result<(), Errno> {
         let tail: &[u8] = if name.is_empty() { &[] } else { &[0] };
         let len = abi::OUT_HEADER_LEN + body.len() + name.len() + tail.len();
-        // A request number of 0 marks a notification, its code in place of the error.
+        // Request number 0 marks a notification. Its code takes the place of the error.
         let head = Fixed::<16>::new().u32(len as u32).u32(code as u32).u64(0);
         self.0.write(&[
             IoSlice::new(head.bytes()),

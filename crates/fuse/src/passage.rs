@@ -1,9 +1,9 @@
-//! A long answer whose bytes come from a descriptor, usually a socket: from there into a
-//! pipe and from the pipe to the kernel, which copies them once, straight to where they
-//! are wanted. Through a buffer of ours they would be copied twice.
+//! Splicing of long replies. Bytes go from a descriptor, usually a socket, into a pipe, and from
+//! the pipe to the kernel. The kernel copies them once, directly to their destination. A buffer in
+//! this process would cost a second copy.
 //!
-//! Nothing goes to the kernel before all of it is in the pipe. So whoever
-//! fills it may fail half-way, and start anew or answer with an error.
+//! The kernel gets nothing before the whole reply is in the pipe. So the source may fail half-way.
+//! Then the handler restarts the reply or replies with an error.
 
 use crate::abi;
 use crate::device::Device;
@@ -14,13 +14,12 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use std::io::IoSlice;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-/// Room that is asked for in a pipe, in bytes; the first that is granted is taken. The kernel
-/// counts a page for each piece, however short, and a network delivers pieces
-/// of 1.4 KiB upwards: 4 MiB hold an answer of 1 MiB in any case. More than
-/// `fs.pipe-max-size`, 1 MiB by default, is granted to the superuser only.
+/// Pipe sizes to try, in bytes, in this order. The kernel uses a page for each fragment of any
+/// length, and a network delivers fragments of 1.4 KiB or more. So 4 MiB hold every reply of 1 MiB.
+/// Only the superuser may exceed `fs.pipe-max-size`, 1 MiB by default.
 const PIPE_BYTES: [usize; 3] = [4 << 20, 2 << 20, 1 << 20];
 
-/// What a thread keeps for its long answers.
+/// The buffers of a thread for long replies.
 #[derive(Debug, Default)]
 pub struct Room {
     pub(crate) scratch: Vec<u8>,
@@ -31,9 +30,9 @@ pub struct Room {
 struct Pipe {
     output: OwnedFd,
     input: OwnedFd,
-    /// Bytes in it.
+    /// Number of bytes in the pipe.
     held: usize,
-    /// Answers longer than this have overflowed it.
+    /// Longer replies than this have overflowed the pipe.
     most: usize,
 }
 
@@ -54,14 +53,14 @@ impl Pipe {
         poll(&mut fds, Some(&Timespec::default())) == Ok(0)
     }
 
-    /// Writes the start of an answer into the empty pipe.
+    /// Writes the header of a reply into the empty pipe.
     fn begin(&mut self, head: &[u8]) -> Result<(), Errno> {
-        // So short a write goes in as a whole.
+        // A write of this length is atomic.
         self.held = rustix::io::retry_on_intr(|| rustix::io::write(&self.input, head))?;
         Ok(())
     }
 
-    /// Moves what it holds to `to`.
+    /// Moves bytes from the pipe to `to`.
     fn empty_into(&mut self, mut to: &mut [u8]) -> Result<(), Errno> {
         while !to.is_empty() {
             let n = rustix::io::retry_on_intr(|| rustix::io::read(&self.output, &mut *to))?;
@@ -72,14 +71,14 @@ impl Pipe {
     }
 }
 
-/// An answer on its way to the kernel. See the module.
+/// A long reply in progress. See the module.
 pub struct Passage<'a> {
     room: &'a mut Room,
     unique: u64,
-    /// Bytes that were announced, and that are here.
+    /// The length of the reply, and the number of bytes so far.
     len: usize,
     got: usize,
-    /// They are in the pipe, and not in `Room::scratch`.
+    /// The bytes are in the pipe, not in `Room::scratch`.
     piped: bool,
 }
 
@@ -88,8 +87,8 @@ impl<'a> Passage<'a> {
         Passage { room, unique, len: 0, got: 0, piped: false }
     }
 
-    /// The answer will be `len` bytes, all of which must now be taken. What was taken
-    /// before is void.
+    /// Starts a reply of `len` bytes. The caller must then take all of them. Bytes of an earlier
+    /// start are discarded.
     pub fn start(&mut self, len: usize) {
         (self.len, self.got) = (len, 0);
         self.piped = match self.begin() {
@@ -107,7 +106,7 @@ impl<'a> Passage<'a> {
 
     fn begin(&mut self) -> Result<bool, Errno> {
         let head = self.head();
-        // What an attempt that failed has left behind goes with its pipe.
+        // A pipe with bytes of a failed attempt is dropped with them.
         let kept = self.room.pipe.take().filter(|pipe| pipe.held == 0);
         let mut pipe = kept.map_or_else(Pipe::new, Ok)?;
         let fits = self.len <= pipe.most;
@@ -122,15 +121,16 @@ impl<'a> Passage<'a> {
         Fixed::new().u32((abi::OUT_HEADER_LEN + self.len) as u32).u32(0).u64(self.unique)
     }
 
-    /// Takes up to `len` of the next bytes out of `from`, a TCP socket or a file, waiting
-    /// for the first. 0 at its end, and when nothing is missing.
+    /// Takes at most `len` of the next bytes from `from`, a TCP socket or a file. Waits for the
+    /// first one. Returns 0 at the end of `from`, and when the reply is complete.
     ///
     /// # Errors
-    /// Those of splice(2) or read(2) from this descriptor.
+    /// Those of splice(2) or read(2) on this descriptor.
     pub fn take(&mut self, from: BorrowedFd<'_>, len: usize) -> Result<usize, Errno> {
         let len = len.min(self.len - self.got);
         if let Some(pipe) = self.room.pipe.as_mut().filter(|_| self.piped) {
-            // This keeps us from waiting for room in the pipe; of bytes, TCP waits for the first.
+            // The flag prevents waiting for space in the pipe. The TCP socket still waits for its
+            // first byte.
             let flags = SpliceFlags::NONBLOCK;
             match rustix::pipe::splice(from, None, &pipe.input, None, len, flags) {
                 Ok(n) => {
@@ -139,7 +139,7 @@ impl<'a> Passage<'a> {
                     return Ok(n);
                 }
                 Err(Errno::AGAIN) if pipe.is_full() => self.spill()?,
-                // Not every kind of descriptor can.
+                // Some kinds of descriptors do not support splice(2).
                 Err(Errno::INVAL) => self.spill()?,
                 Err(errno) => return Err(errno),
             }
@@ -149,7 +149,7 @@ impl<'a> Passage<'a> {
         Ok(n)
     }
 
-    /// Goes on in memory.
+    /// Continues in memory.
     fn spill(&mut self) -> Result<(), Errno> {
         self.make_memory();
         self.piped = false;
@@ -162,13 +162,13 @@ impl<'a> Passage<'a> {
     }
 
     fn make_memory(&mut self) {
-        // Its length only grows, so that it is cleared once.
+        // The buffer never shrinks, so that it is zeroed only once.
         if self.room.scratch.len() < self.len {
             self.room.scratch.resize(self.len, 0);
         }
     }
 
-    /// Hands it to the kernel.
+    /// Sends the reply to the kernel.
     pub(crate) fn send(self, device: &Device) -> Result<(), Errno> {
         if self.got < self.len {
             return Err(Errno::NODATA);
@@ -198,7 +198,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
     use std::sync::Arc;
 
-    /// Something that takes answers like the device, and what it has taken in the end.
+    /// A fake device that collects the replies.
     struct Taker {
         device: Arc<Device>,
         reader: std::thread::JoinHandle<Vec<u8>>,
@@ -229,7 +229,7 @@ mod tests {
         all
     }
 
-    /// A connection on which `bytes` come, each piece of its own, and then the end.
+    /// Returns a connection that delivers `bytes` in pieces of this length, and then ends.
     fn source(bytes: &[u8], piece: usize) -> TcpStream {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
@@ -238,7 +238,7 @@ mod tests {
             let mut to = TcpStream::connect(address).expect("connected");
             to.set_nodelay(true).expect("set");
             for piece in bytes.chunks(piece) {
-                // Whoever has read enough closes.
+                // The reader closes when it has read enough.
                 if to.write_all(piece).is_err() {
                     break;
                 }
@@ -315,7 +315,8 @@ mod tests {
             passage.take(source(&[9; 5], 5).as_fd(), 10).expect("taken");
             Err(libc::EHOSTDOWN)
         }));
-        // Neither all of it nor an error: nobody must wait for the rest.
+        // An incomplete reply without an error: EIO must be sent, so that no caller waits for the
+        // rest.
         let reply = Reply::new(&taker.device, &mut room, 3, true);
         assert!(reply.pass(|passage| {
             passage.start(10);

@@ -1,4 +1,4 @@
-//! Replies: each request is answered once, with one system call.
+//! Replies. Each request gets one reply, by one system call.
 
 use crate::abi;
 use crate::device::Device;
@@ -12,12 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The duty to answer one request. Dropped without an answer, it answers
-/// `EIO`, so that nobody waits for ever.
+/// The obligation to reply to one request. Dropping it without a reply sends `EIO`, so that no
+/// caller waits for ever.
 ///
-/// The methods return whether the kernel took the answer. It does not when
-/// the caller was killed meanwhile: whatever the answer handed over (an open
-/// file) must then be taken back.
+/// The methods return whether the kernel accepted the reply. It does not after the caller was
+/// killed. Then the handler must undo the effect of the reply, such as an open file.
 pub struct Reply<'a> {
     device: &'a Arc<Device>,
     room: &'a mut Room,
@@ -28,8 +27,8 @@ pub struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    /// The duty to answer request `unique`; `room` is for long answers.
-    /// Where no reply is `wanted`, none will be sent.
+    /// Makes the reply to request `unique`. Long replies use `room`. If the reply is not `wanted`,
+    /// nothing is sent.
     pub fn new(
         device: &'a Arc<Device>,
         room: &'a mut Room,
@@ -39,13 +38,13 @@ impl<'a> Reply<'a> {
         Reply { device, room, unique, wanted, asked: Asked::default(), idle: None }
     }
 
-    /// Of the request with this header: an `EIO` says so in the log.
+    /// Sets the request's header, for the log line of an `EIO`.
     pub(crate) fn to(mut self, header: &Header) -> Reply<'a> {
         self.asked = Asked::from(header);
         self
     }
 
-    /// Adds one to `idle` when the request is answered, before the kernel gets the answer.
+    /// Increments `idle` with the reply, before the kernel gets the reply.
     pub(crate) fn counted(mut self, idle: &'a AtomicUsize) -> Reply<'a> {
         self.idle = Some(idle);
         self
@@ -62,32 +61,32 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// It failed, with this (positive) error number.
+    /// Replies with an error, given as a (positive) error number.
     pub fn error(self, errno: i32) -> bool {
         let errno = if errno > 0 && errno < 512 { errno } else { libc::EIO };
         self.send(-errno, [&[], &[]])
     }
 
-    /// It is done.
+    /// Replies with success.
     pub fn done(self) -> bool {
         self.send(0, [&[], &[]])
     }
 
-    /// GETLK: the lock that is in the way, or one of kind `F_UNLCK`.
+    /// GETLK: the conflicting lock, or a lock of kind `F_UNLCK`.
     pub fn lock(self, lock: &FileLock) -> bool {
         let FileLock { start, end, kind, pid, .. } = *lock;
         let body = Fixed::<24>::new().u64(start).u64(end).u32(kind as u32).u32(pid);
         self.send(0, [body.bytes(), &[]])
     }
 
-    /// Takes the duty away from this thread.
+    /// Moves the obligation to a value that any thread can use.
     pub fn later(mut self) -> Later {
         self.count();
         let wanted = std::mem::take(&mut self.wanted);
         Later { device: self.device.clone(), unique: self.unique, wanted, asked: self.asked }
     }
 
-    /// There is no reply to this request.
+    /// Sends nothing, for a request without a reply.
     pub fn none(mut self) {
         self.wanted = false;
     }
@@ -98,7 +97,7 @@ impl<'a> Reply<'a> {
         self.send(0, [body.bytes(), &[]])
     }
 
-    /// LOOKUP: there is no such name, and will not be for so long.
+    /// LOOKUP: the name does not exist. The kernel may cache that for `valid`.
     pub fn absent(self, valid: Duration) -> bool {
         self.entry(&Attr::default(), &Validity { entry: valid, attr: Duration::ZERO })
     }
@@ -137,10 +136,10 @@ impl<'a> Reply<'a> {
         self.send(0, [data, &[]])
     }
 
-    /// As [`Reply::data`], with the bytes that `fill` puts into a buffer of
-    /// `size` bytes that this thread keeps; it returns how many, or an error number.
+    /// Like [`Reply::data`], with bytes from `fill`. It gets a buffer of `size` bytes, which the
+    /// thread reuses, and returns the number of bytes or an error number.
     pub fn fill(mut self, size: usize, fill: impl FnOnce(&mut [u8]) -> Result<usize, i32>) -> bool {
-        // Its length only grows, so that it is cleared once.
+        // The buffer never shrinks, so that it is zeroed only once.
         if self.room.scratch.len() < size {
             self.room.scratch.resize(size, 0);
         }
@@ -154,8 +153,8 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// As [`Reply::data`], with bytes that `fill` takes out of descriptors:
-    /// see [`Passage`]. It may return an error number.
+    /// Like [`Reply::data`], with bytes that `fill` splices from descriptors: see [`Passage`].
+    /// `fill` may return an error number.
     pub fn pass(mut self, fill: impl FnOnce(&mut Passage<'_>) -> Result<(), i32>) -> bool {
         if !self.wanted {
             return false;
@@ -164,12 +163,12 @@ impl<'a> Reply<'a> {
         if let Err(errno) = fill(&mut passage) {
             return self.error(errno);
         }
-        // Counted before, as everywhere.
+        // Count the thread as idle before the reply is sent, as for all replies.
         if let Some(idle) = self.idle.take() {
             idle.fetch_add(1, SeqCst);
         }
         match passage.send(self.device) {
-            // Nothing has gone to the kernel.
+            // The kernel has got nothing, so an error can still be sent.
             Err(Errno::NODATA) => self.error(libc::EIO),
             sent => {
                 self.wanted = false;
@@ -178,7 +177,7 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// READDIR, READDIRPLUS: the entries that `fill` adds, at most `size` bytes.
+    /// READDIR, READDIRPLUS: the entries from `fill`, at most `size` bytes.
     pub fn directory(
         mut self,
         size: usize,
@@ -195,12 +194,12 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// WRITE, COPY_FILE_RANGE: how many bytes.
+    /// WRITE, COPY_FILE_RANGE: the number of bytes.
     pub fn written(self, len: u32) -> bool {
         self.send(0, [Fixed::<8>::new().u32(len).u32(0).bytes(), &[]])
     }
 
-    /// COPY_FILE_RANGE_64: how many bytes. LSEEK: the offset.
+    /// COPY_FILE_RANGE_64: the number of bytes. LSEEK: the offset.
     pub fn number(self, n: u64) -> bool {
         self.send(0, [&n.to_ne_bytes(), &[]])
     }
@@ -226,8 +225,8 @@ impl<'a> Reply<'a> {
     }
 }
 
-/// The duty to answer a request with success or failure, by whatever thread. Dropped
-/// without an answer, it answers `EIO`.
+/// The obligation to reply with success or failure, from any thread. Dropping it without a reply
+/// sends `EIO`.
 #[derive(Debug)]
 pub struct Later {
     device: Arc<Device>,
@@ -237,7 +236,7 @@ pub struct Later {
 }
 
 impl Later {
-    /// Answers; errors are positive error numbers. Whether the kernel took the answer.
+    /// Sends the reply. Errors are positive error numbers. Returns whether the kernel accepted it.
     pub fn answer(mut self, result: Result<(), i32>) -> bool {
         let error = result.err().map_or(0, |errno| -errno);
         transmit(&self.device, &mut self.wanted, self.unique, (self.asked, error), [&[], &[]])
@@ -271,7 +270,7 @@ fn transmit(
     taken(device.write(&slices[..count]), unique)
 }
 
-/// Whether the kernel took an answer.
+/// Returns whether the kernel accepted the reply.
 fn taken(sent: Result<(), Errno>, unique: u64) -> bool {
     match sent {
         Ok(()) => true,

@@ -4,8 +4,7 @@ use crate::abi::{self, fattr, op};
 use crate::encode::Time;
 use crate::fields::Fields;
 
-/// Bytes that are not a request. The kernel does not send such; a bug on
-/// either side does.
+/// Bytes that are not a request. They are a bug of the kernel or of this crate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ParseError {
@@ -21,30 +20,30 @@ pub enum ParseError {
     Extension,
 }
 
-/// What every request starts with.
+/// The header of every request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// What is asked for.
+    /// The operation.
     pub opcode: u32,
-    /// Names the request in the reply.
+    /// Number of the request, repeated in the reply.
     pub unique: u64,
-    /// The inode that is meant.
+    /// The inode.
     pub node: u64,
-    /// User for whom the kernel asks.
+    /// User id of the caller.
     pub uid: u32,
-    /// Group for which the kernel asks.
+    /// Group id of the caller.
     pub gid: u32,
-    /// Thread that asks, by our pid namespace; 0 for none that we can see.
+    /// Thread id of the caller, in this process's pid namespace; 0 if it is not visible there.
     pub pid: u32,
     ext_len: usize,
 }
 
 impl Header {
-    /// Reads the header at the start of `buffer`.
+    /// Decodes the header at the start of `buffer`.
     ///
     /// # Errors
-    /// [`ParseError::Short`], and [`ParseError::Length`] when the buffer is not
-    /// as long as the header says.
+    /// [`ParseError::Short`], and [`ParseError::Length`] if the buffer does not have the length in
+    /// the header.
     pub fn parse(buffer: &[u8]) -> Result<Header, ParseError> {
         let mut f = Fields(buffer);
         let len = f.u32()?;
@@ -64,76 +63,76 @@ impl Header {
         Ok(header)
     }
 
-    /// Whether it only says what the kernel has forgotten: there is no reply to that.
+    /// Checks whether the request only reports forgotten inodes. Such requests have no reply.
     pub(crate) fn forgets(&self) -> bool {
         matches!(self.opcode, op::FORGET | op::BATCH_FORGET)
     }
 }
 
-/// One request.
+/// A request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
-    /// Who asks, and about which inode.
+    /// The caller and the inode.
     pub header: Header,
-    /// What is asked for.
+    /// The operation.
     pub op: Op<'a>,
-    /// Supplementary groups that came with it: for something to be created,
-    /// the group of its directory if the caller is in it.
+    /// Supplementary groups in the request. For a new inode: the group of its directory, if the
+    /// caller is in that group.
     pub groups: Groups<'a>,
 }
 
-/// Group numbers as they lie in the request.
+/// Group numbers, encoded as in the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Groups<'a>(&'a [u8]);
 
 impl Groups<'_> {
-    /// The numbers.
+    /// Returns the numbers.
     pub fn iter(&self) -> impl Iterator<Item = u32> {
         self.0.chunks_exact(4).map(|c| u32::from_ne_bytes([c[0], c[1], c[2], c[3]]))
     }
 
-    /// Whether there is none.
+    /// Checks that there is no group.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// A time to be set.
+/// A time to set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SetTime {
-    /// The current time of whoever keeps the file.
+    /// The current time of the server.
     Now,
-    /// This time.
+    /// The given time.
     At(Time),
 }
 
-/// What SETATTR changes; `None` leaves it.
+/// The changes of a SETATTR; `None` leaves an attribute unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SetAttr {
-    /// `st_mode`; the type bits are to be ignored.
+    /// `st_mode`; the type bits must be ignored.
     pub mode: Option<u32>,
     /// Owner.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
-    /// Bytes.
+    /// Size in bytes.
     pub size: Option<u64>,
     /// Last access.
     pub atime: Option<SetTime>,
     /// Last change.
     pub mtime: Option<SetTime>,
-    /// The open file through which the caller asks.
+    /// The caller's open file.
     pub handle: Option<u64>,
-    /// Setuid and setgid are to be cleared too.
+    /// Also clear setuid and setgid.
     pub kill_suidgid: bool,
 }
 
-/// A lock, as fcntl(2) describes it.
+/// A lock, as in fcntl(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileLock {
-    /// The open file through which the caller asks.
+    /// The caller's open file.
     pub handle: u64,
-    /// Whose the lock is: of a process, or of an open file for flock(2) and `F_OFD_SETLK`.
+    /// The owner of the lock: a process, or an open file for flock(2) and `F_OFD_SETLK`.
     pub owner: u64,
     /// The first byte.
     pub start: u64,
@@ -141,13 +140,13 @@ pub struct FileLock {
     pub end: u64,
     /// `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
     pub kind: i32,
-    /// The process, by our pid namespace.
+    /// Process id, in this process's pid namespace.
     pub pid: u32,
-    /// It is one of flock(2), of the whole file.
+    /// A lock of flock(2), of the whole file.
     pub whole: bool,
 }
 
-/// What the kernel asks for. Field names are those of the system calls.
+/// An operation with its arguments. Field names are those of the system calls.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Op<'a> {
@@ -196,7 +195,7 @@ pub enum Op<'a> {
         new_name: &'a [u8],
         flags: u32,
     },
-    /// The request's inode is the directory, `ino` what gets the name.
+    /// The request's inode is the directory. `ino` gets the name.
     Link {
         ino: u64,
         name: &'a [u8],
@@ -230,14 +229,14 @@ pub enum Op<'a> {
         from_cache: bool,
         kill_suidgid: bool,
     },
-    /// `owner`: whose locks of fcntl(2) are to be freed.
+    /// `owner`: the owner of the locks of fcntl(2) that must be freed.
     Flush {
         handle: u64,
         owner: u64,
     },
-    /// What is in the way of a lock.
+    /// Requests a conflicting lock.
     GetLock(FileLock),
-    /// With `wait`, until it can be had.
+    /// With `wait`, waits until the lock is free.
     SetLock {
         lock: FileLock,
         wait: bool,
@@ -256,12 +255,12 @@ pub enum Op<'a> {
         value: &'a [u8],
         flags: i32,
     },
-    /// `size` 0 asks for the length.
+    /// `size` 0 requests the length.
     GetXattr {
         name: &'a [u8],
         size: u32,
     },
-    /// `size` 0 asks for the length.
+    /// `size` 0 requests the length.
     ListXattr {
         size: u32,
     },
@@ -298,7 +297,7 @@ pub enum Op<'a> {
         offset: i64,
         whence: i32,
     },
-    /// `wide`: the reply holds a 64-bit count.
+    /// `wide`: the reply has a 64-bit count.
     CopyFileRange {
         handle: u64,
         offset: u64,
@@ -309,21 +308,21 @@ pub enum Op<'a> {
         wide: bool,
     },
     SyncFs,
-    /// The request with this number is no longer wanted.
+    /// The caller of this request got a signal.
     Interrupt {
         unique: u64,
     },
     Destroy,
-    /// Anything else.
+    /// Any other operation.
     Unknown,
 }
 
 impl<'a> Request<'a> {
-    /// Reads the request that fills `buffer`.
+    /// Decodes the request that fills `buffer`.
     ///
     /// # Errors
-    /// [`ParseError`]; the header may still be good ([`Header::parse`]), so
-    /// that the kernel can be answered.
+    /// [`ParseError`]. The header may still be good ([`Header::parse`]), so that the kernel can get
+    /// a reply.
     pub fn parse(buffer: &'a [u8]) -> Result<Request<'a>, ParseError> {
         let header = Header::parse(buffer)?;
         let body = &buffer[abi::IN_HEADER_LEN..];
@@ -440,7 +439,7 @@ impl<'a> Op<'a> {
                 }
             }
             op::SETXATTR => {
-                // The long form of the arguments is not negotiated.
+                // The long form of the arguments was not negotiated.
                 let (size, flags) = (f.u32()?, f.u32()? as i32);
                 Op::SetXattr { name: f.name()?, value: f.bytes(size as usize)?, flags }
             }

@@ -1,9 +1,7 @@
-//! Worker threads that read requests, have them handled and end with the file
-//! system.
+//! Worker threads that read requests and call the handler, until the file system ends.
 //!
-//! Their number follows the load: as long as all are busy, one more is
-//! started, up to a bound, so that requests that wait for a distant node do
-//! not hold up all others.
+//! Their number follows the load. While all threads are busy, one more is started, up to a bound.
+//! So requests that wait for a remote node do not block all others.
 
 use crate::abi;
 use crate::device::Device;
@@ -21,33 +19,33 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// A file system: answers requests, from many threads at once.
+/// A file system. It replies to requests from many threads at once.
 pub trait Handler: Send + Sync + 'static {
-    /// Answers one request. FORGET, BATCH_FORGET and DESTROY have no reply;
-    /// INTERRUPT and unknown operations do not come here.
+    /// Handles one request. FORGET, BATCH_FORGET and DESTROY have no reply. INTERRUPT and unknown
+    /// operations are handled elsewhere.
     fn handle(self: &Arc<Self>, request: Request<'_>, reply: Reply<'_>);
 
-    /// Whoever waits for the answer to request `unique` got a signal. It may have been answered,
-    /// or may still be on its way here. False: requests are never called off half-way.
+    /// Handles a signal to the caller of request `unique`. The request may be answered already, or
+    /// may not have arrived yet. Returns false if the handler never interrupts requests.
     fn interrupt(&self, unique: u64) -> bool {
         let _ = unique;
         false
     }
 }
 
-/// How many threads.
+/// The number of worker threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threads {
-    /// Threads that are kept.
+    /// Number of threads that stay alive when idle.
     pub base: usize,
-    /// Most threads: so many requests can be waiting for something at once.
+    /// Most threads. It bounds the number of concurrently waiting requests.
     pub max: usize,
 }
 
 const STACK_BYTES: usize = 1 << 20;
-/// Requests after which it is seen whether there were more threads than were ever busy, and one
-/// of these ends. The kernel wakes them in turn, so each that is not needed makes all of them
-/// colder; but to start one costs as much as a few requests.
+/// Number of requests after which a thread ends if there were always idle threads. The kernel wakes
+/// threads in rotation, so each needless thread makes all caches colder. But starting a thread
+/// costs as much as a few requests.
 const WINDOW: usize = 1024;
 
 struct Shared<H> {
@@ -55,21 +53,21 @@ struct Shared<H> {
     device: Arc<Device>,
     threads: Threads,
     buffer_len: usize,
-    /// Threads that wait for a request, or will at once: those that have given their answer
-    /// count. Whoever gets it often has its next question here before the thread is back.
+    /// Threads that wait for a request, or will at once. A thread counts as idle before it sends
+    /// its reply: the caller often sends its next request before the thread is back.
     idle: AtomicUsize,
     total: AtomicUsize,
-    /// Requests taken.
+    /// Requests read so far.
     taken: AtomicUsize,
-    /// The fewest threads that were idle since the last window.
+    /// The fewest idle threads in the current window.
     spare: AtomicUsize,
-    /// A kernel answers INTERRUPT's refusal by never sending it again.
+    /// Set after an INTERRUPT was refused. After the refusal, a kernel never sends INTERRUPT again.
     refused_interrupt: AtomicBool,
     ended: Mutex<bool>,
     end: Condvar,
 }
 
-/// A mounted file system that is being served.
+/// A mounted file system in service.
 pub struct Session {
     channel: Channel,
     waiting: Arc<dyn Waiting>,
@@ -98,10 +96,10 @@ impl<H: Handler> Waiting for Shared<H> {
 }
 
 impl Session {
-    /// Serves the file system from now on.
+    /// Starts to serve the file system.
     ///
     /// # Errors
-    /// When no thread can be started; the file system is unmounted then.
+    /// No thread can be started. Then the file system is unmounted.
     pub fn start<H: Handler>(
         channel: Channel,
         agreed: &Negotiated,
@@ -128,18 +126,18 @@ impl Session {
         Ok(Session { channel, waiting: shared })
     }
 
-    /// Waits until the file system is unmounted and all requests are answered;
-    /// at most for `timeout`. Returns whether that is so.
+    /// Waits at most `timeout` until the file system is unmounted and all requests are answered.
+    /// Returns whether both are so.
     pub fn wait(&self, timeout: Option<Duration>) -> bool {
         self.waiting.wait(timeout)
     }
 
-    /// Where it is mounted, and the means to unmount it.
+    /// Returns the mount, with the means to unmount it.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// For telling the kernel something unasked.
+    /// Returns a sender for notifications to the kernel.
     pub fn notifier(&self) -> Notifier {
         Notifier::new(self.waiting.device().clone())
     }
@@ -188,8 +186,8 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Arc<Device>) -> End {
             }
         };
         let forgets = Header::parse(&buffer[..len]).is_ok_and(|header| header.forgets());
-        // Nobody waits for what forgetting does, and it waits for nobody: the thread is back before
-        // another could be started.
+        // No caller waits for a FORGET, and its handling never blocks. The thread is back before a
+        // new one could start, so it still counts as idle.
         let idle =
             if forgets { shared.idle.load(SeqCst) } else { shared.idle.fetch_sub(1, SeqCst) };
         let others = idle.saturating_sub(1);
@@ -202,7 +200,7 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Arc<Device>) -> End {
         }
         dispatch(shared, device, &buffer[..len], &mut room);
         if shared.is_one_too_many(others) {
-            // It is not counted in `total` any more.
+            // `is_one_too_many` has already removed the thread from `total`.
             shared.idle.fetch_sub(1, SeqCst);
             return End::NotNeeded;
         }
@@ -210,8 +208,8 @@ fn work<H: Handler>(shared: &Arc<Shared<H>>, device: &Arc<Device>) -> End {
 }
 
 impl<H> Shared<H> {
-    /// Whether a thread shall end, after it has handled a request that left so many `others` idle;
-    /// if so, `total` does not count it any more.
+    /// Decides whether a thread ends, after a request that left `others` threads idle. If so,
+    /// removes it from `total`.
     fn is_one_too_many(&self, others: usize) -> bool {
         if others < self.spare.load(SeqCst) {
             self.spare.fetch_min(others, SeqCst);
@@ -219,7 +217,7 @@ impl<H> Shared<H> {
         if !(self.taken.fetch_add(1, SeqCst) + 1).is_multiple_of(WINDOW) {
             return false;
         }
-        // One that was idle all the time is needed as soon as all others are busy.
+        // Keep one idle thread for the moment at which all others are busy.
         let fewer = |total: usize| (total > self.threads.base).then(|| total - 1);
         self.spare.swap(usize::MAX, SeqCst) > 1
             && self.total.fetch_update(SeqCst, SeqCst, fewer).is_ok()
@@ -251,14 +249,14 @@ fn dispatch<H: Handler>(shared: &Shared<H>, device: &Arc<Device>, bytes: &[u8], 
             reply.error(libc::ENOSYS);
         }
         Op::Interrupt { unique } if shared.handler.interrupt(unique) => reply.none(),
-        // Requests are not called off half-way: whoever was interrupted gets
-        // the answer that is coming. The refusal spares further ones.
+        // Requests cannot be aborted, so an interrupted caller gets the normal reply. The refusal
+        // prevents further INTERRUPTs.
         Op::Interrupt { .. } if shared.refused_interrupt.swap(true, SeqCst) => reply.none(),
         Op::Interrupt { .. } => {
             reply.error(libc::ENOSYS);
         }
         _ => {
-            // The reply answers EIO when it is dropped; the thread lives on.
+            // After a panic, dropping the reply sends EIO, and the thread continues.
             let handled = catch_unwind(AssertUnwindSafe(|| shared.handler.handle(request, reply)));
             if handled.is_err() {
                 tracing::error!(op = request.header.opcode, "a request made its handler panic");

@@ -1,4 +1,5 @@
-//! Every `EIO` that the kernel is answered has its line in the log: the number tells a program nothing.
+//! The log of `EIO` replies. Each has a line with its cause, because the number alone does not help
+//! a user.
 
 use crate::abi::op;
 use crate::request::Header;
@@ -6,7 +7,7 @@ use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-/// So many lines may be written within [`SPAN`]; further ones are counted, and the next line tells how many.
+/// Most lines within [`SPAN`]. Further ones are counted, and the next line has their number.
 const LINES: u32 = 20;
 const SPAN: Duration = Duration::from_secs(10);
 
@@ -14,17 +15,17 @@ thread_local! {
     static CAUSE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes why the request that this thread is handling fails with `EIO`.
+/// Records the cause of an `EIO` for the request that this thread handles.
 pub fn note_cause(cause: String) {
     CAUSE.with_borrow_mut(|noted| *noted = Some(cause));
 }
 
-/// Forgets it, before the next request.
+/// Clears the cause, before the next request.
 pub(crate) fn forget_cause() {
     CAUSE.with_borrow_mut(|noted| *noted = None);
 }
 
-/// Which request an answer is for.
+/// The request of a reply.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Asked {
     opcode: u32,
@@ -39,7 +40,7 @@ impl From<&Header> for Asked {
 }
 
 impl Asked {
-    /// Writes the line.
+    /// Writes the log line.
     pub(crate) fn log_eio(self) {
         static LIMIT: Mutex<Option<Limit>> = Mutex::new(None);
         let now = Instant::now();
@@ -61,7 +62,7 @@ impl Asked {
     }
 }
 
-/// How many lines were written lately.
+/// A rate limit of log lines.
 struct Limit {
     since: Instant,
     lines: u32,
@@ -73,7 +74,7 @@ impl Limit {
         Limit { since: now, lines: 0, untold: 0 }
     }
 
-    /// Whether a line may be written, and then how many were not since the last one.
+    /// Returns the number of suppressed lines since the last one, or `None` to suppress this one.
     fn admit(&mut self, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) >= SPAN {
             (self.since, self.lines) = (now, 0);
@@ -87,7 +88,7 @@ impl Limit {
     }
 }
 
-/// An operation's name, as in `linux/fuse.h`.
+/// Returns the name of an operation, as in `linux/fuse.h`.
 fn name(opcode: u32) -> &'static str {
     match opcode {
         op::LOOKUP => "LOOKUP",

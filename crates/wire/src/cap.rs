@@ -72,8 +72,9 @@ impl Cap {
 
     /// Checks that the capability is genuine and not expired, and allows `wanted` on `ino`.
     ///
-    /// # Errors `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED` after the
-    /// expiry, `EACCES` if the capability does not allow `wanted`.
+    /// # Errors
+    /// `EKEYREJECTED` for another inode or a wrong signature, `EKEYEXPIRED` after the expiry,
+    /// `EACCES` if the capability does not allow `wanted`.
     pub fn check(
         &self,
         key: &VolumeKey,

@@ -142,7 +142,8 @@ impl Granted {
 
     /// Decodes a payload.
     ///
-    /// # Errors Bytes that do not decode.
+    /// # Errors
+    /// Bytes that do not decode.
     pub fn decode(bytes: &[u8]) -> Result<Granted, crate::frame::FrameError> {
         crate::frame::decode_body(bytes)
     }

@@ -145,8 +145,9 @@ impl Header {
 
 /// Appends header and body of a frame to `out`. The caller must send `payload_len` bytes after it.
 ///
-/// # Panics If the message is longer than [`BODY_MAX`] or the payload than [`PAYLOAD_MAX`]. The
-/// makers of messages bound both.
+/// # Panics
+/// If the message is longer than [`BODY_MAX`] or the payload than [`PAYLOAD_MAX`]. The makers of
+/// messages bound both.
 pub fn encode<T: Serialize>(
     out: &mut Vec<u8>,
     class: Class,
@@ -219,7 +220,8 @@ pub fn split(buffer: &[u8]) -> Result<Option<(Header, &[u8])>, FrameError> {
 /// Reads one header and body from a stream, into `body`. The payload of `payload_len` bytes remains
 /// in the stream.
 ///
-/// # Errors [`FrameError::Closed`] at an end of the stream between two frames, and all others.
+/// # Errors
+/// [`FrameError::Closed`] at an end of the stream between two frames, and all others.
 pub fn read(stream: &mut impl Read, body: &mut Vec<u8>) -> Result<Header, FrameError> {
     let mut head = [0; HEADER_LEN];
     let mut got = 0;

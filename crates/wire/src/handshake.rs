@@ -194,7 +194,8 @@ pub fn connect(
 /// Runs the server's side, until the client is identified. The server must then [`admit`] or
 /// [`refuse`] the client. `nonce` is 16 fresh random bytes.
 ///
-/// # Errors All of [`HandshakeError`]; the client has got the reason if possible.
+/// # Errors
+/// All of [`HandshakeError`]; the client has got the reason if possible.
 pub fn accept(
     stream: &mut (impl Read + Write),
     transport: Transport,
@@ -262,7 +263,8 @@ impl Greeting {
     /// Takes the next bytes from the client, at most [`Greeting::wanted`]. Appends the bytes to
     /// send to `answer`, even on an error. Returns the hello when the client is authenticated.
     ///
-    /// # Errors All of [`HandshakeError`] but `Io`. The greeting is unusable afterwards.
+    /// # Errors
+    /// All of [`HandshakeError`] but `Io`. The greeting is unusable afterwards.
     pub fn take(
         &mut self,
         bytes: &[u8],

@@ -94,9 +94,10 @@ pub enum PeerMessage {
     Fetched { request: Txid, life: u64, values: Vec<Option<Bytes>> },
     /// Locks these records for the transaction and returns their values. Records to read are locked
     /// against writes, and records to write against reads, too. `life` is the incarnation in which
-    /// the executor has locked earlier records for it, if any. Another incarnation has lost those
-    /// locks, and so must refuse. A transaction without locks anywhere sets `waits`: it may wait
-    /// for older and for younger ones without risk of a deadlock. → `Locked` or `Refused`
+    /// the executor granted the transaction's first locks, if it did. The executor refuses unless
+    /// it still has these locks, because a restart forgets the transactions that have ended. A
+    /// transaction without locks anywhere sets `waits`: it may wait for older and for younger ones
+    /// without risk of a deadlock. → `Locked` or `Refused`
     Lock {
         txid: Txid,
         age: Age,
@@ -106,20 +107,21 @@ pub enum PeerMessage {
         reads: Vec<Bytes>,
         writes: Vec<Bytes>,
     },
-    /// The records are locked, until the outcome. Returns the values of the reads, then of the
-    /// writes. The first records were locked in incarnation `life`. Without `room`, the disk takes
-    /// no further records.
+    /// The records are locked, durably. Returns the values of the reads, then of the writes. The
+    /// first locks were granted in incarnation `life`. Without `room`, the disk takes no further
+    /// records.
     Locked { txid: Txid, life: u64, question: u32, room: bool, values: Vec<Option<Bytes>> },
     /// Prepares the transaction: checks that the read records are unchanged, and locks them and the
     /// records to write. `life` is the incarnation that returned the values. Another incarnation
-    /// may have lost the outcome of the transaction, and so must refuse. → `Prepared` or `Refused`
+    /// refuses, because a restart forgets the transactions that have ended. → `Prepared` or
+    /// `Refused`
     Prepare { txid: Txid, age: Age, life: u64, reads: Vec<Item<Digest>>, writes: Vec<Item<Bytes>> },
     /// The transaction is prepared, durably.
     Prepared { txid: Txid },
     /// The participant has not prepared, and keeps nothing of the transaction.
     Refused { txid: Txid, why: Refusal },
-    /// The transaction is committed. Write the prepared values and these ones, if you have locked
-    /// records for it in this incarnation, and release the locks. Otherwise this was done before. →
+    /// The transaction is committed. Write the prepared values and these ones, and release the
+    /// locks, if they were granted in incarnation `life`. Otherwise this was done before. →
     /// `Finished`
     Finish { txid: Txid, life: u64, writes: Vec<Item<Bytes>> },
     /// The transaction writes nothing here, or nothing more. Release the locks.

@@ -1,9 +1,9 @@
-//! Bytes that the kernel sends, and bytes that it does not.
+//! Requests from the kernel, and bytes that no kernel sends.
 
 use super::*;
 use proptest::prelude::*;
 
-/// A request with this opcode, arguments and extensions.
+/// Builds a request with this opcode, arguments and extensions.
 fn message(opcode: u32, args: &[u8], extensions: &[u8]) -> Vec<u8> {
     let len = abi::IN_HEADER_LEN + args.len() + extensions.len();
     let mut m = Vec::new();
@@ -89,10 +89,10 @@ fn a_create_may_bring_supplementary_groups() {
     let r = Request::parse(&bytes).expect("a whole request");
     assert_eq!(r.groups.iter().collect::<Vec<_>>(), vec![50]);
     assert_eq!(r.op, Op::Create { name: b"f", flags: 0o1101, mode: 0o100644, umask: 0o22 });
-    // A count beyond the extension.
+    // The count exceeds the extension.
     let bad = words(&[16, abi::EXT_GROUPS, 1000, 50]);
     assert_eq!(Request::parse(&message(op::CREATE, &args, &bad)), Err(ParseError::Short));
-    // An extension beyond the request.
+    // The extension exceeds the request.
     let bad = words(&[64, abi::EXT_GROUPS, 1, 50]);
     assert_eq!(Request::parse(&message(op::CREATE, &args, &bad)), Err(ParseError::Extension));
 }
@@ -129,13 +129,13 @@ fn an_unknown_operation_is_told_as_such() {
 }
 
 proptest! {
-    /// No bytes at all make the parser panic.
+    /// The parser never panics on random bytes.
     #[test]
     fn any_bytes_end_in_a_request_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Request::parse(&bytes);
     }
 
-    /// Nor do bytes that look like a request of any operation.
+    /// The parser never panics on random arguments of any operation.
     #[test]
     fn any_arguments_end_in_a_request_or_an_error(
         opcode in 0u32..60,
@@ -145,7 +145,7 @@ proptest! {
         let extensions: Vec<u8> = extensions.iter().flat_map(|w| w.to_ne_bytes()).collect();
         let bytes = message(opcode, &args, &extensions);
         let _ = Request::parse(&bytes);
-        // Nor a request cut short, with a header that says so or not.
+        // Also not on truncated requests, with a matching or stale length in the header.
         for end in 0..bytes.len() {
             let mut cut = bytes[..end].to_vec();
             let _ = Request::parse(&cut);
