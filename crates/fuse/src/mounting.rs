@@ -150,6 +150,7 @@ impl Channel {
     /// # Errors
     /// [`UnmountError`].
     pub fn unmount(&self, lazily: bool) -> Result<(), UnmountError> {
+        // By now another file system may be mounted on the path.
         if !self.is_mounted() {
             return Ok(());
         }
@@ -240,6 +241,7 @@ fn mount_by_helper(path: &Path, settings: &MountSettings) -> Result<Device, Moun
         .stderr(Stdio::piped())
         .spawn()
         .map_err(MountError::Helper)?;
+    // Otherwise the receive below would wait for ever if the helper fails.
     drop(theirs);
     let received = receive_descriptor(&ours);
     let output = child.wait_with_output().map_err(MountError::Helper)?;

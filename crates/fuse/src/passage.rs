@@ -155,6 +155,7 @@ impl<'a> Passage<'a> {
         self.piped = false;
         if let Some(pipe) = &mut self.room.pipe {
             pipe.most = self.len.saturating_sub(1);
+            // The header is made again by `send`; only the data is kept.
             pipe.empty_into(&mut [0; abi::OUT_HEADER_LEN])?;
             pipe.empty_into(&mut self.room.scratch[..self.got])?;
         }
@@ -180,6 +181,7 @@ impl<'a> Passage<'a> {
         match device.splice(&pipe.output, pipe.held) {
             Ok(()) => pipe.held = 0,
             Err(errno) => {
+                // The pipe may still have bytes of this reply, which must not precede the next one.
                 self.room.pipe = None;
                 return Err(errno);
             }

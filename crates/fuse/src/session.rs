@@ -43,9 +43,9 @@ pub struct Threads {
 }
 
 const STACK_BYTES: usize = 1 << 20;
-/// Number of requests after which a thread ends if there were always idle threads. The kernel wakes
-/// threads in rotation, so each needless thread makes all caches colder. But starting a thread
-/// costs as much as a few requests.
+/// Number of requests after which a thread ends if at least two threads were always idle. The
+/// kernel wakes threads in rotation, so each needless thread makes all caches colder. But starting
+/// a thread costs as much as a few requests.
 const WINDOW: usize = 1024;
 
 struct Shared<H> {
@@ -145,6 +145,7 @@ impl Session {
 
 fn spawn<H: Handler>(shared: &Arc<Shared<H>>) -> std::io::Result<()> {
     let device = Arc::new(shared.device.another().map_err(std::io::Error::from)?);
+    // Counted before the thread runs, so that no other worker starts one for the same request.
     let number = shared.total.fetch_add(1, SeqCst);
     shared.idle.fetch_add(1, SeqCst);
     let of_thread = shared.clone();

@@ -141,6 +141,7 @@ impl Closings {
         if state.waiting.remove(&ino).is_some() {
             return false;
         }
+        // A report under way may reach the shard after the new open, so wait for its end.
         while state.under_way.contains(&ino) {
             self.shared.told.wait(&mut state);
         }
@@ -153,6 +154,7 @@ impl Closings {
         if state.read.remove(&ino) {
             return false;
         }
+        // As in `reopen`.
         while state.read_under_way.contains(&ino) {
             self.shared.told.wait(&mut state);
         }
@@ -219,6 +221,7 @@ impl Shared {
                     }
                 }
                 left = left.saturating_sub(inos.len() + empty.len() + read.len());
+                // Set under the lock, so that a reopen from now on waits for the report.
                 state.under_way = inos.iter().chain(&empty).copied().collect();
                 state.read_under_way = read.iter().copied().collect();
                 parking_lot::MutexGuard::unlocked(&mut state, || tell(client, inos, empty, read));

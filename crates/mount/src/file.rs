@@ -151,8 +151,11 @@ impl FileSystem {
         let access = Access::from_open_flags(flags);
         let opening = self.opening(ino, access.write);
         let opened = {
+            // Held during the request, so that the close of an earlier writer cannot reach the
+            // shard after this open.
             let order = &opening.inode().order;
             let _order = access.write.then(|| lock_patiently(order)).transpose()?;
+            // A deferred close that is reported after this open would end the open at the shard.
             match access.write {
                 true => self.closings.reopen(ino, 0),
                 false => self.closings.reopen_to_read(ino, 0),
@@ -190,7 +193,10 @@ impl FileSystem {
         let access = Access::from_open_flags(flags);
         let exclusive = flags & libc::O_EXCL != 0;
         let (mode, umask) = ((mode & 0o7777) as u16, (umask & 0o777) as u16);
+        // Before the request: the inode must be kept if it is removed right after its creation.
         self.open.announce(Sort::File);
+        // The inode is not known before the reply. These moments show afterwards whether a close
+        // was reported meanwhile, and whether the inode is newer than the spare file.
         let before = self.closings.now();
         let free = self.spares.now();
         let result = self.creating(request, mode, |cred| {
@@ -258,6 +264,7 @@ impl FileSystem {
             state.noted |= access.write;
             state.no_capability = true;
         }
+        // The file has no name, so the shard keeps it until the release after the last close.
         self.open.keep(made.attr.ino);
         let opened =
             self.attach(opening, &made.attr, made.cap.ok_or(Errno::EPROTO)?, access, None)?;
@@ -292,6 +299,7 @@ impl FileSystem {
                 state.writer = Some(data.clone());
             }
         }
+        // The handle takes over the count of `opening`.
         opening.inode = None;
         let handle = self.files.insert(Arc::new(OpenFile {
             inode,
@@ -330,6 +338,7 @@ impl FileSystem {
         let mut state = inode.state.lock();
         if let Some(backing) = &mut state.backing {
             let id = backing.id.0;
+            // Only readers had the file open. A writer needs a descriptor for its commits.
             if access.write && backing.file.is_none() {
                 let file = data.local_file(true)?.ok_or(Errno::ESTALE)?;
                 let told = size::mark(&stat_file(&file)?);
@@ -448,6 +457,7 @@ impl FileSystem {
     pub(crate) fn close(&self, file: &OpenFile) {
         let mut closing = None;
         if file.access.write {
+            // The commit reads the size, so all accepted writes must have reached the object.
             let flushed = file.data.flush();
             // `commit` must see the count without this writer, to recognise the last one. `leave`
             // decrements again.
@@ -525,6 +535,8 @@ impl FileSystem {
     /// Errors of earlier writes, and those of the shard.
     pub(crate) fn fsync(&self, handle: u64, data_only: bool) -> Result<(), Errno> {
         let file = self.file(handle)?;
+        // First the bytes, then their size: a power cut between both must not leave a size without
+        // its bytes.
         file.data.sync(data_only)?;
         if file.access.write {
             self.commit(&file.inode, &file.data, Occasion::Open)?;
@@ -595,6 +607,7 @@ impl FileSystem {
         } else {
             file.data.write_at(write.data, write.offset)
         };
+        // Counted after a failure, too, because a part may have been written.
         inode.wrote();
         result
     }

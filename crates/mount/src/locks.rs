@@ -119,6 +119,7 @@ impl LockThreads {
 
 impl Drop for LockThreads {
     fn drop(&mut self) {
+        // Set before the wake-up, so that the woken thread sees it.
         self.stop.store(true, SeqCst);
         self.fs.client.wake_for_locks();
         {
@@ -199,12 +200,15 @@ impl FileSystem {
         if !file.locked.taken.swap(true, SeqCst) {
             self.waiting.note_used(ino);
         }
+        // Earlier closes did not concern the lock that is now requested.
         file.locked.closed.store(false, SeqCst);
         let handle = asked.handle;
         if !wait {
             answer(reply, self.lock_at_once(ino, &lock, handle));
             return;
         }
+        // Registered before the request to the node: an interrupt or a notification may come before
+        // its reply.
         if !self.waiting.begin(unique, ino, lock, handle) {
             reply.error(libc::EINTR);
             return;
@@ -242,6 +246,7 @@ impl FileSystem {
     fn lock_at_once(&self, ino: Ino, lock: &Lock, handle: u64) -> Result<(), Errno> {
         let deadline = Instant::now() + CLOSE_WAIT;
         loop {
+            // Read before the attempt, so that no release during the attempt is missed.
             let before = *self.waiting.ends.lock();
             let taken = self.client.set_lock(ino, lock, handle, None, self);
             let is_ending = |holder: &u64| {
@@ -265,6 +270,7 @@ impl FileSystem {
             self.waiting.changed.notify_all();
             return;
         }
+        // Interrupted while the request was under way, when the interrupt found no reply to end.
         let wait = waits.waits.remove(&unique);
         drop(waits);
         if let Some(wait) = wait {
@@ -283,6 +289,7 @@ impl FileSystem {
     pub(crate) fn interrupt_lock(&self, unique: u64) {
         let mut waits = self.waiting.waits.lock();
         let Some(wait) = waits.waits.get_mut(&unique) else {
+            // The kernel may send the interrupt before this process has read the request.
             if waits.early.len() >= EARLY_MAX {
                 waits.early.pop_front();
             }
@@ -290,6 +297,8 @@ impl FileSystem {
             return;
         };
         wait.interrupted = true;
+        // Without a reply, a thread is just repeating the request. It will see the mark in
+        // `wait_on`.
         let Some(reply) = wait.reply.take() else { return };
         let wait = waits.waits.remove(&unique);
         drop(waits);
@@ -385,6 +394,8 @@ impl LockedBytes for FileSystem {
     }
 
     fn forget(&self, ino: Ino) {
+        // A program with a new lock must see the writes of the previous holder. So neither
+        // attributes nor pages may be older than the lock.
         self.known.changed();
         let cached = self.open.find(ino).is_some_and(|inode| inode.state.lock().through_us);
         if cached && let Err(errno) = Notifier::new(self.device.clone()).inval_inode(ino.0, 0, 0) {

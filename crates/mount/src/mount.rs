@@ -66,6 +66,7 @@ impl Mount {
     /// [`MountError`], with a remedy.
     pub fn start(client: Arc<Client>, options: &MountOptions) -> Result<Mount, MountError> {
         let path = place::check(&options.mountpoint)?;
+        // A volume that does not answer must fail here, before programs can hang on the mount.
         client.getattr(&Cred::ROOT, Ino::ROOT).map_err(MountError::Root)?;
         tatami_client::raise_descriptor_limit();
         let map = client.map();
@@ -132,6 +133,7 @@ impl Mount {
     pub fn stop(&self) -> Result<(), UnmountError> {
         self.session.channel().unmount(false)?;
         self.session.wait(None);
+        // Before the end of the deferred closes, so that the last report has these closes.
         self.fs.close_all();
         self.fs.closings.end();
         self.fs.client.end_locks();

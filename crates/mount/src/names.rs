@@ -111,6 +111,7 @@ impl FileSystem {
         sort: Sort,
     ) -> Result<(), Errno> {
         let parent = Ino(request.header.node);
+        // Held until the reply, so that no inode is opened between this check and the removal.
         let removal = self.open.removal(&[sort]);
         let keep = removal.keep();
         let removed = caller::run(request, |cred| match sort {
@@ -137,6 +138,7 @@ impl FileSystem {
     ) -> Result<(), Errno> {
         let parent = Ino(request.header.node);
         let mode = attr::rename_mode(flags)?;
+        // As in `remove`. A replaced target may be of either kind.
         let removal = self.open.removal(&[Sort::File, Sort::Dir]);
         let keep = removal.keep();
         let removed = caller::run(request, |cred| {

@@ -88,7 +88,7 @@ pub(crate) struct State {
     pub(crate) stale: Option<Backing>,
     /// The state of the backing file that was last committed.
     pub(crate) told: Option<Told>,
-    /// The backing file is still an empty spare file after the last commit.
+    /// The backing file had no byte at the last commit.
     pub(crate) is_empty: bool,
     /// The data connection of one of the writers.
     pub(crate) writer: Option<Arc<DataFile>>,
@@ -344,6 +344,8 @@ impl Gate {
     fn enter(&self) {
         let more = |n| if n == 0 { None } else { Some(n + 1) };
         if self.open.fetch_update(SeqCst, SeqCst, more).is_err() {
+            // The first open waits for removals that have found none. Later opens need no lock,
+            // because removals see their count.
             let _no_removals = self.lock.write();
             self.open.fetch_add(1, SeqCst);
         }
@@ -357,6 +359,8 @@ impl Gate {
         if self.open.load(SeqCst) > 0 {
             return None;
         }
+        // With the shared lock, no first open can complete. One may have come between the check
+        // above and the lock, so check again.
         let guard = self.lock.read();
         (self.open.load(SeqCst) == 0).then_some(guard)
     }

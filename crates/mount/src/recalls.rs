@@ -108,6 +108,7 @@ fn watch(shared: &Arc<Shared>, mut epoch: u64) {
 
 impl Drop for Recalls {
     fn drop(&mut self) {
+        // Set before the wake-ups, so that each thread sees the end.
         self.shared.ended.store(true, SeqCst);
         self.shared.client.wake_for_map();
         // The write fails only if the counter is full. Then the descriptor is readable anyway.
@@ -116,6 +117,7 @@ impl Drop for Recalls {
         if let Some(watch) = self.watch.take() {
             let _ = watch.join();
         }
+        // After the end of `watch`, which may start further threads.
         for thread in std::mem::take(&mut *self.shared.threads.lock()).into_values() {
             let _ = thread.join();
         }

@@ -206,6 +206,7 @@ impl FileSystem {
             }
             return Ok(None);
         };
+        // Before the commit: other clients that get the new size must find the object.
         self.make_object(inode, data)?;
         let told = Some(DataState::from(now));
         let attr = self.client.commit(&Cred::ROOT, inode.ino, told, last)?;
@@ -231,6 +232,7 @@ impl FileSystem {
             return Ok(());
         };
         self.spares.make_object(&self.device, data, &lent)?;
+        // Only after success, so that the next commit tries again after an error.
         if let Some(backing) = &mut inode.state.lock().backing {
             backing.lent = None;
         }
@@ -264,6 +266,7 @@ impl FileSystem {
     fn setting(&self, request: &Request<'_>, set: &FuseSetAttr) -> Result<Attr, Errno> {
         let ino = Ino(request.header.node);
         let mut change = attr::changes(set);
+        // Before the request, so that no thread gets the old attributes after the change.
         self.known.forget(ino);
         if set.size.is_some() {
             return self.set_size(request, set, change);
@@ -328,6 +331,8 @@ impl FileSystem {
         let size = set.size.unwrap_or(0);
         let file = set.handle.and_then(|h| self.files.get(h)).filter(|f| f.access.write);
         change.by_handle = file.is_some();
+        // The truncation counts as a writer, so that a removal keeps the inode and the kernel
+        // caches no attributes meanwhile.
         let cut = self.opening(ino, true);
         let inode = cut.inode();
         let _order = lock_patiently(&inode.order)?;
@@ -341,6 +346,8 @@ impl FileSystem {
                 (Arc::new(self.client.data(&attr, cap)?), true)
             }
         };
+        // The object first. The shard orders the new size against commits of other writers by the
+        // time of the truncation.
         let now = data.truncate(size);
         let result = now.and_then(|now| {
             change.size = Some(size);
@@ -380,6 +387,7 @@ impl FileSystem {
         };
         rustix::fs::futimens(&**file, &times).map_err(system)?;
         let now = stat(file)?;
+        // Without other changes since the last commit, the new time is nothing to commit.
         if state.told == Some(mark(&before)) {
             state.told = Some(mark(&now));
         }

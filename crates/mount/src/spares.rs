@@ -194,6 +194,7 @@ impl Spares {
         lent: &Lent,
     ) -> Result<(), Errno> {
         let Lent { loan, slot } = lent;
+        // The request for the next file of the slot turns the current one into an object.
         match self.fetch(device, data, loan, *slot) {
             Ok(ready) => {
                 if let Some(ready) = ready {

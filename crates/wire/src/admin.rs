@@ -105,6 +105,7 @@ impl ClusterMap {
         {
             return false;
         }
+        // Each change adds 1 to the epoch, so that maps with the same changes have the same epoch.
         let before = self.epoch;
         // Nodes are never removed, and their numbers have no gaps.
         for node in &other.nodes {

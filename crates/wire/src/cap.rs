@@ -83,6 +83,7 @@ impl Cap {
         now: Timestamp,
     ) -> Result<(), crate::Errno> {
         let message = Self::message(self.ino, self.access, self.expires);
+        // First the signature: without it, no other field can be trusted.
         if self.ino != ino || !key.verify(PURPOSE, &message, &self.mac) {
             return Err(crate::Errno::EKEYREJECTED);
         }

@@ -107,6 +107,7 @@ impl Header {
             return Err(FrameError::Flags(b[3]));
         }
         let (body_len, payload_len) = (u32_at(4), u32_at(8));
+        // Before any allocation, because the lengths come from the network.
         if body_len as usize > BODY_MAX || payload_len as usize > PAYLOAD_MAX {
             return Err(FrameError::TooLong(body_len, payload_len));
         }
@@ -180,6 +181,7 @@ pub fn encode_if_fits<T: Serialize>(
     }
     let mut header =
         Header { class, body_len: body_len as u32, payload_len: payload_len as u32, crc: 0, seq };
+    // Last, because the checksum covers the lengths.
     header.crc = header.checksum(&buffer[start + HEADER_LEN..]);
     buffer[start..start + HEADER_LEN].copy_from_slice(&header.encode());
     *out = buffer;

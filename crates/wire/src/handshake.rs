@@ -136,6 +136,8 @@ pub enum Transport {
 }
 
 fn transcript(nonces: &[u8; 32], side: u8, hello: &[u8]) -> Vec<u8> {
+    // The hello is included, so that none of its fields can be changed on the way. The side
+    // prevents that a proof is reflected.
     [&nonces[..], &[side], hello].concat()
 }
 
@@ -163,6 +165,7 @@ pub fn connect(
     if let Some(ours) = hello.volume.filter(|v| *v != volume) {
         return Err(HandshakeError::Volume { ours, theirs: volume });
     }
+    // The server proves first, so that a false server never gets a proof by the key.
     let mut proof = [0; PROOF_LEN];
     if transport == Transport::Remote {
         let mut theirs = [0; PROOF_LEN];

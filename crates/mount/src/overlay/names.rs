@@ -223,6 +223,8 @@ impl Names {
             rustix::fs::renameat_with(CWD, &from, CWD, &to, flags).map_err(system)?;
         }
         if flags.contains(RenameFlags::EXCHANGE) {
+            // The three moves go through a reserved path, so that neither subtree overwrites the
+            // other.
             let middle = self.root.join(".exchanged");
             self.moved(&from, &middle);
             self.moved(&to, &from);
