@@ -1,10 +1,11 @@
 //! A cache of the directory that a thread asked for within its current system call.
 //!
-//! To create or remove a name, the kernel checks twice: whether the caller may enter the directory
-//! and, often after a lookup of the name, whether the caller may change it. For each check it gets
-//! the attributes. The second request gets the cached reply if the same thread sends it right after
-//! the first one, or right after a lookup in that directory which came right after the first one. A
-//! new system call begins with a request of its own, so it cannot fall in between.
+//! To create or remove a name, the kernel checks whether the caller may enter the directory. Then,
+//! often after a lookup of the name, the kernel checks whether the caller may change the directory.
+//! For each check it gets the attributes. The second request gets the cached reply in two cases:
+//! the same thread sends it right after the first one, or right after a lookup in that directory
+//! which directly followed the first one. A new system call begins with a request of its own, so it
+//! cannot fall in between.
 
 use crate::known::SAME_CALL;
 use parking_lot::Mutex;

@@ -211,7 +211,7 @@ pub enum MetaOp {
     /// compares them with `Ties` and `Parts`, and repairs them with `Mend`.
     Check { after: Ino, limit: u32, repair: bool },
     /// Returns those of the inodes (of one node, at most [`crate::READDIR_MAX`]) that have
-    /// in-flight changes: they are open for writing, have a pending size recovery, or are deleted
+    /// in-flight changes. They are open for writing, have a pending size recovery, or are deleted
     /// with objects still to be removed from `node`. A check must not report them as errors. →
     /// `InFlux`
     InFlux { node: NodeId, inos: Vec<Ino> },
