@@ -71,7 +71,7 @@ pub struct Hello {
     pub node: Option<NodeId>,
     /// Index of the executor, below [`EXECUTORS_MAX`]; 0 if the role needs none.
     pub executor: u8,
-    /// The only user for whom the client may act on this connection. Only a client that may act for
+    /// Restricts the client to this user on the connection. Only a client that may act for
     /// any user may set this. `None`: the daemon uses the client's known user.
     pub user: Option<Cred>,
 }
