@@ -70,8 +70,8 @@ pub(crate) fn take_signed(from: &mut &[u8]) -> Result<i64, DecodeError> {
     Ok((n >> 1) as i64 ^ -((n & 1) as i64))
 }
 
-/// Takes a number of things, each of which takes at least `each` bytes, so that
-/// what is reserved for them is bounded by the input.
+/// Takes the number of elements, each of which takes at least `each` bytes, so that the input
+/// bounds the memory that is reserved for them.
 pub(crate) fn take_count(from: &mut &[u8], each: usize) -> Result<usize, DecodeError> {
     let n = take(from)?;
     if n > (from.len() / each) as u64 {

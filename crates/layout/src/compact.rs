@@ -1,8 +1,8 @@
-//! Patterns of patterns: tiles that together are one nested shape are kept as that.
+//! Patterns of patterns: tiles that together form one nested shape are stored as that shape.
 //!
 //! A tile has one level of repetition. A program that writes the rows of many planes at explicit
-//! offsets leaves a tile for each plane; what it meant is a view, and that is what is
-//! written down.
+//! offsets leaves a tile for each plane. Together these tiles are one view, and the encoding stores
+//! that view.
 
 use crate::piece::{MAX_VIEWS, put_tile};
 use crate::shape::{Body, Kind, Shape, ShapeError};
@@ -12,8 +12,8 @@ use crate::view::View;
 /// Fewer tiles than this are left as they are.
 const FEW: usize = 4;
 
-/// The same bytes at the same places with fewer tiles; `None` where that would take
-/// more than half the bytes.
+/// Returns the same bytes at the same places with fewer tiles; `None` where that would take more
+/// than half the bytes.
 pub(crate) fn compacted(views: &[View], tiles: &[Tile]) -> Option<(Vec<View>, Vec<Tile>)> {
     let mut new = (views.to_vec(), Vec::new());
     let mut rest = tiles;
@@ -36,7 +36,7 @@ pub(crate) fn compacted(views: &[View], tiles: &[Tile]) -> Option<(Vec<View>, Ve
     (new.1.len() < tiles.len()).then_some(new)
 }
 
-/// Whether the second goes on after the first in view and piece.
+/// Reports whether the second tile continues the first in view and piece.
 fn follows(first: &Tile, then: &Tile) -> bool {
     first.stamp == then.stamp
         && first.view == then.view
@@ -64,13 +64,13 @@ fn folded(view: &View, group: &[Tile], views: usize) -> Option<(View, Tile)> {
     (after.len() * 2 <= before.len()).then_some((new, tile))
 }
 
-/// The tiles as parts of a shape that begins with the first.
+/// Returns the tiles as parts of a shape that begins with the first tile.
 fn parts(group: &[Tile]) -> Result<Vec<Body>, ShapeError> {
     let mut parts = Vec::with_capacity(group.len());
     for tile in group {
         let disp = tile.start - group[0].start;
         let place = |disp: u64, kind: Kind| Body { disp: 0, kind }.shifted(disp as i64);
-        // Two blocks are a guess of the last write's: they go into the pattern as they are.
+        // Two blocks are only a guess from the last write, so they enter the pattern one by one.
         if tile.is_contiguous() || tile.count() == 2 {
             for (start, len, _) in tile.runs(0, tile.len) {
                 parts.push(place(start - group[0].start, Kind::Run(len))?);

@@ -1,4 +1,4 @@
-//! Building the search tree over tiles, and with it the proof which of them overlap no other.
+//! Builds the search tree over tiles, and proves which tiles overlap no other tile.
 
 use std::sync::Arc;
 
@@ -7,15 +7,15 @@ use crate::tile::Tile;
 use crate::tree::{Modulo, Node, Pile, Ranges};
 use crate::view::View;
 
-/// Into how many parts tiles may be divided, beyond one for each.
+/// Most parts that tiles may be divided into, beyond one for each tile.
 const MAX_PARTS: usize = 1 << 18;
 /// A part that repeats no more often than this may be divided into its copies.
 const FEW_COPIES: u64 = 4;
-/// How many groups of tiles with different strides are told apart.
+/// Most groups of tiles with different strides that the tree keeps apart.
 const MAX_GROUPS: usize = 16;
 
 /// Where the bytes of a tile may be, in the coordinates of some node: within `lo .. hi`, and there
-/// where `inner` says. Never less than the tile has; perhaps more.
+/// in the places that `inner` names. It covers all bytes of the tile, and perhaps more.
 #[derive(Clone, Debug)]
 pub(crate) struct Twig {
     item: u32,
@@ -30,7 +30,7 @@ enum Inner {
     Solid,
     /// In copies of `child`, `count` of them, the first at `phase`.
     Copies { child: Kind, stride: u64, phase: u64, count: u64 },
-    /// In the parts of a list at `base`, from the first number up to the second.
+    /// In the parts of a list at `base`, from number `from` up to `to`.
     Parts { list: Arc<List>, base: u64, from: usize, to: usize },
 }
 
@@ -67,7 +67,7 @@ impl Inner {
 }
 
 impl Twig {
-    /// A tile's bytes in the file, all of which are in `lo .. hi`.
+    /// The bytes of a tile in the file; all of them lie in `lo .. hi`.
     pub fn of_file(item: u32, view: &View, tile: &Tile, lo: u64, hi: u64) -> Twig {
         let inner = match view.is_default() {
             true => Twig::of_stream(item, tile).inner.moved(|start| view.offset_of(start)),
@@ -76,7 +76,7 @@ impl Twig {
         Twig { item, lo, hi, inner }
     }
 
-    /// A tile's bytes in the stream of its view.
+    /// The bytes of a tile in the stream of its view.
     fn of_stream(item: u32, tile: &Tile) -> Twig {
         let inner = match tile.is_contiguous() {
             true => Inner::Solid,
@@ -90,7 +90,7 @@ impl Twig {
         Twig { item, lo: tile.start, hi: tile.end(), inner }
     }
 
-    /// The parts, where it has a few.
+    /// Divides the twig into its parts, where these are few.
     fn divided(&self, budget: &mut usize) -> Option<Vec<Twig>> {
         let mut new = Vec::new();
         let mut add = |kind: &Kind, at: u64| {
@@ -120,12 +120,14 @@ impl Twig {
     }
 }
 
-/// The structure of the part of a view that a tile reaches over.
+/// Returns the structure of the part of a view that a tile spans.
 fn inner_of_view(view: &View, tile: &Tile) -> Inner {
     let (kind, mut at, period) = view.simplest();
     let (mut first, mut last) = (tile.start, tile.end() - 1);
     let size = kind.size();
     let (from, to) = (first / size, last / size);
+    // Descend while the tile lies within one copy or one part, so that the structure is the
+    // tightest one.
     at += from * period;
     if from != to {
         let count = to - from + 1;
@@ -164,7 +166,7 @@ fn inner_of_view(view: &View, tile: &Tile) -> Inner {
 pub(crate) struct Grower<'a> {
     /// View (by a number that equal views share) and tile of each item.
     pub items: &'a dyn Fn(u32) -> (u32, View, Tile),
-    /// By item: whether it was never found together with another.
+    /// By item: whether the tree never holds it together with another one.
     pub alone: Vec<bool>,
     budget: usize,
 }
@@ -176,7 +178,7 @@ struct Place {
     alone: bool,
     /// Coordinates are those of a view's stream.
     stream: bool,
-    /// How many groups may still be told apart.
+    /// How many more groups may be kept apart.
     groups: usize,
 }
 
@@ -198,6 +200,8 @@ impl<'a> Grower<'a> {
             }
             return Node::One(item);
         }
+        // The order of the attempts matters: ranges are the cheapest to search, the stream comes
+        // next, then the remainder. Only then are twigs divided, because parts use up the budget.
         twigs.sort_unstable_by_key(|t| t.lo);
         let ends = components(&twigs);
         if ends.len() > 1 {
@@ -233,7 +237,7 @@ impl<'a> Grower<'a> {
         Node::Ranges(Box::new(Ranges { bounds: bounds.into(), nodes: nodes.into() }))
     }
 
-    /// Where all tiles are of one view, its stream tells them apart best.
+    /// Searches by the stream where all tiles are of one view: the stream separates them best.
     fn stream(&mut self, twigs: &[Twig], place: Place) -> Option<Node> {
         let (number, view, _) = (self.items)(twigs[0].item);
         if view.is_default() || twigs.iter().any(|t| (self.items)(t.item).0 != number) {
@@ -247,8 +251,8 @@ impl<'a> Grower<'a> {
         Some(Node::Stream(Box::new((view, child))))
     }
 
-    /// Where most repeat with one stride and the others fit into it, the
-    /// remainder tells them apart, or the next stride further in.
+    /// Searches by the remainder where most twigs repeat with one stride and the others fit into
+    /// it. The remainder separates them, or else the next stride further in.
     fn modulo(&mut self, twigs: &[Twig], place: Place) -> Option<Node> {
         let period = twigs.iter().filter_map(|t| t.inner.stride()).max()?;
         let repeat = twigs.iter().filter(|t| t.inner.stride() == Some(period)).count();
@@ -274,8 +278,8 @@ impl<'a> Grower<'a> {
                 let lo = turned(*phase);
                 Twig { item: twig.item, lo, hi: lo + span, inner: Inner::of(child, lo) }
             }
-            // The structure may begin before the range does, and then on the other side
-            // of the origin.
+            // The structure may begin before the range does, and then on the other side of the
+            // origin. There it is given up: "anywhere" is always true.
             inner => {
                 let lo = turned(twig.lo);
                 let moved = |at: u64| (lo + at).checked_sub(twig.lo);
@@ -291,7 +295,7 @@ impl<'a> Grower<'a> {
         Some(Node::Modulo(Box::new(Modulo { period, origin, child })))
     }
 
-    /// Divides what has few parts. Tells whether anything was.
+    /// Divides twigs that have few parts. Returns whether any was divided.
     fn divide(&mut self, twigs: &mut Vec<Twig>) -> bool {
         let mut new = Vec::new();
         let mut any = false;
@@ -308,9 +312,11 @@ impl<'a> Grower<'a> {
         any
     }
 
-    /// Tells apart those with the longest stride and the others; without strides, it is a pile.
+    /// Separates the twigs with the longest stride from the others. Twigs without strides become a
+    /// pile.
     fn groups(&mut self, twigs: Vec<Twig>, place: Place) -> Node {
         let stride = twigs.iter().filter_map(|t| t.inner.stride()).max();
+        // The groups may overlap one another, so no tile below is proved to be alone.
         let place = Place { alone: false, groups: place.groups.saturating_sub(1), ..place };
         let (long, others): (Vec<Twig>, Vec<Twig>) =
             twigs.into_iter().partition(|t| stride.is_some() && t.inner.stride() == stride);
@@ -325,7 +331,7 @@ impl<'a> Grower<'a> {
     }
 }
 
-/// Where each connected part of sorted ranges ends.
+/// Returns where each connected part of sorted ranges ends.
 fn components(twigs: &[Twig]) -> Vec<usize> {
     let mut ends = Vec::new();
     let mut hi = 0;
@@ -339,7 +345,8 @@ fn components(twigs: &[Twig]) -> Vec<usize> {
     ends
 }
 
-/// Where a circle of length `period` may be cut without cutting an arc (place, length).
+/// Returns a place where a circle of length `period` may be cut without cutting an arc (place,
+/// length).
 fn gap(arcs: &[(u64, u64)], period: u64) -> Option<u64> {
     if arcs.iter().any(|a| a.1 > period) {
         return None;

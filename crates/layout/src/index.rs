@@ -1,4 +1,4 @@
-//! The tiles of all pieces of a file: which piece has which byte.
+//! The index of a file: the tiles of all its pieces, and which piece has which byte.
 
 use std::cmp::Reverse;
 
@@ -14,16 +14,16 @@ use crate::whole::Piece;
 /// The number of a piece within its file. Piece 0 is the base.
 pub type PieceId = Piece;
 
-/// The piece in which file offset and place are the same.
+/// The base: the piece in which file offset and place are the same.
 pub const BASE: PieceId = Piece(0);
 
-/// A truncation: tiles, and the base, with a stamp of at most `stamp` have nothing at or
-/// beyond `size`. The file is at least `size` bytes long as of the last cut.
+/// A truncation: tiles with a stamp of at most `stamp`, and the base, have nothing at or beyond
+/// `size`. After the last cut the file is at least `size` bytes long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// When, in microseconds since 1970.
+    /// Time of the truncation, in microseconds since 1970.
     pub stamp: u64,
-    /// The size that the file had then, in bytes.
+    /// The size of the file after it, in bytes.
     pub size: u64,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct Item {
     view: View,
     /// Its `view` is a number that tiles of equal views share.
     tile: Tile,
-    /// First file offset, and the end; beyond `hi` a cut took what there was.
+    /// First file offset, and the end. A cut removed all bytes at and beyond `hi`.
     pub lo: u64,
     pub hi: u64,
     /// Proved: no other tile has any of its bytes.
     pub alone: bool,
 }
 
-/// A tile of a view, for those who come with the same view.
+/// A tile by its view: finds the tiles of a request that comes with the same view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Known {
     view: u64,
@@ -63,10 +63,10 @@ struct Known {
     item: u32,
 }
 
-/// Tiles that may have a byte of a small request, at most: more are looked up with a list.
+/// Most tiles of a small request; [`Index::lookup_run`] gives up on more.
 const FEW: usize = 16;
 
-/// What a tile has of a range of the file.
+/// The part of a file range that a tile has.
 enum Share {
     Nothing,
     /// All of it as one run, which begins there in the piece.
@@ -83,7 +83,7 @@ pub struct Index {
     tree: Node,
     /// Sorted.
     known: Vec<Known>,
-    /// What is left of the base, in bytes.
+    /// Bytes of the base that the cuts left.
     base: u64,
     size: u64,
 }
@@ -95,20 +95,22 @@ impl Index {
         Index::with_base(pieces, cuts, base_size, 0)
     }
 
-    /// The same for a base that was itself truncated and written after that: cuts with stamps
-    /// up to and with `base_stamp` have been carried out on it and do not
-    /// apply to it any more. (0: none.)
+    /// The same for a base that was itself truncated and written after that. Cuts with stamps up to
+    /// and including `base_stamp` have been carried out on the base and no longer apply to it. (0:
+    /// none.)
     pub fn with_base(
         pieces: Vec<(PieceId, PieceTiles)>,
         mut cuts: Vec<Cut>,
         base_size: u64,
         base_stamp: u64,
     ) -> Index {
-        // Stable: of cuts with equal stamps the one further on is the later.
+        // The sort is stable: of cuts with equal stamps the later one in the list is the later cut.
         cuts.sort_by_key(|c| c.stamp);
         let mut size = cuts.last().map_or(0, |c| c.size);
         let mut least = u64::MAX;
         let mut limits: Vec<Cut> = cuts;
+        // A tile is subject to all cuts at or after its stamp, so each cut's limit is the least
+        // size from it on.
         for cut in limits.iter_mut().rev() {
             least = least.min(cut.size);
             cut.size = least;
@@ -137,14 +139,14 @@ impl Index {
         new
     }
 
-    /// The index of these tiles of one piece alone.
+    /// The index of these tiles of one piece.
     pub(crate) fn of_tiles(piece: PieceId, tiles: impl Iterator<Item = (View, Tile)>) -> Index {
         let items = tiles.filter_map(|(view, tile)| Item::new(piece, view, tile, u64::MAX));
         Index::of_items(items.map(|i| (0, i)).collect())
     }
 
     fn of_items(mut items: Vec<(u32, Item)>) -> Index {
-        // From the end, so that the later one of equals comes first.
+        // Reverse first, so that of equal keys the later tile comes first.
         items.reverse();
         items.sort_by_key(|(rank, i)| (Reverse(i.tile.stamp), *rank, Reverse(i.piece)));
         let items: Vec<Item> = items.into_iter().map(|(_, item)| item).collect();
@@ -155,8 +157,8 @@ impl Index {
         new
     }
 
-    /// Calls `met` with each tile that may have bytes of the file range `from .. to`: its
-    /// number (the lower of two wins), view and form.
+    /// Calls `met` with each tile that may have bytes of the file range `from .. to`: its number
+    /// (the lower of two wins), its view and the tile.
     pub(crate) fn visit<'a>(
         &'a self,
         from: u64,
@@ -171,7 +173,7 @@ impl Index {
         }
     }
 
-    /// Notes which tiles are of which view, and gives equal views one number.
+    /// Records the tiles of each view, and gives equal views one number.
     fn number_views(&mut self) {
         self.known = (0u32..)
             .zip(&self.items)
@@ -220,21 +222,23 @@ impl Index {
         self.size
     }
 
-    /// Where the bytes `offset .. offset + len` of the file are: in file order,
-    /// without gaps, up to the end of the file.
+    /// Returns where the bytes `offset .. offset + len` of the file are: in file order, without
+    /// gaps, up to the end of the file.
     pub fn lookup(&self, offset: u64, len: u64) -> Vec<Found> {
         let mut out = Vec::new();
         self.resolve(offset, offset.saturating_add(len).min(self.size), &mut out);
         out
     }
 
-    /// Where the stream bytes `stream .. stream + len` of `view` are: in stream order, without
-    /// gaps, up to the end of the file. Bytes that follow one another in the stream and in a
-    /// piece are told as one, whether or not they do in the file.
+    /// Returns where the stream bytes `stream .. stream + len` of `view` are: in stream order,
+    /// without gaps, up to the end of the file. Bytes that are contiguous in the stream and in a
+    /// piece are one result, even if they are not contiguous in the file.
     pub fn lookup_view(&self, view: &View, stream: u64, len: u64) -> Vec<Found> {
         let mut out = Vec::new();
         let len = self.readable(view, stream, len);
         let mut done = 0;
+        // A tile of this view that is alone answers without the tree, whatever its number of
+        // blocks.
         while let Some(found) = self.same_view(view, stream + done, len - done) {
             done += found.len;
             join(&mut out, found);
@@ -246,15 +250,15 @@ impl Index {
         out
     }
 
-    /// The longest run of the stream from `stream` on that one piece surely has, written through the
-    /// same view. `None` where that is not known at once.
+    /// Returns the longest run of the stream from `stream` on that one piece is known to have,
+    /// written through the same view. `None` where only a search would show it.
     pub fn lookup_whole(&self, view: &View, stream: u64) -> Option<Found> {
         let len = self.readable(view, stream, u64::MAX);
         self.same_view(view, stream, len)
     }
 
-    /// Where the bytes `from .. to` of the file are, if they are a single run of one piece, or of a hole: as
-    /// most small requests are, which need no list. `None` for anything else, and in doubt.
+    /// Returns where the bytes `from .. to` of the file are, if they are one run of one piece or of
+    /// a hole. Most small requests are, and need no list. `None` otherwise, and in doubt.
     pub fn lookup_run(&self, from: u64, to: u64) -> Option<Found> {
         if from >= to || to > self.size {
             return None;
@@ -270,6 +274,7 @@ impl Index {
             }
             count += 1;
         });
+        // Items are numbered by precedence: the first one that has the range wins.
         let few = few.get_mut(..count)?;
         few.sort_unstable();
         let len = to - from;
@@ -289,7 +294,7 @@ impl Index {
         }
     }
 
-    /// How many of so many stream bytes lie before the end of the file.
+    /// Returns how many of `len` stream bytes lie before the end of the file.
     pub(crate) fn readable(&self, view: &View, stream: u64, len: u64) -> u64 {
         let len = len.min(u64::MAX - stream);
         len.min(view.stream_before(self.size).0.saturating_sub(stream))
@@ -299,7 +304,7 @@ impl Index {
         &self.items[number as usize]
     }
 
-    /// What lies in one run of a tile of the same view that overlaps no other tile.
+    /// Returns the run of a tile of the same view that overlaps no other tile.
     pub(crate) fn same_view(&self, view: &View, stream: u64, len: u64) -> Option<Found> {
         if len == 0 {
             return None;
@@ -309,6 +314,7 @@ impl Index {
         let known = self.known[..next].last().filter(|k| k.view == hash)?;
         let item = &self.items[known.item as usize];
         let (k, inside) = item.tile.before(stream);
+        // Only a tile that is alone may answer: no other tile can win over it.
         if !item.alone || !inside || item.view != *view {
             return None;
         }
@@ -346,7 +352,7 @@ impl Index {
         }
     }
 
-    /// The tiles that may have bytes of a range, each once.
+    /// Collects the tiles that may have bytes of a range, each once.
     pub(crate) fn candidates(&self, offset: u64, end: u64, found: &mut Vec<u32>) {
         if offset < end {
             let range = Range { from: offset, to: end };
@@ -394,7 +400,7 @@ impl Index {
         self.beneath(at, end, out);
     }
 
-    /// What lies beneath the tiles: base, then a hole.
+    /// Adds the bytes beneath the tiles: of the base, then of a hole.
     fn beneath(&self, from: u64, to: u64, out: &mut Vec<Found>) {
         let middle = self.base.clamp(from, to.max(from));
         if from < middle {
@@ -407,7 +413,8 @@ impl Index {
 }
 
 impl Item {
-    /// Of a tile, of which a cut left what lies before `limit`; `None` where that is nothing.
+    /// Makes the item of a tile whose bytes before `limit` survived the cuts; `None` where there
+    /// are none.
     fn new(piece: PieceId, view: View, tile: Tile, limit: u64) -> Option<Item> {
         let lo = view.offset_of(tile.start);
         let hi = (view.offset_of(tile.end() - 1) + 1).min(limit);
@@ -418,7 +425,7 @@ impl Item {
         Some(Item { piece, view, tile, lo, hi, alone: false })
     }
 
-    /// Its strided runs within the file range `from .. to`.
+    /// The strided runs of the tile within the file range `from .. to`.
     pub fn placed(&self, from: u64, to: u64) -> impl Iterator<Item = Placed> + '_ {
         let first = self.tile.before(self.view.stream_before(from).0).0;
         let end = self.tile.before(self.view.stream_before(to).0).0;
@@ -466,8 +473,8 @@ impl Item {
         }
     }
 
-    /// Where the byte at `offset` lies in the piece, and how many from there on, below
-    /// `end`, are contiguous in file and piece; `None` when the tile does not have it.
+    /// Returns where the byte at `offset` lies in the piece, and how many bytes from there on,
+    /// below `end`, are contiguous in file and piece; `None` when the tile does not have the byte.
     fn place_of(&self, offset: u64, end: u64) -> Option<(u64, u64)> {
         if offset < self.lo || offset >= self.hi {
             return None;
@@ -479,7 +486,7 @@ impl Item {
     }
 }
 
-/// The end of the last byte of `tile` before `limit`; the tile has one.
+/// Returns the end of the last byte of `tile` before `limit`; the tile has such a byte.
 fn last_end(view: &View, tile: &Tile, limit: u64) -> u64 {
     let k = tile.before(view.stream_before(limit.min(MAX_OFFSET + 1)).0).0;
     match k {
@@ -488,7 +495,7 @@ fn last_end(view: &View, tile: &Tile, limit: u64) -> u64 {
     }
 }
 
-/// Appends what follows, to the last one where it goes on.
+/// Appends a result, or extends the last one where the new one continues it.
 fn join(out: &mut Vec<Found>, new: Found) {
     if let Some(last) = out.last_mut() {
         let goes_on =

@@ -1,13 +1,14 @@
 //! The mathematics of a file: which bytes of a file lie in which object.
 //!
-//! A [`Layout`] maps byte ranges of a file to [`Extent`]s of objects and back.
-//! It does no I/O and knows no servers beyond their numbers, so that every
-//! rule here can be tested against a byte-by-byte model.
+//! A [`Layout`] maps byte ranges of a file to [`Extent`]s of objects and back. It does no I/O and
+//! knows no servers beyond their numbers, so that every rule here can be tested against a
+//! byte-by-byte model.
 //!
-//! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without
-//! its basic types, a [`ProgramView`] an MPI file view as a program sets it, a [`View`] one that is in file order, a [`Tile`] a stretch of a view that
-//! lies in one run of a piece; [`PieceTiles`] are what one writer hands over, and an [`Index`] tells
-//! of all of them together which piece has which byte.
+//! A *tiled* file has a piece for each process that wrote it. A [`Shape`] is a datatype without its
+//! basic types. A [`ProgramView`] is an MPI file view as a program sets it; a [`View`] is one in
+//! file order. A [`Tile`] is a stretch of a view that lies in one run of a piece. [`PieceTiles`]
+//! are the tiles that one writer publishes. An [`Index`] combines them all and finds the piece of
+//! each byte.
 
 mod code;
 mod compact;

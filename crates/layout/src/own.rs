@@ -1,4 +1,4 @@
-//! What a writer's own piece has of a request: to be rewritten in place.
+//! Finds the bytes of a request that the writer's own piece has, to rewrite them in place.
 
 use std::cmp::Reverse;
 
@@ -8,12 +8,12 @@ use crate::sweep::{Span, spans, sweep};
 use crate::tile::Tile;
 use crate::view::View;
 
-/// So many tiles are looked at one by one before they are indexed.
+/// Tiles that are searched one by one before they are indexed.
 const RECENT: usize = 64;
-/// So many indexes of about one size become one.
+/// Indexes of about one size that are merged into one.
 const FANOUT: usize = 8;
 
-/// A stretch of a request and where the writer's own piece has it.
+/// A stretch of a request and its place in the writer's own piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Own {
     /// First stream byte.
@@ -25,8 +25,8 @@ pub struct Own {
     pub at: Option<(u64, u64)>,
 }
 
-/// Indexes of all tiles but the last few. Several of about one size are put together, so that there are
-/// O(log) of them and each tile is indexed O(log) times (as in a log-structured merge tree).
+/// Indexes of all tiles but the last few. Several of about one size are merged, so that there are
+/// O(log) of them and each tile is indexed O(log) times (a log-structured merge tree).
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Older {
     levels: Vec<Level>,
@@ -44,8 +44,8 @@ impl Older {
         self.levels.last().map_or(0, |l| l.end)
     }
 
-    /// To be called whenever a tile was added. Tiles but for the last do not change; those that were
-    /// taken off the end are noticed here.
+    /// Indexes tiles that are old enough; the caller calls this after each new tile. Tiles but for
+    /// the last do not change; tiles that were removed from the end are noticed here.
     pub fn keep_up(&mut self, views: &[View], tiles: &[Tile]) {
         if tiles.len() <= self.count() {
             self.levels.clear();
@@ -55,7 +55,7 @@ impl Older {
         if end - start < RECENT {
             return;
         }
-        // The last levels of about one size, when there are enough of them, become one.
+        // The last levels of about one size become one, when there are enough of them.
         loop {
             let size = |n: usize| {
                 let before = n.checked_sub(1).map_or(0, |n| self.levels[n].end);
@@ -141,7 +141,8 @@ pub(crate) fn covered(
     let end = stream + len;
     let among = candidates(piece, older, view, (stream, end));
     if among.iter().all(|c| c.view == view) {
-        // Not into the file and back: the stream tells the same.
+        // All candidates have the view of the request, so the stream alone decides: no detour by
+        // the file.
         let found = among.iter().zip(0..).flat_map(|(c, of)| {
             let (first, end) = (c.tile.before(stream).0, c.tile.before(end).0);
             c.tile.runs(first, end).map(move |(offset, len, at)| Span { offset, len, at, of })
@@ -165,7 +166,7 @@ pub(crate) fn covered(
     own
 }
 
-/// Notes who has the bytes of a range that lies `way` bytes before its place in the stream.
+/// Adds the owner of each byte of a range that lies `way` bytes before its place in the stream.
 fn tell(
     own: &mut Vec<Own>,
     among: &[Candidate<'_>],
@@ -184,7 +185,7 @@ fn tell(
     put(own, Own { stream: at.wrapping_add(way), len: to - at, at: None });
 }
 
-/// Appends what follows, to the last one where it goes on.
+/// Appends a stretch, or extends the last one where the new one continues it.
 fn put(own: &mut Vec<Own>, new: Own) {
     if new.len == 0 {
         return;

@@ -1,4 +1,4 @@
-//! What one writer's piece holds: tiles over views, found as the writes come.
+//! The contents of one writer's piece: tiles over views, found as the writes come.
 
 use crate::code::{DecodeError, put, put_signed, take, take_byte, take_count, take_signed};
 use crate::compact::compacted;
@@ -9,19 +9,18 @@ use crate::view::View;
 /// How many views one piece may refer to.
 pub const MAX_VIEWS: usize = 1 << 20;
 
-/// What [`PieceTiles::append`] did.
+/// The change that [`PieceTiles::append`] made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
     /// The last tile's `len` went up. Nothing else changed.
     Grown,
     /// The tiles from this number on are new, or have another form than before. The tile before
-    /// them may have lost its last block to them. What was known before stays
-    /// true: every byte is where it was.
+    /// them may have lost its last block to them. Earlier statements stay true: every byte is where
+    /// it was.
     Changed(usize),
 }
 
-/// The tiles of one piece: what its writer knows, and what it hands over at
-/// sync and close.
+/// The tiles of one piece: the writer keeps them, and publishes them at sync and close.
 #[derive(Clone, Debug)]
 pub struct PieceTiles {
     rank: u32,
@@ -44,7 +43,7 @@ impl PieceTiles {
         PieceTiles { rank, views: Vec::new(), tiles: Vec::new(), older: Older::default() }
     }
 
-    /// The rank that writes the piece: of tiles with equal stamps the lowest wins.
+    /// The rank that writes the piece: of tiles with equal stamps the one of the lowest rank wins.
     pub fn rank(&self) -> u32 {
         self.rank
     }
@@ -59,13 +58,13 @@ impl PieceTiles {
         &self.tiles
     }
 
-    /// The number of `view`, which is added when it is not there yet.
+    /// Returns the number of `view`; adds the view if it is not there yet.
     ///
     /// # Errors
     ///
     /// More than [`MAX_VIEWS`].
     pub fn add_view(&mut self, view: &View) -> Result<u32, TileError> {
-        // The last ones first: programs that set many views set them in turn.
+        // The last ones first: programs that set many views use them in turn.
         if let Some(known) = self.views.iter().rposition(|v| v == view) {
             return Ok(known as u32);
         }
@@ -77,9 +76,9 @@ impl PieceTiles {
         Ok(number as u32)
     }
 
-    /// Adds a tile as it is, such as one that a journal tells. Where the last tiles have its
-    /// stamp and view and name places in the piece from `tile.at` on, they lose them to it: a journal
-    /// that notes the tiles which [`Appended`] tells of is read back as it was.
+    /// Adds a tile as it is, such as one from a journal. Where the last tiles have its stamp and
+    /// view and name places in the piece from `tile.at` on, they lose them to it. So a journal that
+    /// records the tiles of each [`Appended::Changed`] is read back as it was.
     ///
     /// # Errors
     ///
@@ -102,10 +101,9 @@ impl PieceTiles {
         Ok(())
     }
 
-    /// Notes that the stream bytes `stream .. stream + len` of `view` lie at `at` in the
-    /// piece. A write that goes on where the last one ended, in stream and piece, makes
-    /// its tile longer; blocks at equal distances become one strided tile. Only writes with equal
-    /// stamps are put together.
+    /// Records that the stream bytes `stream .. stream + len` of `view` lie at `at` in the piece. A
+    /// write that continues the last one, in stream and piece, makes its tile longer; blocks at
+    /// equal distances become one strided tile. Only writes with equal stamps are combined.
     ///
     /// # Errors
     ///
@@ -143,6 +141,8 @@ impl PieceTiles {
                 Fit::Split => {
                     changed = number;
                     let tail = last.split_last();
+                    // The loop continues with the block that was split off: it may be the first one
+                    // of another pattern.
                     self.tiles.push(tail);
                 }
                 Fit::New => break,
@@ -153,22 +153,23 @@ impl PieceTiles {
         Ok(Appended::Changed(changed))
     }
 
-    /// Makes the last tile, which has no gaps, `len` bytes longer, for a write that goes on where it ends in stream and
-    /// piece, with its stamp; the caller knows that the file has room for them. Without a tile nothing happens.
+    /// Makes the last tile, which has no gaps, `len` bytes longer, for a write that continues it in
+    /// stream and piece, with its stamp. The caller has checked that the file has room for the
+    /// bytes. Without a tile nothing happens.
     pub fn lengthen(&mut self, len: u64) {
         let Some(last) = self.tiles.last_mut() else { return };
         debug_assert!(last.block == last.stride, "the tile has gaps");
         last.len += len;
     }
 
-    /// Where the writer's own piece has the stream bytes `stream .. stream + len` of
-    /// `view`: without gaps, in stream order. Of several tiles over a byte the one that wins counts.
+    /// Returns where the writer's own piece has the stream bytes `stream .. stream + len` of
+    /// `view`: without gaps, in stream order. Of several tiles over a byte the winning one counts.
     pub fn covered(&self, view: &View, stream: u64, len: u64) -> Vec<Own> {
         covered(self, &self.older, view, stream, len)
     }
 
-    /// The encoding: see docs/FORMAT.md. What it says of each byte is what the tiles say; of
-    /// explicit offsets that follow a nested pattern it makes a view and one tile.
+    /// Returns the encoding: see docs/FORMAT.md. It states the same place for each byte as the
+    /// tiles do. Explicit offsets that follow a nested pattern become a view and one tile.
     pub fn encode(&self) -> Vec<u8> {
         let compact = compacted(&self.views, &self.tiles);
         let (views, tiles) = match &compact {
@@ -226,7 +227,7 @@ impl PieceTiles {
 
 const VERSION: u8 = 1;
 
-/// What the first tile is told against.
+/// The first tile is encoded as a difference from this one.
 const BEFORE_FIRST: Tile = Tile { stamp: 0, view: 0, start: 0, block: 1, stride: 1, len: 0, at: 0 };
 
 /// The tile has the stamp of the one before it.
@@ -240,7 +241,7 @@ const SAME_FORM: u8 = 8;
 /// The tile follows the one before it in the piece.
 const FOLLOWS: u8 = 16;
 
-/// Appends a tile, told against the one before it.
+/// Appends a tile, as a difference from the one before it.
 pub(crate) fn put_tile(out: &mut Vec<u8>, tile: &Tile, last: &Tile) {
     let form = |t: &Tile| (t.block, t.stride, t.len);
     let mut flags = 0;

@@ -1,12 +1,16 @@
-//! The view that a program sets: any filetype, each copy one extent after the other, also where copies overlap.
+//! The view that a program sets: any filetype, each copy one extent after the other, even if copies
+//! overlap.
 //!
-//! A [`View`] is in file order and shows no byte twice; tiles and the index rely on that. Programs set views that are
-//! not so: with Open MPI the extent of a structure counts the explicit bounds of its parts only, and may be shorter
-//! than the data. HDF5 and PnetCDF make such types, and access the first copy alone. So:
+//! A [`View`] is in file order and shows no byte twice; tiles and the index rely on that. Some
+//! programs set other views: with Open MPI the extent of a structure counts the explicit bounds of
+//! its parts only, and may be shorter than the data. HDF5 and PnetCDF make such types, and access
+//! the first copy alone. So:
 //!
-//! - An access within the first copy goes through a [`View`] of that copy: one tile, as under any other view.
-//! - Any other access through such a view is cut into stretches, each of which is put into file order
-//!   ([`ProgramView::in_file_order`]). Of bytes that are written twice the later one in the stream counts.
+//! - An access within the first copy goes through a [`View`] of that copy: one tile, as under any
+//!   other view.
+//! - Any other access through such a view is cut into stretches, and each stretch is put into file
+//!   order ([`ProgramView::in_file_order`]). Of bytes that are written twice the later one in the
+//!   stream counts.
 
 use crate::shape::{Body, Kind, Order, Shape};
 use crate::view::{MAX_OFFSET, View, ViewError, place};
@@ -54,13 +58,13 @@ impl From<View> for ProgramView {
 }
 
 impl ProgramView {
-    /// The view of `MPI_File_set_view`: copies of `filetype`, one extent after the other, from byte `disp` of the file
-    /// on. `etype_size` in bytes; it may be 0 for a filetype without data.
+    /// The view of `MPI_File_set_view`: copies of `filetype`, one extent after the other, from byte
+    /// `disp` of the file on. `etype_size` is in bytes; it may be 0 for a filetype without data.
     ///
     /// # Errors
     ///
-    /// A filetype that is no multiple of the etype, whose displacements decrease, or whose first copy begins outside
-    /// of the file. How later copies lie is no error.
+    /// A filetype that is no multiple of the etype, whose displacements decrease, or whose first
+    /// copy begins outside of the file. Later copies may lie anywhere.
     pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<ProgramView, ViewError> {
         let size = filetype.size();
         if size > 0 && (etype_size == 0 || !size.is_multiple_of(etype_size)) {
@@ -93,14 +97,15 @@ impl ProgramView {
         self.etype
     }
 
-    /// The view through which the stream bytes `stream .. stream + len` may be accessed as they are; `None` where they
-    /// are to be brought into file order.
+    /// The view through which the stream bytes `stream .. stream + len` may be accessed as they are;
+    /// `None` where the caller must first bring them into file order.
     pub fn direct(&self, stream: u64, len: u64) -> Option<&View> {
         let fits = self.direct == u64::MAX || stream.saturating_add(len) <= self.direct;
         self.view.as_ref().filter(|_| fits)
     }
 
-    /// The file offset of byte `stream`; `u64::MAX` when that lies outside of the file, or the view shows nothing.
+    /// The file offset of byte `stream`; `u64::MAX` when that lies outside of the file, or the view
+    /// shows nothing.
     pub fn offset_of(&self, stream: u64) -> u64 {
         if let Some(view) = self.direct(stream, 1) {
             return view.offset_of(stream);
@@ -112,8 +117,9 @@ impl ProgramView {
         u64::try_from(at).ok().filter(|at| *at <= MAX_OFFSET).unwrap_or(u64::MAX)
     }
 
-    /// The stream position behind the last byte that lies before `offset` of the file. Where copies do not lie one
-    /// after the other in the file, but go back or stay where they are, only the first one counts.
+    /// The stream position behind the last byte that lies before `offset` of the file. Where copies
+    /// do not follow one another in the file, but go back or stay in place, only the first one
+    /// counts.
     pub fn stream_before(&self, offset: u64) -> u64 {
         if let Some(view) = self.direct(0, u64::MAX) {
             return view.stream_before(offset).0;
@@ -131,8 +137,8 @@ impl ProgramView {
         copy.saturating_mul(size).saturating_add(data)
     }
 
-    /// As much of the stream bytes `stream .. stream + len` as makes one stretch, and lies before the first of them that is
-    /// at or past byte `end` of the file.
+    /// Brings stream bytes from `stream` on into file order: at most `len`, at most one stretch,
+    /// and only up to the first one that lies at or past byte `end` of the file.
     ///
     /// # Errors
     ///
@@ -165,7 +171,7 @@ impl ProgramView {
         &self.filetype.body
     }
 
-    /// Where in the file the displacement 0 of a copy lies.
+    /// The file offset of displacement 0 of a copy.
     fn copy_at(&self, copy: u64) -> i128 {
         i128::from(self.disp) + i128::from(copy) * i128::from(self.filetype.extent())
     }
@@ -175,6 +181,8 @@ impl InFileOrder {
     fn of(mut parts: Vec<Part>, len: u64) -> Result<InFileOrder, ViewError> {
         let mut sorted: Vec<Part> = parts.clone();
         sorted.sort_unstable_by_key(|part| part.at);
+        // Runs that touch or overlap become one, so that the view of the stretch shows no byte
+        // twice.
         sorted.dedup_by(|next, last| {
             let joins = next.at <= last.at + last.len;
             if joins {
@@ -196,7 +204,8 @@ impl InFileOrder {
         let blocks: Vec<(u64, i64)> =
             sorted.iter().map(|run| (run.len, (run.at - disp) as i64)).collect();
         let shape = Shape::bytes(1).and_then(|byte| Shape::hindexed(&blocks, &byte));
-        // The runs are apart and within the file, so the first copy of their shape always makes a view.
+        // The runs are apart and within the file, so the first copy of their shape always makes a
+        // view.
         let view = shape.ok().and_then(|shape| alone(disp, 1, &shape)).ok_or(ViewError::Outside)?;
         Ok(InFileOrder { view, size, len, parts })
     }
@@ -216,8 +225,8 @@ impl InFileOrder {
         self.len
     }
 
-    /// Puts the bytes of the stream into file order: `stream` has [`InFileOrder::stream_len`] bytes, `file`
-    /// [`InFileOrder::size`]. Of two for one place the later one counts.
+    /// Puts the bytes of the stream into file order: `stream` has [`InFileOrder::stream_len`]
+    /// bytes, `file` has [`InFileOrder::size`]. Of two bytes for one place the later one counts.
     pub fn sort(&self, stream: &[u8], file: &mut [u8]) {
         let mut from = 0;
         for part in &self.parts {
@@ -227,8 +236,8 @@ impl InFileOrder {
         }
     }
 
-    /// The reverse of [`InFileOrder::sort`]. Of bytes in file order there may be less than all: returns how many of the
-    /// stream are told by then.
+    /// Reverses [`InFileOrder::sort`]. `file` may end early; returns how many bytes of the stream
+    /// were filled.
     pub fn unsort(&self, file: &[u8], stream: &mut [u8]) -> usize {
         let mut to = 0;
         for part in &self.parts {
@@ -246,7 +255,7 @@ impl InFileOrder {
     }
 }
 
-/// The same filetype with its lowest byte at displacement 0.
+/// Returns the same filetype with its lowest byte at displacement 0.
 fn from_zero(filetype: &Shape) -> Result<Shape, ViewError> {
     let by = filetype.true_lb().checked_neg().ok_or(ViewError::Outside)?;
     let body = filetype.body.shifted(by);
@@ -254,14 +263,16 @@ fn from_zero(filetype: &Shape) -> Result<Shape, ViewError> {
         .map_err(|_| ViewError::Outside)
 }
 
-/// The view of the first copy of a filetype whose blocks are apart. A byte lies between it and the next copy, so that
-/// no such view is that of all bytes, whose writes are ordered otherwise. `None` where that does not fit into a file.
+/// Returns the view of the first copy of a filetype whose blocks are apart. A byte lies between it
+/// and the next copy, so that no such view is the default view, whose writes are ordered by another
+/// rule. `None` where that does not fit into a file.
 fn alone(disp: u64, etype: u64, filetype: &Shape) -> Option<View> {
     let extent = filetype.true_extent().checked_add(1)?;
     View::new(disp, etype, Shape::resized(0, extent, filetype).ok()?).ok()
 }
 
-/// How many bytes of a part's data there are up to and with the last one that lies before place `limit`.
+/// Counts the bytes of a part's data up to and including the last one that lies before place
+/// `limit`.
 fn data_below(kind: &Kind, limit: i64) -> u64 {
     let (mut kind, mut limit, mut before) = (kind, limit, 0);
     loop {

@@ -1,10 +1,10 @@
-//! Where in the file the tiles of a journal may lie, so that most of them need not be looked at: hulls of
-//! some tiles, hulls of some hulls, and so on.
+//! Where in the file the tiles of a journal may lie: hulls of some tiles, hulls of some hulls, and
+//! so on. A search skips most tiles by their hulls.
 
-/// Tiles of a hull, and hulls of the next.
+/// Tiles of one hull, and hulls of one hull on the next level.
 const FANOUT: usize = 32;
 
-/// Tiles lie within `lo .. hi`, and have stamps up to `stamp`.
+/// Tiles that lie within `lo .. hi`, and have stamps up to `stamp`.
 #[derive(Clone, Copy, Debug, Default)]
 struct Hull {
     lo: u64,
@@ -23,7 +23,7 @@ impl Hull {
     }
 }
 
-/// Hulls of hulls. They only grow: a tile that was replaced may still be looked at in vain.
+/// Hulls of hulls. They only grow: a search may visit a tile in vain after it was replaced.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Reach {
     /// The first level has a hull for each [`FANOUT`] tiles; the last has a single one.
@@ -31,14 +31,14 @@ pub(crate) struct Reach {
 }
 
 impl Reach {
-    /// Notes that the tile with number `slot` has this stamp and lies within `lo .. hi`.
+    /// Records that the tile with number `slot` has this stamp and lies within `lo .. hi`.
     pub fn widen(&mut self, slot: usize, (lo, hi): (u64, u64), stamp: u64) {
         let new = Hull { lo, hi, stamp };
         let mut at = slot;
         for level in 0.. {
             at /= FANOUT;
             if level == self.levels.len() {
-                // What lay below the last single hull is a part of the new one.
+                // The last single hull becomes a part of the new one.
                 let below = self.levels.last().and_then(|level| level.first()).copied();
                 self.levels.push(below.into_iter().collect());
             }
@@ -53,7 +53,8 @@ impl Reach {
         }
     }
 
-    /// Is `met` true for a tile that may have bytes in `from .. to` and a stamp of `since` or later?
+    /// Reports whether `met` is true for a tile that may have bytes in `from .. to` and a stamp of
+    /// `since` or later.
     pub fn any(&self, range: (u64, u64), since: u64, mut met: impl FnMut(usize) -> bool) -> bool {
         let Some(top) = self.levels.len().checked_sub(1) else { return false };
         self.search(top, 0, range, since, &mut met)
@@ -73,7 +74,7 @@ impl Reach {
         }
         let parts = at * FANOUT..(at + 1) * FANOUT;
         match level.checked_sub(1) {
-            // The last ones first: who writes mostly goes on.
+            // The last ones first: most writers continue where they wrote last.
             Some(level) => parts.rev().any(|part| self.search(level, part, (from, to), since, met)),
             None => parts.rev().any(met),
         }
@@ -86,7 +87,7 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// No tile that lies there is passed over, and of many that lie elsewhere few are looked at.
+        /// The search misses no tile that lies there, and visits few of many that lie elsewhere.
         #[test]
         fn what_lies_there_is_found(
             spans in prop::collection::vec((0u64..50, 1u64..30, 0u64..10), 0..3000),

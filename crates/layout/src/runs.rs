@@ -1,4 +1,4 @@
-//! Walking a shape: from any byte of its data on, without visiting what lies before.
+//! Walks a shape from any byte of its data on, without visiting the data before.
 
 use crate::shape::{Kind, Part};
 
@@ -9,14 +9,14 @@ pub struct Run {
     pub disp: i64,
     /// Length of each block in bytes, never 0.
     pub block: u64,
-    /// From the beginning of a block to that of the next, in bytes. Of no
-    /// meaning for a single block.
+    /// From the beginning of a block to that of the next, in bytes. Without meaning for a single
+    /// block.
     pub stride: i64,
     /// Number of blocks, never 0.
     pub count: u64,
 }
 
-/// A part of which some copies have been visited.
+/// A part, some copies of which have been visited.
 #[derive(Clone, Debug)]
 enum Level<'a> {
     Copies { child: &'a Kind, base: i64, stride: i64, next: u64, count: u64 },
@@ -52,7 +52,7 @@ impl<'a> Runs<'a> {
         runs
     }
 
-    /// From the beginning of the last level on, skips so many bytes of data.
+    /// Skips `skip` bytes of data from the beginning of the last level on.
     fn seek(&mut self, mut skip: u64) {
         while skip > 0 {
             let (kind, at) = match self.levels.last_mut() {
@@ -88,7 +88,7 @@ impl<'a> Runs<'a> {
         }
     }
 
-    /// Goes down into a part that is no run.
+    /// Descends into a part that is no run.
     fn enter(&mut self, kind: &'a Kind, base: i64) {
         match kind {
             Kind::Run(_) => {}

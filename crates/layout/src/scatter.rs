@@ -1,24 +1,23 @@
-//! A request through one view of what was written through others, as strided runs: from where in
-//! which piece to where in the reader's memory.
+//! Resolves a request through one view of bytes that were written through others. The result is
+//! strided runs: from a place in a piece to a place in the reader's memory.
 //!
-//! Where a reader's blocks and a writer's both repeat, so does what they have in common, with the
-//! least common multiple of their strides: one period is looked at, not a
-//! million blocks.
+//! Where a reader's blocks and a writer's both repeat, their intersection repeats with the least
+//! common multiple of their strides. So one period is resolved, not a million blocks.
 
 use crate::index::{Found, Index, Item, PieceId};
 use crate::runs::Run;
 use crate::view::View;
 
-/// How many strided runs of the reader's view are held against the tiles at once.
+/// Most strided runs of the reader's view that are compared with the tiles at once.
 const MAX_RUNS: usize = 1 << 16;
-/// So many runs of a tile are passed over before it is searched anew.
+/// Runs of a tile that are skipped one by one before the tile is searched again.
 const PATIENCE: usize = 8;
-/// So many runs back it is looked for one that goes on.
+/// Results that are searched backwards for one that a new block continues.
 const LOOK_BACK: usize = 16;
 
-/// Blocks of a request at equal distances, which lie at equal distances in a piece:
-/// block `i` is `block` bytes long, belongs at `to + i · to_stride` of the
-/// request and lies at `at + i · at_stride` of the piece.
+/// Blocks of a request at equal distances, which lie at equal distances in a piece: block `i` is
+/// `block` bytes long, belongs at `to + i · to_stride` of the request and lies at `at + i ·
+/// at_stride` of the piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundRun {
     /// The piece; `None` is a hole, which reads as zeros.
@@ -37,8 +36,8 @@ pub struct FoundRun {
     pub count: u64,
 }
 
-/// A strided run of the file with the place of its first byte elsewhere, where its blocks
-/// lie one behind the other.
+/// A strided run of the file with the place of its first byte in a piece or a request, where its
+/// blocks are contiguous.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Placed {
     pub from: u64,
@@ -62,7 +61,7 @@ impl Placed {
         self.block * self.count
     }
 
-    /// The first block that ends after `at`: where it begins, and its place.
+    /// Returns the first block that ends after `at`: where it begins, and its place.
     fn block_at(&self, at: u64) -> Option<(u64, u64)> {
         let mut number = 0;
         if at >= self.from + self.block {
@@ -78,16 +77,16 @@ impl Placed {
         (number < self.count).then_some(block)
     }
 
-    /// Its bytes in `len` bytes of the file, a multiple of its stride.
+    /// Counts its bytes in `len` bytes of the file, a multiple of its stride.
     fn data_in(&self, len: u64) -> u64 {
         if self.count == 1 { len } else { len / self.stride * self.block }
     }
 }
 
 impl Index {
-    /// Where the stream bytes `stream .. stream + len` of `view` are, up to the end of the file,
-    /// like [`Index::lookup_view`], but as strided runs in no order, each byte once. What two
-    /// regular views have in common is a few runs, however many blocks they have.
+    /// Returns where the stream bytes `stream .. stream + len` of `view` are, up to the end of the
+    /// file, like [`Index::lookup_view`], but as strided runs in no order, each byte once. The
+    /// intersection of two regular views is a few runs, however many blocks they have.
     pub fn lookup_runs(&self, view: &View, stream: u64, len: u64) -> Vec<FoundRun> {
         let mut out = Runs::default();
         let len = self.readable(view, stream, len);
@@ -110,7 +109,7 @@ impl Index {
         out.0
     }
 
-    /// What tiles that overlap no other have of a request, if that is all of it.
+    /// Resolves a request by tiles that overlap no other; `None` unless these have all of it.
     fn common(&self, view: &View, stream: u64, len: u64, to: u64) -> Option<Runs> {
         let mut mine = Vec::new();
         let mut place = to;
@@ -139,7 +138,7 @@ impl Index {
     }
 }
 
-/// What a request's runs and a tile have in common.
+/// Emits the intersection of a request's runs and a tile.
 fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMut(FoundRun)) {
     let mut mine = mine;
     let (lo, hi) = (lo.max(item.lo), hi.min(item.hi));
@@ -168,7 +167,7 @@ fn join(mine: &[Placed], item: &Item, (lo, hi): (u64, u64), emit: &mut impl FnMu
     }
 }
 
-/// What two strided runs have in common within a range of the file; `to` of the first,
+/// Emits the intersection of two strided runs within a range of the file; `to` is of the first,
 /// `at` of the second.
 fn common_blocks(a: &Placed, b: &Placed, within: (u64, u64), emit: &mut impl FnMut(FoundRun)) {
     let (from, to) = within;
@@ -181,6 +180,8 @@ fn common_blocks(a: &Placed, b: &Placed, within: (u64, u64), emit: &mut impl FnM
     let Some((period, times)) = period.map(|p| (p, (to - from) / p)).filter(|p| p.1 >= 3) else {
         return one_by_one(a, b, within, emit);
     };
+    // One period is intersected block by block and then repeated. Less than three periods would not
+    // pay.
     one_by_one(a, b, (from, from + period), &mut |one| {
         emit(FoundRun {
             at_stride: b.data_in(period),
@@ -224,7 +225,7 @@ fn least_common_multiple(a: u64, b: u64) -> Option<u64> {
     (a / x).checked_mul(b)
 }
 
-/// Runs that are being put together.
+/// Runs that are being combined.
 #[derive(Default)]
 struct Runs(Vec<FoundRun>);
 
@@ -250,7 +251,7 @@ impl Runs {
 }
 
 impl FoundRun {
-    /// Takes one more block, if it goes on with it.
+    /// Extends the run by one more block, if the block continues it.
     fn take(&mut self, next: &FoundRun) -> bool {
         let hole = self.piece.is_none();
         let one = self.count == 1;

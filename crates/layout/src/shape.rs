@@ -1,13 +1,11 @@
 //! Datatypes without their basic types: nested strided runs of bytes.
 //!
-//! A [`Shape`] is what is left of an MPI datatype when only places count: a
-//! sequence of runs of bytes in *type-map order* (the order in which data is
-//! packed), a lower bound and an extent. It is kept as a tree of repetitions,
-//! never as a list of blocks, unless the blocks follow no rule: a vector of a
-//! million blocks is one node. Equal neighbours at equal distances are found
-//! and folded when a shape is made, so that an `indexed` type that is regular
-//! costs no more than the `vector` that it could have been. (Datatype
-//! flattening of ROMIO, "listless I/O" of Worringen, Träff and Ritzdorf, 2003.)
+//! A [`Shape`] is an MPI datatype reduced to places: a sequence of runs of bytes in *type-map
+//! order* (the order in which data is packed), a lower bound and an extent. It is kept as a tree of
+//! repetitions, and as a list of blocks only where the blocks follow no rule: a vector of a million
+//! blocks is one node. Equal neighbours at equal distances are found and folded when a shape is
+//! made, so that an `indexed` type that is regular costs no more than the equivalent `vector`.
+//! (Datatype flattening of ROMIO; "listless I/O" of Worringen, Träff and Ritzdorf, 2003.)
 
 use std::sync::Arc;
 
@@ -45,7 +43,7 @@ pub(crate) enum Order {
     Mixed,
 }
 
-/// What is known of a part without walking it. Places are relative to the part.
+/// Properties of a part, known without walking it. Places are relative to the part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     /// A number that equal parts share. It comes first, as the first to be compared.
@@ -66,7 +64,7 @@ pub(crate) struct Facts {
 /// A part of a shape, the first byte of its first block at 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// So many bytes one behind the other.
+    /// This number of contiguous bytes.
     Run(u64),
     Vector(Arc<Vector>),
     List(Arc<List>),
@@ -81,7 +79,7 @@ pub(crate) struct Vector {
     pub child: Kind,
 }
 
-/// Two or more parts without a rule. The first is at 0. Equal neighbours are one in memory.
+/// Two or more parts without a rule. The first is at 0. Equal neighbours share one node in memory.
 #[derive(Debug)]
 pub(crate) struct List {
     pub facts: Facts,
@@ -89,8 +87,8 @@ pub(crate) struct List {
 }
 
 impl PartialEq for List {
-    /// Equal parts are compared once: lists of equal lists of equal lists would
-    /// otherwise be walked as often as they have blocks.
+    /// Compares equal neighbours once: lists of equal lists of equal lists would otherwise be
+    /// walked as often as they have blocks.
     fn eq(&self, other: &List) -> bool {
         if self.facts != other.facts || self.parts.len() != other.parts.len() {
             return false;
@@ -132,14 +130,14 @@ fn narrow_size(n: u128) -> Result<u64, ShapeError> {
     i64::try_from(n).map(|n| n as u64).map_err(|_| ShapeError::Overflow)
 }
 
-/// A hash of the next number and what came before.
+/// Returns a hash of `next` and the numbers before it.
 pub(crate) fn mixed(before: u64, next: u64) -> u64 {
     let hash = (before.rotate_left(23) ^ next).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     hash ^ (hash >> 32)
 }
 
 impl Kind {
-    /// Whether the two are one in memory.
+    /// Whether the two are one node in memory.
     fn is(&self, other: &Kind) -> bool {
         match (self, other) {
             (Kind::Vector(a), Kind::Vector(b)) => Arc::ptr_eq(a, b),
@@ -249,7 +247,7 @@ impl Body {
         Body { disp: 0, kind: self.kind.repeated(count, stride)? }.shifted(self.disp)
     }
 
-    /// The parts one after the other, folded where they follow a rule.
+    /// Combines the parts one after the other, folded where they follow a rule.
     pub fn list(parts: Vec<Body>) -> Result<Body, ShapeError> {
         let mut parts: Vec<Body> = parts.into_iter().filter(|p| p.kind.size() > 0).collect();
         while join_runs(&mut parts) | fold_strides(&mut parts)? || fold_period(&mut parts)? {}
@@ -305,7 +303,7 @@ impl Body {
     }
 }
 
-/// Joins runs that touch. Tells whether there were any.
+/// Joins runs that touch. Returns whether there were any.
 fn join_runs(parts: &mut Vec<Body>) -> bool {
     let before = parts.len();
     parts.dedup_by(|next, last| match (&next.kind, &mut last.kind) {
@@ -323,8 +321,7 @@ fn join_runs(parts: &mut Vec<Body>) -> bool {
     parts.len() != before
 }
 
-/// Replaces three or more equal parts at equal distances by one. Tells whether
-/// there were any.
+/// Replaces three or more equal parts at equal distances by one. Returns whether there were any.
 fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
     let step = |i: usize| {
         (parts[i].kind == parts[i + 1].kind)
@@ -357,13 +354,13 @@ fn fold_strides(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
     Ok(folded)
 }
 
-/// The longest sequence of parts that is looked for as a repeated one.
+/// The longest sequence of parts that is tried as a repeated one.
 const MAX_PERIOD: usize = 64;
-/// How many parts may come before it.
+/// Most parts before the repeated sequence.
 const MAX_LEAD: usize = 3;
 
 /// Replaces a sequence that is repeated by one part, where that is half of the list or more.
-/// Tells whether there was one.
+/// Returns whether there was one.
 fn fold_period(parts: &mut Vec<Body>) -> Result<bool, ShapeError> {
     for lead in 0..=MAX_LEAD.min(parts.len()) {
         let rest = &parts[lead..];
@@ -401,7 +398,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// `len` bytes one behind the other.
+    /// `len` contiguous bytes.
     pub fn bytes(len: u64) -> Result<Shape, ShapeError> {
         let len = narrow_size(u128::from(len))?;
         let body = Body { disp: 0, kind: Kind::Run(len) };
@@ -424,7 +421,7 @@ impl Shape {
         Shape::spaced(count, stride, &Shape::contiguous(blocklen, child)?)
     }
 
-    /// Blocks of so many copies at such displacements (`MPI_Type_create_hindexed`).
+    /// Blocks of `blocks[i].0` copies at displacement `blocks[i].1` (`MPI_Type_create_hindexed`).
     pub fn hindexed(blocks: &[(u64, i64)], child: &Shape) -> Result<Shape, ShapeError> {
         let mut known: Option<(u64, Shape)> = None;
         let mut all = Gathered::default();
@@ -439,7 +436,7 @@ impl Shape {
         all.done()
     }
 
-    /// Blocks of so many copies at such displacements of such shapes
+    /// Blocks of a number of copies of a shape at a displacement, one per element of `blocks`
     /// (`MPI_Type_create_struct`). No padding for alignment is added.
     pub fn structure(blocks: &[(u64, i64, Shape)]) -> Result<Shape, ShapeError> {
         let mut all = Gathered::default();
@@ -501,8 +498,8 @@ impl Shape {
         self.body.disp + self.body.kind.facts().low
     }
 
-    /// The distance from the lowest byte of data to the end of the highest.
-    /// At most `i64::MAX`; data further apart is told as that.
+    /// The distance from the lowest byte of data to the end of the highest. At most `i64::MAX`,
+    /// also for data further apart.
     pub fn true_extent(&self) -> i64 {
         let facts = self.body.kind.facts();
         facts.high.saturating_sub(facts.low)
@@ -526,13 +523,13 @@ impl Shape {
         Blocks::new(self.runs(from, len))
     }
 
-    /// The same as strided runs: what a copying loop wants.
+    /// The same as strided runs, for copying loops.
     pub fn runs(&self, from: u64, len: u64) -> Runs<'_> {
         Runs::new(&self.body.kind, self.body.disp, self.extent, from, len)
     }
 }
 
-/// Blocks on their way to become one shape.
+/// Blocks that are being combined into one shape.
 #[derive(Default)]
 struct Gathered {
     bounds: Option<(i128, i128)>,

@@ -1,15 +1,15 @@
-//! A file in stripes: dealt out to pieces like cards, some bytes to each in turn.
+//! A striped file: successive units of bytes go to the pieces in turn.
 //!
 //! It is a tiled file whose pieces have one tile each, of a strided view.
 
 use crate::{PieceTiles, Shape, ShapeError, View, ViewError};
 
-/// How a file is dealt out.
+/// How a file is striped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stripes {
     /// Number of pieces, at least 1.
     count: u64,
-    /// Bytes that each gets in its turn, at least 1.
+    /// Bytes of one stripe, at least 1.
     unit: u64,
 }
 
@@ -63,8 +63,8 @@ impl Stripes {
         size / round * self.unit + rest
     }
 
-    /// Which piece has byte `offset` of the file, where in it, and how many bytes follow it
-    /// there in the same stripe, itself included.
+    /// Returns the piece that has byte `offset` of the file, the byte's place in it, and how many
+    /// bytes of the same stripe lie there, itself included.
     pub fn place(&self, offset: u64) -> (u64, u64, u64) {
         let (stripe, within) = (offset / self.unit, offset % self.unit);
         let at = stripe / self.count * self.unit + within;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     proptest! {
-        /// Places, lengths and tiles say the same of every byte.
+        /// Places, lengths and tiles agree on every byte.
         #[test]
         fn every_byte_is_where_its_tile_says(
             count in 1u64..6, unit in 1u64..9, size in 1u64..200, probe in 0u64..200,

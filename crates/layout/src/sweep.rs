@@ -1,4 +1,4 @@
-//! Stretches of several tiles over one range, and which of them wins where.
+//! Stretches of several tiles over one range, and the one that wins at each byte.
 
 use std::collections::BinaryHeap;
 
@@ -12,12 +12,12 @@ pub(crate) struct Span {
     pub len: u64,
     /// Where it lies in the piece.
     pub at: u64,
-    /// Which tile it is of.
+    /// The number of its tile.
     pub of: u32,
 }
 
-/// The runs of `tile` within the file range `from .. to`: file offset, length, place in
-/// the piece; in file order.
+/// Returns the runs of `tile` within the file range `from .. to`: file offset, length, place in the
+/// piece; in file order.
 pub(crate) fn spans<'a>(
     view: &'a View,
     tile: &Tile,
@@ -36,11 +36,12 @@ pub(crate) fn spans<'a>(
     })
 }
 
-/// Of spans that may overlap, makes those that win, in file order. `wins(a, b)`
-/// tells whether tile `a` wins over tile `b`; spans of one tile do not overlap.
+/// Selects the winning parts of spans that may overlap, in file order. `wins(a, b)` reports whether
+/// tile `a` wins over tile `b`; spans of one tile do not overlap.
 pub(crate) fn sweep(mut spans: Vec<Span>, wins: impl Fn(u32, u32) -> bool) -> Vec<Span> {
     spans.sort_unstable_by_key(|s| s.offset);
     if spans.windows(2).all(|w| w[0].offset + w[0].len <= w[1].offset) {
+        // A sweep line over the starts and ends: the heap has the open spans, the winner on top.
         return spans;
     }
     let mut order: Vec<u32> = spans.iter().map(|s| s.of).collect();

@@ -6,15 +6,14 @@ use crate::view::{MAX_OFFSET, View};
 
 /// One strided stretch of a view, which lies in one run of a piece.
 ///
-/// Its stream bytes are the blocks `[start + i · stride, + block)`, one behind the other
-/// in the piece from `at` on; `len` bytes in all, so that the last block may be
-/// a part of one. A contiguous stretch has `block` = `stride` (the writer uses 1 for both),
-/// and grows by its `len` alone.
+/// Its stream bytes are the blocks `[start + i · stride, + block)`, contiguous in the piece from
+/// `at` on; `len` bytes in all, so that the last block may be a partial one. A contiguous stretch
+/// has `block` = `stride` (the writer uses 1 for both), and only its `len` grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tile {
-    /// When the bytes were written, in microseconds since 1970 as a hybrid
-    /// logical clock tells it. Of two tiles over a byte the higher stamp wins; of equal
-    /// stamps the lower rank; of equal ranks the later piece, then the later tile.
+    /// Time of the write by a hybrid logical clock, in microseconds since 1970. Of two tiles over a
+    /// byte the higher stamp wins; of equal stamps the lower rank; of equal ranks the later piece,
+    /// then the later tile.
     pub stamp: u64,
     /// Which view of [`crate::PieceTiles::views`].
     pub view: u32,
@@ -84,13 +83,13 @@ impl Tile {
         before(from) < before(to)
     }
 
-    /// How many of its bytes from byte `k` on are one run of the stream.
+    /// Counts its bytes from byte `k` on that are one run of the stream.
     pub(crate) fn run_from(&self, k: u64) -> u64 {
         let left = self.len.saturating_sub(k);
         if self.block == self.stride { left } else { left.min(self.block - k % self.block) }
     }
 
-    /// Of its bytes `from .. end`, those in whole blocks; none if it is contiguous.
+    /// Returns the range of whole blocks among its bytes `from .. end`; none if it is contiguous.
     pub(crate) fn whole_blocks(&self, from: u64, end: u64) -> (u64, u64) {
         if self.block == self.stride {
             return (end, end);
@@ -99,8 +98,7 @@ impl Tile {
         (head, head + (end - head) / self.block * self.block)
     }
 
-    /// The stream runs of its bytes `k .. end`: stream offset, length, place in
-    /// the piece.
+    /// Returns the stream runs of its bytes `k .. end`: stream offset, length, place in the piece.
     pub(crate) fn runs(
         &self,
         mut k: u64,
@@ -119,7 +117,7 @@ impl Tile {
         })
     }
 
-    /// Whether it may be a tile over `view`.
+    /// Checks that it may be a tile over `view`.
     pub(crate) fn check(&self, view: Option<&View>) -> Result<(), TileError> {
         let view = view.ok_or(TileError::View(self.view))?;
         if self.len == 0 || self.block == 0 || self.stride < self.block {
@@ -136,19 +134,19 @@ impl Tile {
     }
 }
 
-/// How a write that follows a tile in the piece goes with it.
+/// How a write that follows a tile in the piece combines with it.
 pub(crate) enum Fit {
-    /// More of the same.
+    /// It continues the tile.
     Grows,
-    /// The second block of a pattern, perhaps.
+    /// It may be the second block of a pattern.
     Strides,
-    /// The last block is no part of the pattern, but may be the beginning of another.
+    /// The last block does not belong to the pattern, but may begin another one.
     Split,
     New,
 }
 
 impl Tile {
-    /// `stream` is not before the end of the tile.
+    /// Classifies a write at `stream`, which is not before the end of the tile.
     pub(crate) fn fit(&self, stream: u64, len: u64) -> Fit {
         if self.block == self.stride {
             return match stream - self.start {
@@ -163,12 +161,12 @@ impl Tile {
         if next == Some(stream) && len <= self.block - rest {
             return Fit::Grows;
         }
-        // Two blocks prove no pattern; and a last one that is shorter, or goes on
-        // past the block's length, belongs to what comes now.
+        // Two blocks prove no pattern. A last block that is shorter, or longer than the block's
+        // length, belongs to the new write.
         if rest > 0 || whole == 2 || stream == self.end() { Fit::Split } else { Fit::New }
     }
 
-    /// Takes the last block off.
+    /// Removes the last block and returns it.
     pub(crate) fn split_last(&mut self) -> Tile {
         let k = (self.len - 1) / self.block * self.block;
         let tail =
@@ -177,7 +175,7 @@ impl Tile {
         tail
     }
 
-    /// Leaves the first `len` bytes.
+    /// Keeps the first `len` bytes.
     pub(crate) fn shorten(&mut self, len: u64) {
         self.len = len;
         if len <= self.block {

@@ -1,17 +1,16 @@
-//! The search tree over the tiles of a file: which of them may have a byte of a range.
+//! The search tree over the tiles of a file: which tiles may have a byte of a range.
 //!
-//! Tiles of many ranks lie interleaved: each reaches from one end of the file to the
-//! other, so no order by offset tells them apart. What does is their period. Where all tiles
-//! repeat with one stride, a place is looked up by its remainder: each rank has
-//! its arc of the period, the arcs are sorted and searched. What still shares an
-//! arc is told apart by the next stride further in: a block of a three-dimensional
-//! array by planes, then rows, then bytes. No tile is ever expanded into its blocks,
-//! and a tile that ends up by itself overlaps no other: that is the proof.
+//! Tiles of many ranks lie interleaved: each spans the file from end to end, so no order by offset
+//! separates them. Their period does. Where all tiles repeat with one stride, a place is looked up
+//! by its remainder: each rank has its arc of the period, and the arcs are sorted and searched. The
+//! next stride further in separates the tiles that share an arc: a block of a three-dimensional
+//! array by planes, then rows, then bytes. No tile is ever expanded into its blocks. A tile that
+//! ends up by itself overlaps no other: that is the proof.
 
 use crate::view::View;
 
-/// A part of the tree. Coordinates change on the way down: each kind says
-/// what its children are searched by.
+/// A node of the tree. Coordinates change on the way down: each kind states the coordinate by which
+/// its children are searched.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
     Nothing,
@@ -25,7 +24,7 @@ pub(crate) enum Node {
     Stream(Box<(View, Node)>),
     /// Children that may overlap one another.
     Overlay(Box<[Node]>),
-    /// Tiles that could not be told apart.
+    /// Tiles that nothing separates.
     Pile(Box<Pile>),
 }
 
@@ -54,7 +53,7 @@ pub(crate) struct Pile {
 pub(crate) struct Entry {
     pub lo: u64,
     pub hi: u64,
-    /// The highest `hi` of the stretch that the entry is the root of.
+    /// The highest `hi` of the stretch whose root the entry is.
     pub top: u64,
     pub item: u32,
 }
@@ -116,7 +115,7 @@ impl Node {
 }
 
 impl Pile {
-    /// Of ranges and their tiles.
+    /// Builds the interval tree of ranges and their tiles.
     pub fn new(mut ranges: Vec<(u64, u64, u32)>) -> Pile {
         ranges.sort_unstable();
         let mut entries: Box<[Entry]> =

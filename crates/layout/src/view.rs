@@ -28,8 +28,8 @@ pub enum ViewError {
     /// Displacements are not in non-decreasing order.
     #[error("the displacements of the filetype decrease")]
     Decreasing,
-    /// Blocks of the filetype overlap, or a copy of it begins before the end of the copy before: no [`View`], but a
-    /// [`crate::ProgramView`].
+    /// Blocks of the filetype overlap, or a copy of it begins before the end of the copy before: no
+    /// [`View`], but a [`crate::ProgramView`].
     #[error("the filetype overlaps itself, or its copies reach into one another")]
     Disorder,
     /// The filetype is not made of whole etypes.
@@ -42,11 +42,11 @@ pub enum ViewError {
     },
 }
 
-/// A file view that is in file order and shows no byte twice: tiles and the index rely on that. What a program
-/// sets is a [`crate::ProgramView`]. Cheap to clone.
+/// A file view that is in file order and shows no byte twice: tiles and the index rely on that. A
+/// program sets a [`crate::ProgramView`]. Cheap to clone.
 ///
-/// Two views are equal when they show the same bytes in the same order, as far
-/// as their folded trees tell; the etype does not count.
+/// Two views are equal when they show the same bytes in the same order, as far as their folded
+/// trees show; the etype does not count.
 #[derive(Clone, Debug)]
 pub struct View(Arc<Inner>);
 
@@ -98,8 +98,9 @@ impl View {
     ///
     /// # Errors
     ///
-    /// A filetype that is no multiple of the etype, has bytes before its displacement 0, or blocks that are not in
-    /// order; [`ViewError::Disorder`] where only an access that reaches the same byte twice, or a later copy, shows it.
+    /// A filetype that is no multiple of the etype, has bytes before its displacement 0, or blocks
+    /// that are not in order; [`ViewError::Disorder`] where blocks or copies overlap, which shows
+    /// only in an access that reaches the same byte twice or a later copy.
     pub fn new(disp: u64, etype_size: u64, filetype: Shape) -> Result<View, ViewError> {
         let body = &filetype.body;
         let facts = body.kind.facts();
@@ -129,13 +130,13 @@ impl View {
         Ok(View(Arc::new(Inner { disp, etype, filetype, origin, kind, period, size, hash })))
     }
 
-    /// Whether it is the other one, or a clone of it: an answer without looking at them.
+    /// Whether the two are one object in memory: an answer without comparing them.
     pub fn is_same(&self, other: &View) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Whether the view is one run of bytes without end, from some displacement on:
-    /// what a program gets that sets none, or sets a contiguous filetype.
+    /// Whether the view is one run of bytes without end, from some displacement on: the view of a
+    /// program that sets none, or sets a contiguous filetype.
     pub fn is_default(&self) -> bool {
         matches!(self.0.kind, Kind::Run(len) if len > 0 && len == self.0.period)
     }
@@ -179,15 +180,15 @@ impl View {
         if at > u128::from(MAX_OFFSET) { u64::MAX } else { at as u64 }
     }
 
-    /// How many stream bytes lie before `offset` in the file, and whether the byte
-    /// at `offset` is itself visible (then it is the stream byte of that number).
+    /// Returns how many stream bytes lie before `offset` in the file, and whether the byte at
+    /// `offset` is itself visible (then it is the stream byte of that number).
     pub fn stream_before(&self, offset: u64) -> (u64, bool) {
         let (before, visible, _) = self.run_at(offset);
         (before, visible)
     }
 
-    /// The same, and how many bytes from `offset` on are visible without a gap, as far
-    /// as one leaf of the tree tells.
+    /// The same, and how many bytes from `offset` on are visible without a gap, as far as one leaf
+    /// of the tree shows.
     pub(crate) fn run_at(&self, offset: u64) -> (u64, bool, u64) {
         let v = &*self.0;
         let offset = offset.min(MAX_OFFSET + 1);
@@ -201,9 +202,8 @@ impl View {
         (copy.saturating_mul(v.size).saturating_add(before), run > 0, run)
     }
 
-    /// The runs of the file that hold the stream bytes `stream .. stream + len`: offset
-    /// and length, in stream order, touching ones joined. Ends where the
-    /// file could have no more bytes.
+    /// The runs of the file that hold the stream bytes `stream .. stream + len`: offset and length,
+    /// in stream order, touching ones joined. Ends where the file could have no more bytes.
     pub fn extents(&self, stream: u64, len: u64) -> Extents<'_> {
         Extents(Blocks::new(self.inner_runs(stream, len)))
     }
@@ -226,8 +226,8 @@ impl View {
         Runs::new(&v.kind, v.origin as i64, v.period as i64, stream, len)
     }
 
-    /// What is repeated without end, where its first copy is, and the distance from copy
-    /// to copy.
+    /// The part that is repeated without end, the place of its first copy, and the distance between
+    /// copies.
     pub(crate) fn simplest(&self) -> (&Kind, u64, u64) {
         (&self.0.kind, self.0.origin, self.0.period)
     }
@@ -261,7 +261,7 @@ fn hash(origin: u64, kind: &Kind, period: u64) -> u64 {
     mixed(mixed(origin, period), kind.facts().hash)
 }
 
-/// The least part whose copies are the same sequence of blocks.
+/// Returns the smallest part whose copies are the same sequence of blocks.
 fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
     let (mut kind, mut period) = (body.kind.clone(), extent);
     while let Kind::Vector(v) = &kind {
@@ -278,7 +278,7 @@ fn simplest(body: &Body, extent: u64) -> (Kind, u64) {
     }
 }
 
-/// Where byte `rest` of a part's data lies. `rest` is below its size.
+/// Returns the place of byte `rest` of a part's data. `rest` is below its size.
 pub(crate) fn place(kind: &Kind, mut rest: u64) -> i64 {
     let (mut kind, mut at) = (kind, 0i64);
     loop {
@@ -300,8 +300,8 @@ pub(crate) fn place(kind: &Kind, mut rest: u64) -> i64 {
     }
 }
 
-/// How many bytes of a part's data lie before place `at`, which is not before its first
-/// block, and how many bytes there are from that one on. The blocks of the part are apart.
+/// Counts the bytes of a part's data before place `at`, which is not before its first block, and
+/// the contiguous bytes from there on. The blocks of the part are apart.
 fn data_before(kind: &Kind, mut at: i64) -> (u64, u64) {
     let (mut kind, mut before) = (kind, 0u64);
     loop {

@@ -1,8 +1,8 @@
 //! Where the objects of a file are.
 //!
-//! A file is `whole`: one object on one node, the one where its creator runs; or
-//! `tiled`: over that object, its base, lie tiles in further objects, the pieces of
-//! many writers, each on its writer's node. The layout itself knows the base only.
+//! A `whole` file is one object on one node, the node of its creator. A `tiled` file also has
+//! pieces, one of each writer on the writer's node; their tiles lie over the first object, the
+//! base. The layout itself knows the base only.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,17 +16,17 @@ impl std::fmt::Display for NodeId {
     }
 }
 
-/// The number of one object of a file: objects of a file count from 0.
+/// The number of one object of a file: the objects of a file count from 0.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct Piece(pub u32);
 
 impl Piece {
-    /// The base of a file that was never laid out anew: the whole of a whole file, and of a
-    /// tiled file what no tile covers.
+    /// The base of a file that was never relocated: all bytes of a whole file, and of a tiled file
+    /// the bytes that no tile covers.
     pub const BASE: Piece = Piece(0);
-    /// Most pieces that one file gets over its life: their objects have numbers.
+    /// Most pieces that one file may get in its lifetime: their objects have numbers.
     pub const TILED_MAX: u32 = (u32::MAX - 1) / 2;
 
     /// The object that holds the bytes of piece `number` of a tiled file, from 1 to
@@ -35,8 +35,8 @@ impl Piece {
         Piece(number.saturating_mul(2).saturating_sub(1))
     }
 
-    /// The object that holds the journal of piece `number`: which tiles it has got since
-    /// they were published last.
+    /// The object that holds the journal of piece `number`: the tiles that were added since the
+    /// last publication.
     pub fn journal_of(number: u32) -> Piece {
         Piece(number.saturating_mul(2))
     }
@@ -65,8 +65,8 @@ pub enum Layout {
         /// The node that keeps piece 0, the base.
         node: NodeId,
     },
-    /// Laid out anew since it was made: its base is another object than piece 0, so that
-    /// who knows the old one cannot take the new one for it.
+    /// Relocated since it was made: its base is another object than piece 0, so that a client with
+    /// the old layout cannot mistake the new object for the old one.
     Anew {
         /// The node that keeps the base.
         node: NodeId,
@@ -92,10 +92,10 @@ pub struct Extent {
     pub len: u64,
 }
 
-/// Of a tiled file a layout knows the base only: what these methods tell is what would be
-/// so without tiles. Who must know better asks the shard for the tiles.
+/// A layout knows the base only. Of a tiled file these methods therefore return what holds without
+/// tiles; a caller that needs more asks the shard for the tiles.
 impl Layout {
-    /// The layout of a file with this base, over which pieces may lie or not.
+    /// The layout of a file with this base, with or without pieces over it.
     pub fn over(node: NodeId, base: Piece, tiled: bool) -> Layout {
         match (base, tiled) {
             (Piece::BASE, false) => Layout::Whole { node },
@@ -116,7 +116,7 @@ impl Layout {
         }
     }
 
-    /// The base: all of a whole file, and of a tiled one what no tile covers.
+    /// The base: all bytes of a whole file, and of a tiled one the bytes that no tile covers.
     pub fn base(&self) -> Piece {
         match *self {
             Layout::Whole { .. } | Layout::Tiled { .. } => Piece::BASE,
@@ -145,7 +145,7 @@ impl Layout {
         (piece == self.base()).then_some(object_offset)
     }
 
-    /// The size of a file whose objects have the sizes that `size_of` tells.
+    /// The size of a file whose objects have the sizes that `size_of` returns.
     pub fn file_size(&self, size_of: impl Fn(NodeId, Piece) -> u64) -> u64 {
         size_of(self.node(), self.base())
     }
