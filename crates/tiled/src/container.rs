@@ -1,8 +1,9 @@
 //! A container: the directory, its files, and the rules by which they change.
 //!
-//! Who replaces the index or settles a dead open holds the file `lock`
-//! (flock), and where that may be known to one machine alone the turn `lock.turn`. Everything else is done without it: pieces and journals have one
-//! writer each, and the index is replaced by rename.
+//! A process that replaces the index or recovers a dead open holds the file `lock` (flock). Where a
+//! flock may be known to one machine alone, it holds the file mutex `lock.turn`, too. Everything
+//! else needs no lock: pieces and journals have one writer each, and the index is replaced by
+//! rename.
 
 use crate::error::{Context, Error, Result};
 use crate::journal::Trouble;
@@ -20,18 +21,18 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// How often reading the index is tried while others replace it.
+/// Attempts to read the index while other processes replace it.
 const READS: usize = 100;
 
-/// What to do about a damaged index, where there is the one before.
+/// Advice about a damaged index that has a synced predecessor.
 const GO_BACK: &str = "restore the file from a copy, or go back to what was synced of it: \
     tatami recover --accept-loss";
-/// And where there is none.
+/// Advice about a damaged index that has none.
 const NO_INDEX: &str =
     "without it nothing tells where the bytes of its pieces belong: restore the file from a copy";
 
-/// A container that is open. Its files are found through the directory's
-/// descriptor, so it may be renamed meanwhile.
+/// A container that is open. Its files are found through the directory's descriptor, so it may be
+/// renamed meanwhile.
 #[derive(Debug)]
 pub struct Container {
     dir: Arc<File>,
@@ -42,7 +43,7 @@ pub struct Container {
     reach: Reach,
 }
 
-/// Which version of the index file was read: to see whether it is another by now.
+/// Identifies one version of the index file, to notice its replacement.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Version {
     inode: u64,
@@ -55,7 +56,7 @@ pub struct Guard(Option<Turn>, File);
 
 fn permissions(mode: u32) -> (Mode, Mode) {
     let files = mode & 0o666;
-    // Who may read or write a file must be able to enter its directory.
+    // A user that may read or write a file must be able to enter its directory.
     let dirs = files | (files >> 2 & 0o111) | (files >> 1 & 0o111);
     (Mode::from_raw_mode(files), Mode::from_raw_mode(dirs))
 }
@@ -67,14 +68,16 @@ fn hidden(path: &Path, what: &str, number: u64) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Makes a container at `path`, of an ordinary file if there is one, which
-/// becomes its base without a byte being copied.
+/// Makes a container at `path`. An ordinary file there becomes its base without a copy.
 ///
 /// # Errors
-/// `EEXIST` where something else is there or comes meanwhile; those of mkdir(2), rename(2), link(2).
+/// `EEXIST` where something else is there or appears meanwhile; those of mkdir(2), rename(2),
+/// link(2).
 pub fn create(path: &Path, mode: u32) -> Result<()> {
     let id = machine::draw().context("create", path)?;
     let (files, dirs) = permissions(mode);
+    // The directory is filled under a hidden name and renamed at the end, so that no process sees
+    // an incomplete container.
     let new = hidden(path, "new", id);
     let old = path.symlink_metadata().ok().filter(|meta| meta.is_file());
     rustix::fs::mkdir(&new, dirs).context("create", path)?;
@@ -98,11 +101,11 @@ fn fill(dir: &Path, of: &Path, mode: Mode, marker: Marker, has_base: bool) -> Re
         .write_all(marker.text().as_bytes())
         .context("create", of)?;
     Common::create(&make(marker::SHARED, mode)?).context("create", of)?;
-    // For those who list directories on file systems that have attributes.
+    // For programs that list directories, on file systems with extended attributes.
     let _ = rustix::fs::setxattr(dir, marker::XATTR, b"1", rustix::fs::XattrFlags::empty());
     if has_base {
         match rustix::fs::link(of, dir.join(marker::BASE)) {
-            // Then the file itself is moved there at the end.
+            // No hard links here: the file itself is moved to the base at the end.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => {}
             other => other.context("convert", of)?,
         }
@@ -118,7 +121,7 @@ fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
             Err(Errno::INVAL | Errno::NOSYS) => return place_in_steps(new, path),
             other => other.context("convert", path)?,
         }
-        // What has the new name now is the ordinary file, which is the base, too.
+        // The new name now has the ordinary file, which is also the base.
         let base = path.join(marker::BASE);
         return match base.exists() {
             true => std::fs::remove_file(new).context("convert", path),
@@ -126,7 +129,8 @@ fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
         };
     }
     match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::NOREPLACE) {
-        // Not every file system can; then an empty directory of that name would be replaced.
+        // Not every file system supports NOREPLACE; then rename(2) replaces an empty directory of
+        // that name.
         Err(Errno::INVAL | Errno::NOSYS) => match rustix::fs::rename(new, path) {
             Err(Errno::NOTEMPTY | Errno::NOTDIR) => Err(Errno::EXIST).context("create", path),
             other => other.context("create", path),
@@ -135,8 +139,8 @@ fn place(new: &Path, path: &Path, exchange: bool) -> Result<()> {
     }
 }
 
-/// Where a file system can't exchange two names: for a moment nothing has the
-/// path, and what comes there meanwhile is not replaced.
+/// Installs the directory where a file system cannot exchange two names. For a moment nothing has
+/// the path; a file that appears there meanwhile is not replaced.
 fn place_in_steps(new: &Path, path: &Path) -> Result<()> {
     let base = new.join(marker::BASE);
     let linked = base.exists();
@@ -153,7 +157,7 @@ fn place_in_steps(new: &Path, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes all files of the directory that are a container's.
+/// Removes all files of the directory that belong to a container.
 fn remove_known(dir: &Path) -> Result<()> {
     for entry in std::fs::read_dir(dir).context("list", dir)? {
         let entry = entry.context("list", dir)?;
@@ -165,7 +169,7 @@ fn remove_known(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Removes a container. It disappears at once.
+/// Removes a container. Its name disappears at once.
 ///
 /// # Errors
 /// `ENOTEMPTY` where the directory has files that are not the container's; those of rename(2).
@@ -177,6 +181,7 @@ pub fn remove(path: &Path) -> Result<()> {
             return Err(Error::because("remove", path, Errno::NOTEMPTY, why));
         }
     }
+    // The rename comes first: the path is free at once, and a crash leaves only a hidden directory.
     let number = machine::draw().context("remove", path)?;
     let gone = hidden(path, "gone", number);
     rustix::fs::rename(path, &gone).context("remove", path)?;
@@ -184,11 +189,10 @@ pub fn remove(path: &Path) -> Result<()> {
     std::fs::remove_dir(&gone).context("remove", &gone)
 }
 
-/// Puts the ordinary file `new` in the place of the container at `path`, and
-/// removes that.
+/// Puts the ordinary file `new` in the place of the container at `path`, and removes the container.
 ///
 /// # Errors
-/// As for rename(2); then the container is in its place.
+/// As for rename(2); then the container stays in its place.
 pub fn replace(path: &Path, new: &Path) -> Result<()> {
     let cwd = rustix::fs::CWD;
     let old = match rustix::fs::renameat_with(cwd, new, cwd, path, RenameFlags::EXCHANGE) {
@@ -205,7 +209,7 @@ pub fn replace(path: &Path, new: &Path) -> Result<()> {
         Err(errno) => return Err(errno).context("replace", path),
     };
     if let Some(parent) = path.parent() {
-        // The names on the disk, too; what fails here fails at the next sync of theirs.
+        // This brings the names to the disk, too. An error here appears again at their next sync.
         let _ = File::open(parent).and_then(|dir| dir.sync_all());
     }
     remove_known(&old)?;
@@ -216,7 +220,8 @@ impl Container {
     /// Opens the container at `path`.
     ///
     /// # Errors
-    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged marker; as for open(2).
+    /// `EISDIR` or `ENOTDIR` for a path that is no container, `EIO` for a damaged marker; as for
+    /// open(2).
     pub fn open(path: &Path) -> Result<Container> {
         let Some(Marker { id }) = marker::read(path)? else {
             let meta = std::fs::metadata(path).context("open", path)?;
@@ -251,7 +256,7 @@ impl Container {
         }
     }
 
-    /// Where it was opened.
+    /// The path by which it was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -261,7 +266,7 @@ impl Container {
         self.mode.as_raw_mode()
     }
 
-    /// A name beside it that nobody has.
+    /// Returns an unused name beside the container.
     ///
     /// # Errors
     /// `EIO` where the system's generator fails.
@@ -270,7 +275,7 @@ impl Container {
         Ok(hidden(&self.path, "new", number))
     }
 
-    /// Is it still what its path names?
+    /// Reports whether its path still names this container.
     pub fn is_in_place(&self) -> bool {
         let here = rustix::fs::fstat(&self.dir).map(|stat| (stat.st_dev, stat.st_ino));
         let there = rustix::fs::stat(&self.path).map(|stat| (stat.st_dev, stat.st_ino));
@@ -295,7 +300,7 @@ impl Container {
         rustix::fs::openat(&self.dir, name, flags | OFlags::CLOEXEC, self.mode).map(File::from)
     }
 
-    /// Removes one of its files. That it is gone already is no error.
+    /// Removes one of its files. A file that is already gone is no error.
     ///
     /// # Errors
     /// As for unlink(2).
@@ -306,7 +311,7 @@ impl Container {
         }
     }
 
-    /// What its files are.
+    /// Classifies its files.
     ///
     /// # Errors
     /// As for getdents(2).
@@ -320,7 +325,7 @@ impl Container {
         Ok(members)
     }
 
-    /// Waits until nobody else replaces the index.
+    /// Locks the index: waits until no other process replaces it.
     ///
     /// # Errors
     /// As for open(2) and flock(2).
@@ -336,6 +341,8 @@ impl Container {
             }
         };
         locked.context("lock", &path)?;
+        // The flock comes first, so that processes of one machine queue in the kernel and only one
+        // of them competes for the file mutex.
         let turn = match self.reach.remote {
             true => Some(Turns::new(self.dir.clone(), marker::LOCK).take().context("lock", &path)?),
             false => None,
@@ -343,7 +350,7 @@ impl Container {
         Ok(Guard(turn, file))
     }
 
-    /// The roll of an open; nothing where it is gone by now.
+    /// Opens the rank table of an open; `None` where the table is gone.
     ///
     /// # Errors
     /// As for open(2).
@@ -366,7 +373,8 @@ impl Container {
         }
     }
 
-    /// The roll of an open whose header is damaged, as far as it is known by the other files.
+    /// Reconstructs the rank table of an open whose header is damaged, as far as the other files
+    /// show it.
     ///
     /// # Errors
     /// As for open(2).
@@ -381,7 +389,7 @@ impl Container {
         Roll::without_header(file, open, ranks, self.reach).context("open", &path)
     }
 
-    /// How far memory and locks reach on its file system.
+    /// How far shared memory and locks reach on its file system.
     pub fn reach(&self) -> Reach {
         self.reach
     }
@@ -398,7 +406,7 @@ impl Container {
         }
     }
 
-    /// Which index is in place.
+    /// Returns the version of the index that is in place.
     ///
     /// # Errors
     /// As for stat(2).
@@ -412,11 +420,11 @@ impl Container {
         }
     }
 
-    /// Reads the index. One that a power cut has damaged is passed over for
-    /// the last one that was on the disk.
+    /// Reads the index. Where a power cut has damaged it, returns the last index that was synced.
     ///
     /// # Errors
-    /// `EIO` where it cannot be read, unless it is from before this machine was started and was not synced.
+    /// `EIO` for a damaged index, unless a power cut may explain the damage: it was written before
+    /// this machine was started, and not synced.
     pub fn read_index(&self) -> Result<Published> {
         let first = self.read_index_file(marker::INDEX);
         if let Ok(Some(index)) = first {
@@ -437,12 +445,13 @@ impl Container {
         }
     }
 
-    /// May a power cut have taken a part of the index with it? Of other machines nothing is known.
+    /// Reports whether a power cut may have damaged the index. Of other machines nothing is known.
     fn may_have_lost_power(&self) -> Result<bool> {
         Ok(self.reach.remote || self.version()?.changed.0 < machine::started())
     }
 
-    /// Puts the last index that was synced in the place of one that is damaged. False where there is nothing to do, or to put there.
+    /// Replaces a damaged index by the last one that was synced. `false` where the index is whole,
+    /// or there is no synced one.
     ///
     /// # Errors
     /// As for link(2) and rename(2).
@@ -471,7 +480,8 @@ impl Container {
             };
             match read {
                 Ok(_) => break,
-                // It was replaced meanwhile, and the file system does not keep it for us.
+                // Another process replaced the file, and the file system does not keep it for its
+                // readers.
                 Err(error) if reach::is_gone(error.errno) && tries_left > 0 => bytes.clear(),
                 Err(error) => return Err(error),
             }
@@ -479,12 +489,11 @@ impl Container {
         Published::decode(&bytes).map(Some).map_err(|bad| Error::damaged(&path, bad.to_string()))
     }
 
-    /// Replaces the index `old` by `new`, at once for all who look. With
-    /// `durable` it is on the disk when this returns; without, the last one
-    /// that is on the disk stays beside it.
+    /// Replaces the index `old` by `new`, at once for all readers. With `durable` it is on the disk
+    /// when this returns. Without, the last index that is on the disk stays beside it.
     ///
     /// # Errors
-    /// `ENOSPC` and others of the disk; then the old one is in place.
+    /// `ENOSPC` and others of the disk; then the old one stays in place.
     pub fn write_index(
         &self,
         _held: &Guard,
@@ -503,9 +512,13 @@ impl Container {
             return Err(error);
         }
         let dir = self.dir.as_fd();
+        // The bytes must be on the disk before the rename, or a power cut could leave an empty
+        // index under the name.
         if durable {
             rustix::fs::fdatasync(&file).context("sync", &path)?;
         } else if old.durable {
+            // Keep the durable predecessor under another name: it is the fallback until the next
+            // durable index.
             self.remove_file(marker::INDEX_SYNCED)?;
             // A file system without links has the new index only.
             let _ =
@@ -514,9 +527,11 @@ impl Container {
         rustix::fs::renameat(dir, marker::INDEX_NEW, dir, marker::INDEX)
             .context("rename", &path)?;
         if durable {
+            // Only now is the new name on the disk, so only now the fallback may go.
             self.sync()?;
             self.remove_file(marker::INDEX_SYNCED)?;
         }
+        // Readers compare the generation before each read; they see the change from here on.
         self.common.changed().context("write", &self.path.join(marker::SHARED))
     }
 
@@ -526,13 +541,13 @@ impl Container {
     /// As for fsync(2).
     pub fn sync(&self) -> Result<()> {
         match rustix::fs::fsync(&self.dir) {
-            // Some file systems know no fsync of directories.
+            // Some file systems have no fsync of directories.
             Err(Errno::INVAL) => Ok(()),
             other => other.context("sync", &self.path),
         }
     }
 
-    /// Cuts the base, which has no stamps of its own.
+    /// Truncates the base, which has no stamps of its own.
     ///
     /// # Errors
     /// As for truncate(2).
@@ -545,7 +560,7 @@ impl Container {
         file.set_len(size).context("truncate", &path)
     }
 
-    /// Is a piece of this name there, and how long?
+    /// Returns the length of a piece in bytes; 0 where there is none.
     ///
     /// # Errors
     /// As for stat(2).

@@ -1,5 +1,4 @@
-//! What a person wants to know of a container: whose bytes lie where, and who
-//! is writing.
+//! Describes a container for people: which piece has which bytes, and which processes write.
 
 use crate::container::Container;
 use crate::error::{Context, Result};
@@ -14,7 +13,7 @@ use tatami_layout::BASE;
 /// A piece, or the base.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PieceTold {
-    /// Whose; nothing for the base.
+    /// Its piece; `None` for the base.
     pub name: Option<Name>,
     /// Bytes in its file.
     pub stored: u64,
@@ -29,7 +28,7 @@ pub struct Stretch {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Whose piece has it; the outer nothing is a hole, the inner the base.
+    /// The piece that has it: the outer `None` is a hole, the inner one the base.
     pub piece: Option<Option<Name>>,
     /// Where in the piece.
     pub at: u64,
@@ -42,7 +41,7 @@ pub struct OpenTold {
     pub open: u64,
     /// Its processes.
     pub ranks: u32,
-    /// Does nobody of them live?
+    /// Whether all of its processes are dead.
     pub dead: bool,
 }
 
@@ -59,7 +58,7 @@ pub struct Description {
     pub opens: Vec<OpenTold>,
     /// The first stretches of the file.
     pub stretches: Vec<Stretch>,
-    /// There are more stretches: `used` counts what was looked at.
+    /// Whether there are more stretches; `used` covers the listed part only.
     pub more: bool,
 }
 

@@ -1,4 +1,5 @@
-//! Accesses through a view whose bytes do not follow one another in the file: stretch by stretch, each in file order.
+//! Accesses through a view whose bytes are not in file order: stretch by stretch, each in file
+//! order.
 
 use crate::engine::Engine;
 use crate::error::{Error, Result};
@@ -7,7 +8,7 @@ use rustix::io::Errno;
 use std::path::Path;
 use tatami_layout::{InFileOrder, MAX_OFFSET, ProgramView, Shape};
 
-/// Memory of one access, which stretches are copied through.
+/// Memory of one access, through which stretches are copied.
 #[derive(Default)]
 struct Room {
     stream: Vec<u8>,
@@ -15,7 +16,7 @@ struct Room {
 }
 
 impl Room {
-    /// The bytes of a stretch in the order of the stream, and in that of the file.
+    /// Returns room for the bytes of a stretch in the order of the stream, and in file order.
     fn of(&mut self, stretch: &InFileOrder) -> (&mut [u8], &mut [u8]) {
         self.stream.resize(stretch.stream_len() as usize, 0);
         self.file.resize(stretch.size() as usize, 0);
@@ -23,7 +24,8 @@ impl Room {
     }
 }
 
-/// The stream bytes `stream .. stream + len`, as far as one stretch goes, before byte `end` of the file.
+/// Returns the next stretch of the bytes `stream .. stream + len` that lie before byte `end` of the
+/// file.
 fn next(
     operation: &'static str,
     path: &Path,
@@ -39,7 +41,8 @@ fn one_byte(path: &Path) -> Result<Shape> {
     Shape::bytes(1).map_err(|e| Error::because("access", path, Errno::INVAL, e.to_string()))
 }
 
-/// Writes all of `data` from stream position `stream` on. Of bytes for one place the later one counts.
+/// Writes all of `data` from stream position `stream` on. Of two bytes for one place the later
+/// counts.
 ///
 /// # Errors
 /// Those of the engine; `EINVAL` for bytes before the file, `EFBIG` past its largest offset.
@@ -66,8 +69,8 @@ pub fn write(
     Ok(())
 }
 
-/// Reads what `into` can hold from stream position `stream` on, up to the first byte that lies past the end of the file;
-/// bytes read.
+/// Fills `into` from stream position `stream` on, up to the first byte that lies past the end of
+/// the file; returns the bytes read.
 ///
 /// # Errors
 /// Those of the engine; `EINVAL` for bytes before the file.

@@ -1,4 +1,4 @@
-//! What every way of keeping a file must be able to do, for one rank.
+//! The operations that each kind of file must offer to one rank.
 
 use crate::error::Result;
 use crate::memory::Buffer;
@@ -25,7 +25,7 @@ pub trait Engine: Send {
     /// Those of the disk.
     fn size(&mut self) -> Result<u64>;
 
-    /// Cuts the file, or extends it by zeros.
+    /// Truncates the file, or extends it by zeros.
     ///
     /// # Errors
     /// Those of the disk.
@@ -37,33 +37,33 @@ pub trait Engine: Send {
     /// `ENOSPC`, and others of the disk.
     fn preallocate(&mut self, size: u64) -> Result<()>;
 
-    /// A stamp for a new view epoch.
+    /// Returns a stamp for a new view epoch.
     fn stamp(&self) -> u64;
 
-    /// A new view epoch begins.
+    /// Begins a new view epoch.
     ///
     /// # Errors
     /// Those of the disk.
     fn epoch(&mut self, stamp: u64) -> Result<()>;
 
-    /// From now on every access is made under the whole-file lock, or no longer.
+    /// Switches atomic mode: with `on` every access is made under the whole-file lock.
     fn set_atomic(&mut self, on: bool);
 
-    /// What rank 0 must know of this rank's piece to publish it, in its own
-    /// encoding. Nothing where nothing is new. With `durable` the bytes are on
-    /// the disk when this returns.
+    /// Returns the news of this rank's piece that rank 0 must publish, in the engine's own
+    /// encoding; empty where there are none. With `durable` the bytes are on the disk when this
+    /// returns.
     ///
     /// # Errors
     /// Those of the disk.
     fn seal(&mut self, durable: bool) -> Result<Vec<u8>>;
 
-    /// Makes what all ranks have sealed a part of the file that needs no
-    /// journal. `sealed` is by rank. With `closing` the open is over.
+    /// Publishes the sealed pieces of all ranks, so that they need no journal any more. `sealed` is
+    /// by rank. With `closing` the open ends.
     ///
     /// # Errors
     /// Those of the disk.
     fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()>;
 
-    /// What this rank sealed was published.
+    /// Records that the bytes that this rank sealed last were published.
     fn published(&mut self);
 }

@@ -1,10 +1,10 @@
-//! What can go wrong: the operation, the path and what the system said.
+//! Errors: the operation, the path and the system's error number.
 
 use crate::journal::Trouble;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
-/// What to do where a part of what was written cannot be read any more.
+/// Advice where a part of the written bytes can no longer be read.
 pub const ACCEPT_LOSS: &str = "restore the file from a copy, or keep what is whole of it when no program has it \
     open: tatami recover --accept-loss";
 
@@ -12,13 +12,13 @@ pub const ACCEPT_LOSS: &str = "restore the file from a copy, or keep what is who
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{operation} {}: {}", path.display(), self.why())]
 pub struct Error {
-    /// What was being done, as a verb: `open`, `write`.
+    /// The operation, as a verb: `open`, `write`.
     pub operation: &'static str,
-    /// To which file.
+    /// The file.
     pub path: PathBuf,
-    /// What a system call would have returned.
+    /// The error number that a system call would have returned.
     pub errno: Errno,
-    /// More than the number says, or empty.
+    /// A sentence in addition to the error number, or empty.
     pub detail: String,
 }
 
@@ -26,7 +26,7 @@ pub struct Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// An error that has nothing to add to its number.
+    /// An error without a sentence of its own.
     pub fn new(operation: &'static str, path: &Path, errno: Errno) -> Error {
         Error { operation, path: path.to_path_buf(), errno, detail: String::new() }
     }
@@ -41,7 +41,7 @@ impl Error {
         Error { operation, path: path.to_path_buf(), errno, detail: detail.into() }
     }
 
-    /// What was found at `path` is not what this program writes.
+    /// An error for bytes at `path` that this program did not write.
     pub fn damaged(path: &Path, detail: impl Into<String>) -> Error {
         Error::because("read", path, Errno::IO, detail)
     }
@@ -55,7 +55,7 @@ impl Error {
     }
 }
 
-/// Adds the operation and the path to what a system call said.
+/// Adds the operation and the path to the error of a system call.
 pub trait Context<T> {
     /// `operation` is a verb, `path` the file.
     ///

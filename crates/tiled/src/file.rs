@@ -1,5 +1,5 @@
-//! One rank's handle of one collective open: views, positions of streams, the
-//! shared pointer and the lock of atomic mode, over an engine that has the bytes.
+//! One rank's handle of one collective open: views, stream positions, the shared pointer and the
+//! lock of atomic mode, over an engine that stores the bytes.
 
 use crate::disorder;
 use crate::engine::Engine;
@@ -29,29 +29,29 @@ use tatami_layout::{ProgramView, Shape, View};
 pub struct Begin<'a> {
     /// The file, as the program names it.
     pub path: &'a Path,
-    /// How it is to be opened.
+    /// The requested access.
     pub flags: Flags,
     /// Permissions of a new file, before umask.
     pub mode: u32,
-    /// What the program asks for.
+    /// The hints of the program.
     pub hints: &'a Hints,
-    /// The environment's wishes.
+    /// The settings of the environment.
     pub environment: &'a Environment,
     /// Processes that take part.
     pub ranks: u32,
     /// The machine of all of them, 0 if there are several.
     pub machine: u32,
-    /// For each, the number of its node of the volume on a mount of which the path
-    /// lies, from 1. Empty where all are on this one.
+    /// For each rank, the number of its node, from 1, where the path lies on a mount of a volume.
+    /// Empty where all ranks are on this node.
     pub nodes: &'a [u32],
 }
 
-/// Begins an open: makes the file where that is asked for, checks that it can
-/// be opened, settles what dead opens left.
+/// Begins an open: creates the file if requested, checks that it can be opened, and recovers dead
+/// opens.
 ///
 /// # Errors
-/// As for open(2); `EINVAL` for flags that do not fit each other, `EREMOTE` for
-/// a path that is not ours.
+/// As for open(2); `EINVAL` for flags that contradict each other, `EREMOTE` for a path that is not
+/// ours.
 pub fn begin(open: &Begin<'_>) -> Result<Token> {
     if !open.flags.are_valid() || open.ranks == 0 {
         return Err(Error::because("open", open.path, Errno::INVAL, "flags that do not fit"));
@@ -93,7 +93,7 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
             Claim::NewContainer(real) => container(&real, false),
         };
         match begun {
-            // It became an ordinary file, or another container: look again.
+            // The path became an ordinary file, or another container: decide again.
             Err(error) if error.errno == Errno::STALE => {}
             other => return other,
         }
@@ -102,12 +102,14 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
 }
 
 thread_local! {
-    /// What this thread has claimed last, if it was a file of a volume: rank 0 asks for that, tells the others, and
-    /// begins. To look at the path once more would be requests to the shard.
+    /// The last claim of this thread, if it was for a file of a volume. Rank 0 claims the path,
+    /// sends the answer to the other ranks, and then begins the open. A second look at the path
+    /// would cost requests to the shard.
     static CLAIMED: RefCell<Option<(PathBuf, Flags, Hints, Claim)>> = const { RefCell::new(None) };
 }
 
-/// Decides whose the file at `path` is, for an open that may follow: [`begin`] by the same thread goes by the answer.
+/// Decides which engine serves the file at `path`. A later [`begin`] by the same thread uses the
+/// answer.
 ///
 /// # Errors
 /// As for [`place::claim`].
@@ -119,14 +121,14 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     Ok(claim)
 }
 
-/// What was claimed for this very open, once.
+/// Takes the claim that was made for this very open.
 fn claimed(open: &Begin<'_>) -> Option<Claim> {
     let (path, flags, hints, claim) = CLAIMED.take()?;
     let same = path == open.path && flags == open.flags && hints == *open.hints;
     same.then_some(claim)
 }
 
-/// How often an open is begun again because the file was replaced meanwhile.
+/// Attempts to begin an open while other processes replace the file.
 const TRIES: usize = 10;
 
 struct Inner {
@@ -143,11 +145,11 @@ pub struct File {
     inner: Mutex<Inner>,
     lock: OnceLock<WholeLock>,
     pointer: OnceLock<Pointer>,
-    /// What the ranks share at the shard that has the file, if they are on several mounts.
+    /// The ranks' shared state at the shard that owns the file, if the ranks are on several mounts.
     job: Option<Arc<JobMember>>,
 }
 
-/// The view of a program's arguments.
+/// Returns the view of a program's arguments.
 ///
 /// # Errors
 /// `EINVAL`, as [`ProgramView::new`].
@@ -156,8 +158,8 @@ pub fn view(path: &Path, disp: u64, etype_size: u64, filetype: Shape) -> Result<
         .map_err(|e| Error::because("set the view of", path, Errno::INVAL, e.to_string()))
 }
 
-/// The path by which a file is opened, whatever becomes of the working directory. Of a file of a volume rank 0 has told
-/// the inode: where links lead is left to the kernel.
+/// Returns the path by which a file is opened, independent of the working directory. Of a file of a
+/// volume rank 0 has sent the inode, so the kernel resolves the links.
 fn without_links(path: &Path, kind: Kind) -> Result<PathBuf> {
     match kind {
         Kind::Volume => std::path::absolute(path).context("resolve", path),
@@ -202,12 +204,12 @@ impl File {
         &self.path
     }
 
-    /// How it was opened.
+    /// The requested access.
     pub fn flags(&self) -> Flags {
         self.flags
     }
 
-    /// A stamp for a new view epoch, to be told to all ranks.
+    /// Returns a stamp for a new view epoch; the caller sends it to all ranks.
     pub fn stamp(&self) -> u64 {
         self.inner.lock().engine.stamp()
     }
@@ -250,8 +252,8 @@ impl File {
         Ok(data.len())
     }
 
-    /// Reads what `into` can hold from stream position `stream` on, less at the
-    /// end of the file; bytes read.
+    /// Fills `into` from stream position `stream` on, less at the end of the file; returns the
+    /// bytes read.
     ///
     /// # Errors
     /// `EBADF` for a file not open for reading; those of the disk.
@@ -295,7 +297,8 @@ impl File {
         self.inner.lock().engine.size()
     }
 
-    /// Cuts or extends the file: by one rank, after all have sealed and it has published.
+    /// Truncates or extends the file. One rank calls this, after all have sealed and it has
+    /// published.
     ///
     /// # Errors
     /// `EBADF` for a file not open for writing; those of the disk.
@@ -320,7 +323,7 @@ impl File {
         }
     }
 
-    /// This rank's part of a sync or close: what rank 0 must know.
+    /// Seals this rank's piece for a sync or close: returns the bytes that rank 0 must publish.
     ///
     /// # Errors
     /// Those of the disk.
@@ -328,7 +331,7 @@ impl File {
         self.inner.lock().engine.seal(durable)
     }
 
-    /// Rank 0's part: makes what all have sealed a part of the file.
+    /// Publishes the sealed pieces of all ranks; rank 0 calls this.
     ///
     /// # Errors
     /// Those of the disk.
@@ -339,17 +342,17 @@ impl File {
         self.inner.lock().engine.publish(sealed, durable, closing)
     }
 
-    /// What was sealed has been published.
+    /// Records that the sealed bytes have been published.
     pub fn published(&self) {
         self.inner.lock().engine.published();
     }
 
-    /// Atomic mode on or off.
+    /// Switches atomic mode.
     pub fn set_atomic(&self, on: bool) {
         self.inner.lock().engine.set_atomic(on);
     }
 
-    /// Takes the whole-file lock.
+    /// Acquires the whole-file lock.
     ///
     /// # Errors
     /// Those of flock(2), of the shard, and of opening the file that is locked.
@@ -357,10 +360,10 @@ impl File {
         self.whole_lock()?.lock()
     }
 
-    /// Gives it back.
+    /// Releases the whole-file lock.
     ///
     /// # Errors
-    /// `EPERM` where it was not taken.
+    /// `EPERM` where this handle does not hold the lock.
     pub fn unlock(&self) -> Result<()> {
         self.whole_lock()?.unlock()
     }
@@ -376,6 +379,8 @@ impl File {
             Kind::Plain | Kind::Volume => self.path.clone(),
             Kind::Container => self.path.join(marker::ATOMIC),
         };
+        // Read access is enough for flock(2), so a handle without write permission still gets the
+        // lock.
         let file = std::fs::OpenOptions::new()
             .read(true)
             .write(true)
@@ -388,7 +393,7 @@ impl File {
         Ok(self.lock.get_or_init(|| lock))
     }
 
-    /// Adds to the shared pointer; what it was.
+    /// Adds to the shared pointer; returns its old value.
     ///
     /// # Errors
     /// `EOVERFLOW`; those of the disk.

@@ -1,19 +1,18 @@
-//! What says from time to time that this process lives: one thread for all
-//! that it has to say, as long as there is anything.
+//! Heartbeats: one thread sends all heartbeats of this process, as long as there are any.
 
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Time between two beats.
+/// Time between two heartbeats.
 pub const EVERY: Duration = Duration::from_secs(5);
-/// Who has not said anything for this long is dead, or as good as that. Many
-/// beats, for clocks that differ and servers that are slow.
+/// A process without a heartbeat for this long counts as dead. The lease spans several heartbeats,
+/// because clocks differ and servers may be slow.
 pub const LEASE: Duration = Duration::from_secs(30);
 
-/// Something that is to be said from time to time.
+/// A message that must be repeated at intervals.
 pub trait Beat: Send + Sync {
-    /// Says it. Errors are met by those who do not hear it.
+    /// Sends one heartbeat. Errors are ignored: the reader notices that the heartbeat is missing.
     fn beat(&self);
 }
 
@@ -25,8 +24,9 @@ struct Heart {
 
 static HEART: Mutex<Heart> = Mutex::new(Heart { beats: Vec::new(), runs: false });
 
-/// Says `what` at every beat from now on, until it is dropped.
+/// Sends the heartbeat of `what` at each interval until `what` is dropped.
 pub fn keep(what: &Arc<impl Beat + 'static>) {
+    // Only a weak reference is kept, so that the owner's drop ends the heartbeat.
     let what: Arc<dyn Beat> = what.clone();
     let mut heart = HEART.lock();
     heart.beats.push(Arc::downgrade(&what));
@@ -46,6 +46,8 @@ fn run() {
         if !heart.runs {
             return;
         }
+        // Upgrade under the lock, but send without it: a heartbeat may take long on a slow file
+        // system.
         let living: Vec<_> = heart.beats.iter().filter_map(Weak::upgrade).collect();
         drop(heart);
         for beat in living {

@@ -3,17 +3,16 @@
 use crate::token::Kind;
 use std::path::PathBuf;
 
-/// What a caller may ask for. Unknown keys and values without a meaning are
-/// ignored, as MPI demands.
+/// The requests of a program. Unknown keys and meaningless values are ignored, as MPI demands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hints {
-    /// `tatami_container`: should a new file be a container?
+    /// `tatami_container`: whether a new file becomes a container.
     pub container: Option<bool>,
-    /// `tatami_tiled`: should a file on a mount of a volume get pieces of its own?
+    /// `tatami_tiled`: whether a file on a mount of a volume gets a piece for each rank.
     pub tiled: Option<bool>,
-    /// `tatami_plain`: should an ordinary file be taken, too?
+    /// `tatami_plain`: whether ordinary files are served, too.
     pub plain: Option<bool>,
-    /// `ind_rd_buffer_size`: bytes read at a time where a request is scattered, 4 KiB to 1 GiB.
+    /// `ind_rd_buffer_size`: bytes read at a time for scattered requests, 4 KiB to 1 GiB.
     pub read_buffer: usize,
     /// `romio_ds_read` is not `disable`: a gap may be read to save a call.
     pub sieve: bool,
@@ -28,7 +27,7 @@ impl Default for Hints {
 }
 
 impl Hints {
-    /// Takes what it knows of `pairs`.
+    /// Reads the known keys of `pairs`.
     pub fn new<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> Hints {
         let mut hints = Hints::default();
         for (key, value) in pairs {
@@ -70,7 +69,7 @@ fn truth(value: &str) -> Option<bool> {
     }
 }
 
-/// Which paths an environment variable names: all, or those below some directories.
+/// The paths that an environment variable selects: all, or those below some directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Wanted {
     /// Not set.
@@ -83,8 +82,8 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    /// The meaning of a variable's value: `1`, or directories with colons
-    /// between them. Directories that do not exist name nothing.
+    /// Parses a variable's value: `1`, or directories separated by colons. Directories that do not
+    /// exist select nothing.
     pub fn new(value: Option<&str>) -> Wanted {
         match value.unwrap_or("") {
             "" | "0" => Wanted::Nowhere,
@@ -95,7 +94,7 @@ impl Wanted {
         }
     }
 
-    /// Is a file with this real path meant?
+    /// Whether a file with this real path is selected.
     pub fn covers(&self, real: &std::path::Path) -> bool {
         match self {
             Wanted::Nowhere => false,
@@ -105,7 +104,7 @@ impl Wanted {
     }
 }
 
-/// The environment of the process, as far as it matters here.
+/// The settings in the environment of the process.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     /// `TATAMI_CONTAINER`.
@@ -117,7 +116,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Reads it. Directories are resolved now.
+    /// Reads the environment. Directories are resolved now.
     pub fn read() -> Environment {
         let variable = |name| Wanted::new(std::env::var(name).ok().as_deref());
         let tiled = std::env::var("TATAMI_TILED").ok().and_then(|value| truth(&value));

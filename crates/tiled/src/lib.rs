@@ -1,20 +1,20 @@
 //! Files that many processes write at once, each to a piece of its own.
 //!
-//! A collective open has one *rank* per process. Each rank appends what it
-//! writes to its own *piece* and keeps in a *journal* beside it which stretch
-//! of which view lies where ([`tatami_layout`] has the mathematics). Nothing
-//! is sent to anybody. At sync and close rank 0 puts what all ranks know into
-//! the file's *index*; until then, and when the job dies, readers look into
-//! the journals too.
+//! A collective open has one *rank* per process. Each rank appends its bytes to its own *piece*. A
+//! *journal* beside the piece records which stretch of which view lies where ([`tatami_layout`] has
+//! the mathematics). Writing needs no messages. At sync and close rank 0 puts the tiles of all
+//! ranks into the file's *index*. Until then, and when the job dies, readers read the journals,
+//! too.
 //!
 //! A *container* is such a file as a directory on any file system. On a mount of a Tatami *volume*
-//! it is a file of that volume: pieces are objects, the index is the shard's. The engine
+//! such a file is one of the volume: pieces are objects, and the shard has the index. The engine
 //! *plain* offers the same calls over one ordinary file.
 //!
 //! ```text
-//! File (one rank, one open): view, pointer, lock ─▶ Engine ─┬─ Plain: an ordinary file
-//!                                                          ├─ Native: a volume's file, over tatami-client
-//!                                                          └─ container: Writer (piece, journal), World (index, others' journals)
+//! one rank of one open: view, pointer, lock ─▶ engine ─┬─ plain: an ordinary file
+//!                                                      ├─ volume: a volume's file, over tatami-client
+//!                                                      └─ container: piece and journal of the rank,
+//!                                                         index and journals of the other ranks
 //! ```
 
 pub mod container;
@@ -62,21 +62,23 @@ pub use token::Token;
 
 use std::path::Path;
 
-/// Is there a container at `path`? Follows links; what cannot be looked at is none.
+/// Reports whether there is a container at `path`. Follows links; a path that cannot be read has
+/// none.
 pub fn is_container(path: &Path) -> bool {
     marker::is_container(path).unwrap_or(false)
 }
 
-/// Puts what dead opens of the container at `path` left into its index.
+/// Puts the journals of dead opens of the container at `path` into its index.
 ///
 /// # Errors
-/// Those of the disk; `EISDIR` and `ENOTDIR` for what is no container; `EIO` for damage that is to be refused.
+/// Those of the disk; `EISDIR` and `ENOTDIR` for a path that is no container; `EIO` for refused
+/// damage.
 pub fn recover(path: &Path, damaged: settle::Damaged) -> Result<Vec<settle::Settled>> {
     settle::settle_dead(&container::Container::open(&place::real(path)?)?, damaged)
 }
 
-/// Lets go what a damaged index of the container at `path` told beyond the last one that was synced. False where
-/// the index is not damaged, or was synced itself.
+/// Replaces a damaged index of the container at `path` by the last one that was synced; later
+/// publications are lost. `false` where the index is not damaged, or was synced itself.
 ///
 /// # Errors
 /// As for [`recover`].

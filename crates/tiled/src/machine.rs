@@ -1,10 +1,10 @@
-//! Which machine this is, and what time it is there.
+//! The identity of this machine, and its clock.
 
 use std::sync::OnceLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number of this machine since it was started; never 0. Processes that get
-/// the same number share memory through files.
+/// Returns a number of this machine since its start; never 0. Processes with the same number share
+/// memory through files.
 pub fn id() -> u32 {
     static ID: OnceLock<u32> = OnceLock::new();
     *ID.get_or_init(|| {
@@ -30,7 +30,7 @@ pub fn started() -> i64 {
     clock(rustix::time::ClockId::Realtime) - clock(rustix::time::ClockId::Boottime)
 }
 
-/// A number that nobody else has drawn, never 0.
+/// Draws a random number that no other process has, never 0.
 ///
 /// # Errors
 /// `EIO` where the system's generator fails.

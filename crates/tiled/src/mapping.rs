@@ -1,7 +1,7 @@
 //! Files mapped into memory and shared with other processes, word by word.
 //!
-//! Nothing here is ever seen as bytes or as a slice: other processes store
-//! into the same pages, so each access is an atomic word.
+//! Nothing here is ever seen as bytes or as a slice: other processes store into the same pages, so
+//! each access is an atomic word.
 
 use rustix::fd::AsFd;
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU64;
 
-/// The first bytes of a file, shared with everybody who has them mapped.
+/// The first bytes of a file, shared with all processes that map it.
 #[derive(Debug)]
 pub struct Mapping {
     at: NonNull<u8>,
@@ -23,13 +23,11 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps the first `len` bytes of `file`. All of them must exist, and must
-    /// have their blocks when `writable`: a store has no way to tell of an
-    /// error. Nobody may shorten the file meanwhile.
+    /// Maps the first `len` bytes of `file`. All of them must exist, and must have their blocks
+    /// when `writable`: a store cannot return an error. The file must not become shorter meanwhile.
     ///
     /// # Errors
-    /// `EINVAL` for no bytes; whatever mmap(2) says, `ENODEV` for a file
-    /// system that can't.
+    /// `EINVAL` for no bytes; the errors of mmap(2), `ENODEV` for a file system without mappings.
     pub fn new(file: impl AsFd, len: usize, writable: bool) -> Result<Mapping, Errno> {
         let protection = match writable {
             true => ProtFlags::READ | ProtFlags::WRITE,
@@ -48,22 +46,22 @@ impl Mapping {
         self.len
     }
 
-    /// The word at byte `offset`; nothing where it is not aligned or passes the end.
+    /// The word at byte `offset`; `None` where the offset is not aligned or passes the end.
     pub fn word(&self, offset: usize) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(8) || offset.checked_add(8)? > self.len {
             return None;
         }
-        // SAFETY: the 8 bytes lie in the mapping, which is page-aligned and lives as long as self; all who touch
-        // them use atomics.
+        // SAFETY: the 8 bytes lie in the mapping, which is page-aligned and lives as long as self;
+        // all processes access them as atomics.
         Some(unsafe { AtomicU64::from_ptr(self.at.as_ptr().add(offset).cast()) })
     }
 
-    /// May words be stored?
+    /// Whether words may be stored.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Brings what was stored to the disk.
+    /// Brings the stored words to the disk.
     ///
     /// # Errors
     /// Those of msync(2).

@@ -1,7 +1,7 @@
 //! The marker that makes a directory a container, and the names within it.
 //!
-//! The marker is a line of text, so that a person who finds the directory
-//! learns what it is: `tatami-container 1 <id> <checksum>`.
+//! The marker is a line of text, so that it explains the directory to a person: `tatami-container 1
+//! <id> <checksum>`.
 
 use crate::error::{Context, Error, Result};
 use crate::turn;
@@ -13,7 +13,7 @@ use std::path::Path;
 pub const MARKER: &str = ".tatami-container";
 /// The ordinary file that a container may have been made of: piece 0.
 pub const BASE: &str = "base";
-/// Where the bytes are.
+/// The published tiles.
 pub const INDEX: &str = "index";
 /// The last index that reached the disk, while `index` has not.
 pub const INDEX_SYNCED: &str = "index.synced";
@@ -25,17 +25,17 @@ pub const SHARED: &str = "shared";
 pub const LOCK: &str = "lock";
 /// Held around an access in atomic mode (flock).
 pub const ATOMIC: &str = "atomic";
-/// The extended attribute of a container, for those who only list.
+/// The extended attribute of a container, for programs that only list.
 pub const XATTR: &str = "user.tatami.container";
 
 const VERSION: u32 = 1;
 const LONGEST: u64 = 4096;
-/// What to do about a marker that is damaged: nothing else is known to be.
+/// Advice about a damaged marker; no other damage is known then.
 const RESTORE: &str = "restore this file, or the directory, from a copy";
 const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
     beside this one. `tatami mount --overlay` shows it as a file, `tatami relayout` turns it into one.\n";
 
-/// What a marker tells.
+/// The contents of a marker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// A number of the container, drawn when it was made.
@@ -52,7 +52,7 @@ impl Marker {
     /// Reads a marker's text.
     ///
     /// # Errors
-    /// Why it is none, as a phrase.
+    /// The reason why the text is no marker, as a phrase.
     pub fn parse(text: &[u8]) -> std::result::Result<Marker, &'static str> {
         let line = text.split(|b| *b == b'\n').next().unwrap_or_default();
         let line = std::str::from_utf8(line).map_err(|_| "the marker is no text")?;
@@ -77,7 +77,7 @@ impl Marker {
 const NOENT: i32 = Errno::NOENT.raw_os_error();
 const NOTDIR: i32 = Errno::NOTDIR.raw_os_error();
 
-/// Reads the marker of the directory `dir`; nothing where it has none.
+/// Reads the marker of the directory `dir`; `None` where it has none.
 ///
 /// # Errors
 /// A marker that is damaged, or cannot be read.
@@ -98,7 +98,7 @@ pub fn read(dir: &Path) -> Result<Option<Marker>> {
     }
 }
 
-/// Is the directory `dir` a container? A directory that we may not look into is none.
+/// Reports whether the directory `dir` is a container. An unreadable directory is none.
 ///
 /// # Errors
 /// A marker that is damaged.
@@ -110,16 +110,16 @@ pub fn is_container(dir: &Path) -> Result<bool> {
     }
 }
 
-/// Whose piece it is: names a piece within its container.
+/// Names a piece within its container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     /// The number of the open in which it was written.
     pub open: u64,
-    /// By which rank.
+    /// The rank that wrote it.
     pub rank: u32,
 }
 
-/// What a file within a container is.
+/// The role of a file within a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Member {
     /// The marker, the index and such: one of each.
@@ -128,17 +128,17 @@ pub enum Member {
     Piece(Name),
     /// The journal of such a piece.
     Journal(Name),
-    /// What the ranks of an open share.
+    /// The rank table of an open.
     Roll(u64),
     /// The shared pointer of an open.
     Pointer(u64),
-    /// Left behind by the file system: removed files that somebody has open.
+    /// Left behind by the file system: a removed file that a process still has open.
     Leftover,
     /// Not ours.
     Unknown,
 }
 
-/// Tells what the file of this name is.
+/// Classifies the file of this name.
 pub fn member(name: &str) -> Member {
     let turns = [turn::SUFFIX, turn::BREAK, turn::NEXT];
     if let Some(of) = turns.iter().find_map(|suffix| name.strip_suffix(suffix)) {
@@ -176,7 +176,7 @@ pub fn journal(of: Name) -> String {
     format!("j.{:016x}.{}", of.open, of.rank)
 }
 
-/// The name of what the ranks of an open share.
+/// The name of the rank table of an open.
 pub fn roll(open: u64) -> String {
     format!("o.{open:016x}")
 }

@@ -1,9 +1,8 @@
 //! The caller's memory: gathered into dense bytes and scattered from them, by
 //! loops that are made for small blocks.
 //!
-//! A buffer is an address and a shape, as MPI hands it over: nobody can check
-//! that it is there. So this module is `unsafe`, and the only one that follows
-//! such an address.
+//! A buffer is an address and a shape, as MPI passes it: no check of the memory is possible. So
+//! this module is `unsafe`, and the only one that follows such an address.
 
 use rustix::io::Errno;
 use tatami_layout::{Run, Shape};
@@ -17,16 +16,16 @@ pub struct Buffer<'a> {
 }
 
 impl<'a> Buffer<'a> {
-    /// Memory of which `count` elements of `shape` are given to the caller of
-    /// this function. For writing to a file it is only read.
+    /// Describes memory with `count` elements of `shape`, to which the caller has access. A write
+    /// to a file only reads it.
     ///
     /// # Errors
-    /// `EINVAL` for more bytes than fit into 63 bits, or no address for some.
+    /// `EINVAL` for more bytes than fit into 63 bits, `EFAULT` for data without an address.
     ///
     /// # Safety
-    /// As long as the result lives: all bytes of the elements lie in memory that
-    /// may be read, and written if it is given to [`Buffer::scatter`] or
-    /// [`Buffer::dense_mut`], and nobody else writes them meanwhile.
+    /// As long as the result lives: all bytes of the elements lie in memory that may be read, and
+    /// written if it is given to [`Buffer::scatter`] or [`Buffer::dense_mut`], and no other thread
+    /// writes them meanwhile.
     pub unsafe fn new(
         at: *mut u8,
         count: u64,
@@ -53,12 +52,12 @@ impl<'a> Buffer<'a> {
         self.len
     }
 
-    /// Is there nothing in it?
+    /// Whether it has no data.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Where `len` bytes of data from `from` on lie as one run, if they do.
+    /// Returns the address of `len` bytes of data from `from` on, if they are one run.
     fn dense_at(&self, from: u64, len: usize) -> Option<*mut u8> {
         if self.shape.is_contiguous() {
             return Some(self.at.wrapping_offset(from as isize));
@@ -69,7 +68,7 @@ impl<'a> Buffer<'a> {
             .then(|| self.at.wrapping_offset(run.disp as isize))
     }
 
-    /// The data bytes `from .. from + len`, if they lie one behind the other.
+    /// Returns the data bytes `from .. from + len`, if they are contiguous.
     pub fn dense(&self, from: u64, len: usize) -> Option<&'a [u8]> {
         if len == 0 || from.checked_add(len as u64)? > self.len {
             return None;
@@ -79,7 +78,7 @@ impl<'a> Buffer<'a> {
         Some(unsafe { std::slice::from_raw_parts(at, len) })
     }
 
-    /// The same, to be written.
+    /// The same, for writing.
     pub fn dense_mut(&mut self, from: u64, len: usize) -> Option<&mut [u8]> {
         if len == 0 || from.checked_add(len as u64)? > self.len {
             return None;
@@ -89,7 +88,7 @@ impl<'a> Buffer<'a> {
         Some(unsafe { std::slice::from_raw_parts_mut(at, len) })
     }
 
-    /// Copies the data bytes from `from` on to `dense`, as many as fit there and are left.
+    /// Copies the data bytes from `from` on to `dense`, until either ends; returns their number.
     pub fn gather(&self, from: u64, dense: &mut [u8]) -> usize {
         let len = (dense.len() as u64).min(self.len.saturating_sub(from));
         let mut at = dense.as_mut_ptr();
@@ -100,7 +99,7 @@ impl<'a> Buffer<'a> {
         len as usize
     }
 
-    /// Copies `dense` to the data bytes from `from` on, as many as there are.
+    /// Copies `dense` to the data bytes from `from` on, until either ends; returns their number.
     pub fn scatter(&mut self, from: u64, dense: &[u8]) -> usize {
         let len = (dense.len() as u64).min(self.len.saturating_sub(from));
         let mut at = dense.as_ptr().cast_mut();
@@ -112,11 +111,11 @@ impl<'a> Buffer<'a> {
     }
 }
 
-/// Copies one run between memory at `base` and dense bytes at `dense`; returns
-/// where the dense bytes go on. `OUT`: from dense to memory.
+/// Copies one run between memory at `base` and dense bytes at `dense`; returns the end of the dense
+/// bytes. `OUT`: from dense to memory.
 ///
 /// # Safety
-/// Both sides are there, and do not overlap.
+/// Both sides exist and do not overlap.
 unsafe fn copy_run<const OUT: bool>(base: *mut u8, run: Run, dense: *mut u8) -> *mut u8 {
     let first = base.wrapping_offset(run.disp as isize);
     // SAFETY: all of it is the caller's.
@@ -154,7 +153,7 @@ unsafe fn words<W: Copy, const OUT: bool>(first: *mut u8, run: Run, dense: *mut 
     }
 }
 
-/// Blocks of some words: copied by eights, the last of which may overlap the one before.
+/// Blocks of some words: copied by 8 bytes at a time; the last copy may overlap the one before.
 ///
 /// # Safety
 /// As [`copy_run`].
