@@ -1,5 +1,5 @@
-//! Whose file is at a path: a container, an ordinary file to be taken over, or
-//! somebody else's business.
+//! Decides which engine serves the file at a path: container, ordinary file, volume, or none of
+//! ours.
 
 use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
@@ -10,7 +10,7 @@ use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// What to do about a path.
+/// The decision about a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// Not ours.
@@ -33,20 +33,20 @@ pub enum Claim {
 /// Links followed at most, as in the kernel.
 const LINKS: usize = 40;
 
-/// Prefixes by which a caller of ROMIO chooses another file system driver.
+/// Prefixes by which a caller of ROMIO selects another file system driver.
 const FOREIGN: [&str; 14] = [
     "ufs", "nfs", "nfsv4", "lustre", "gpfs", "pvfs", "pvfs2", "panfs", "xfs", "testfs", "daos",
     "quobyte", "ime", "gfarm",
 ];
 
-/// Does a path begin with a driver's name and a colon that is not ours?
+/// Reports whether a path begins with the name of another driver and a colon.
 pub fn is_foreign(path: &Path) -> bool {
     let bytes = path.as_os_str().as_encoded_bytes();
     let Some(colon) = bytes.iter().position(|b| *b == b':') else { return false };
     FOREIGN.iter().any(|name| name.as_bytes() == &bytes[..colon])
 }
 
-/// The path without our own prefix, and whether it had it.
+/// Returns the path without our prefix, and whether the path had it.
 pub fn without_prefix(path: &Path) -> (&Path, bool) {
     use std::os::unix::ffi::OsStrExt;
     match path.as_os_str().as_bytes().strip_prefix(b"tatami:") {
@@ -55,8 +55,8 @@ pub fn without_prefix(path: &Path) -> (&Path, bool) {
     }
 }
 
-/// The path with no link in it. What does not exist yet is named by the real
-/// path of its directory.
+/// Resolves all links of the path. A file that does not exist yet keeps its name, in the real path
+/// of its directory.
 ///
 /// # Errors
 /// `ENOENT` where the directory is missing, `ELOOP` for too many links.
@@ -67,7 +67,7 @@ pub fn real(path: &Path) -> Result<PathBuf> {
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             other => return other.context("resolve", &path),
         }
-        // It does not exist, or is a link to something that does not.
+        // It does not exist, or is a link whose target does not exist.
         let Some(name) = path.file_name() else {
             return Err(Error::new("resolve", &path, Errno::NOENT));
         };
@@ -84,11 +84,11 @@ pub fn real(path: &Path) -> Result<PathBuf> {
     Err(Error::new("resolve", &path, Errno::LOOP))
 }
 
-/// What is at a path.
+/// The state of a path.
 struct Seen {
     /// The file, if it is there.
     file: Option<Metadata>,
-    /// The path is that of a link.
+    /// Whether the path itself is a link.
     linked: bool,
 }
 
@@ -107,8 +107,8 @@ fn look(path: &Path) -> Result<Seen> {
     }
 }
 
-/// The place of a file that is, or would be, on a mount of a volume, if it is to be used as such a file. Without a
-/// link in its name it is taken as it is: to resolve a path is a system call for each of its parts.
+/// Returns the path of a file on a mount of a volume, if the file is one or would be one. A path
+/// that is no link stays as it is: resolving it would cost a system call for each of its parts.
 fn on_volume(path: &Path, seen: &Seen) -> Result<Option<PathBuf>> {
     let place = match seen.linked {
         true => real(path)?,
@@ -124,12 +124,13 @@ fn on_volume(path: &Path, seen: &Seen) -> Result<Option<PathBuf>> {
     Ok(volume::is_on_volume(device, &place, seen.file.is_some()).then_some(place))
 }
 
-/// Decides about `path`. What is not asked for by hint, prefix or environment
-/// costs one look at the path, one at its directory where there is nothing yet, and one at the mount table.
+/// Decides about `path`. Where no hint, prefix or environment variable asks for an engine, this
+/// costs one look at the path, one at its directory if there is no file yet, and one at the mount
+/// table.
 ///
 /// # Errors
-/// A container that cannot be read; for paths that are asked for also what
-/// keeps them from being looked at.
+/// A container that cannot be read; for requested paths also the reason why they cannot be
+/// examined.
 pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Result<Claim> {
     if is_foreign(path) {
         return Ok(Claim::No);
@@ -142,6 +143,8 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
         || env.plain != Wanted::Nowhere;
     let seen = match look(path) {
         Ok(seen) => seen,
+        // A path that nobody asked us to serve must not fail because of us: leave the error to the
+        // MPI library.
         Err(error) if asked => return Err(error),
         Err(_) => return Ok(Claim::No),
     };
@@ -168,7 +171,7 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     }
     let real = real(path)?;
     let wants_plain = hints.plain.unwrap_or_else(|| env.plain.covers(&real));
-    // A prefix without more means: whatever is there, and containers for what is new.
+    // A prefix alone selects any existing file, and containers for new files.
     let wants_container = hints.container.unwrap_or_else(|| env.container.covers(&real));
     if !wants_container
         && !wants_plain
@@ -178,6 +181,8 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     }
     let wants_container =
         wants_container || (prefixed && !wants_plain && hints.container.is_none());
+    // Only an empty file may become a container: a program that opens it expects its bytes
+    // otherwise.
     let replaceable = match found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,

@@ -1,6 +1,5 @@
-//! One ordinary file under the same calls: nothing tiled, file offsets are
-//! file offsets. It is the reference for the other engines, and serves files
-//! that are to stay ordinary.
+//! One ordinary file under the same calls: nothing is tiled, and file offsets are offsets of the
+//! file. It is the reference for the other engines, and serves files that must stay ordinary.
 
 use crate::engine::Engine;
 use crate::error::{Context, Error, Result};
@@ -28,7 +27,7 @@ pub struct Plain {
 /// Bytes that are packed at a time.
 const PACK: usize = 4 << 20;
 
-/// Makes the file if that is asked for, and checks that it can be opened.
+/// Creates the file if requested, and checks that it can be opened.
 ///
 /// # Errors
 /// As for open(2).
@@ -70,7 +69,8 @@ impl Plain {
         Ok(())
     }
 
-    /// Reads the stretch of the file that holds all of them at once, if they are most of it.
+    /// Reads the whole stretch of the file around the bytes at once, if they are at least a quarter
+    /// of it. Returns whether it did.
     fn read_sieved(&mut self, view: &View, stream: u64, bytes: &mut [u8]) -> Result<bool> {
         let len = bytes.len() as u64;
         let (first, last) = (view.offset_of(stream), view.offset_of(stream + len - 1));
@@ -90,7 +90,7 @@ impl Plain {
     }
 }
 
-/// Reads all of `bytes`; what is past the end of the file is zeros.
+/// Reads all of `bytes`; bytes past the end of the file are zeros.
 ///
 /// # Errors
 /// Those of pread(2).

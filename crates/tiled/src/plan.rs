@@ -1,15 +1,16 @@
-//! Which parts of a write go over bytes that are the rank's own already: those are rewritten in place,
-//! the others are appended to its piece.
+//! Plans a write. Parts over bytes that the rank's own piece already has are rewritten in place;
+//! the other parts are appended to the piece.
 
 use crate::piece::OwnPiece;
 use tatami_layout::{Index, Piece, View};
 
-/// A part of a write: stream position and length in bytes, and where in the own piece the bytes
-/// are already; `None` for those that are new.
+/// A part of a write: stream position and length in bytes, and the place of the bytes in the rank's
+/// own piece; `None` for new bytes.
 pub type Planned = (u64, u64, Option<u64>);
 
-/// The plan for stream bytes `stream .. stream + len`, as far as the piece alone tells: nothing where it has bytes
-/// of another view epoch than `epoch` (any, where that is `None`), over which others may have written since.
+/// Plans a write of stream bytes `stream .. stream + len` from the piece alone. `None` where the
+/// piece has bytes of another view epoch than `epoch` (of any epoch, if that is `None`): other
+/// ranks may have written over them since.
 pub fn by_piece(
     piece: &OwnPiece,
     view: &View,
@@ -24,7 +25,7 @@ pub fn by_piece(
     })
 }
 
-/// The plan by who has the bytes now.
+/// Plans a write by the current owners of the bytes.
 pub fn by_index(
     index: &Index,
     view: &View,

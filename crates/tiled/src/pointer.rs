@@ -1,9 +1,10 @@
 //! The shared file pointer of an open: one number that all its ranks share.
 //!
-//! Where all ranks run on one machine it is a word of a mapped file, changed by
-//! one atomic addition; elsewhere a file that is locked (flock) meanwhile, or
-//! whose turn is taken where a lock may be known to one machine alone. Of a volume's file that ranks of several
-//! mounts have open it is the shard's, and each operation one request.
+//! Where all ranks run on one machine it is a word of a mapped file, changed by one atomic
+//! addition. Elsewhere it is a word of a file that each operation locks (flock); where a flock may
+//! be known to one machine alone, the operation takes the file mutex instead. For a volume's file
+//! that ranks of several mounts have open, the shard keeps the pointer, and each operation is one
+//! request.
 
 use crate::error::{Context, Result};
 use crate::machine;
@@ -27,14 +28,14 @@ enum Way {
     Shard(Arc<JobMember>),
 }
 
-/// The pointer, once somebody has used it.
+/// The pointer; it exists from its first use on.
 #[derive(Debug)]
 pub struct Pointer {
     way: Way,
     path: PathBuf,
 }
 
-/// Where no file can be made beside the data.
+/// The path of the pointer where no file can be made beside the data.
 fn in_memory(token: &Token) -> PathBuf {
     PathBuf::from(format!("/dev/shm/tatami-pointer.{:016x}", token.open))
 }
@@ -49,14 +50,14 @@ impl Pointer {
         Pointer { way: Way::Shard(job), path: path.to_path_buf() }
     }
 
-    /// The pointer of the open `token`, in a file at `path`, which the first
-    /// rank that needs it makes.
+    /// Opens the pointer of the open `token` in a file at `path`; the first rank that needs it
+    /// creates it.
     ///
     /// # Errors
     /// Those of the disk.
     pub fn open(path: &Path, token: &Token) -> Result<Pointer> {
         let here = token.machine == machine::id();
-        // Beside a volume's file there is nothing that all its ranks could map.
+        // Beside a volume's file there is no file that all its ranks could map.
         let made = match token.kind {
             Kind::Volume => Err(Errno::NODEV.into()),
             Kind::Plain | Kind::Container => make(path),
@@ -72,7 +73,7 @@ impl Pointer {
         let reach = reach::of(&file);
         let mapped = here && reach.maps && reserved.is_ok();
         if reserved.is_err() {
-            // Sets the length alone, so that what another rank has stored stays.
+            // Sets only the length, so that a value that another rank has stored stays.
             file.set_len(LEN).context("make the shared pointer", &path)?;
         }
         let words = Words::new(file, mapped, true).context("open the shared pointer", &path)?;
@@ -83,19 +84,20 @@ impl Pointer {
         Ok(Pointer { way: Way::Words { words, turns }, path })
     }
 
-    /// Replaces it by what `change` makes of it; what it was.
+    /// Replaces the value by `change(value)`; returns the old one.
     fn update(
         words: &Words,
         turns: Option<&Turns>,
         change: impl Fn(u64) -> u64,
     ) -> std::result::Result<u64, Errno> {
         let Some(turns) = turns else { return words.update(0, change) };
+        // The file mutex replaces the flock here, so a plain load and store are one step.
         let _turn = turns.take()?;
         let old = words.load(0)?;
         words.store(0, change(old)).map(|()| old)
     }
 
-    /// Adds to it; returns what it was.
+    /// Adds to the pointer; returns its old value.
     ///
     /// # Errors
     /// `EOVERFLOW`; those of the disk, and of the shard.
@@ -105,6 +107,7 @@ impl Pointer {
             Way::Words { words, turns } => (words, turns.as_ref()),
             Way::Shard(job) => return job.add(delta).told(what, &self.path),
         };
+        // On overflow the value stays, so that no other rank sees a wrapped pointer.
         let add = |old: u64| (old as i64).checked_add(delta).map_or(old, |new| new as u64);
         let old = Pointer::update(words, turns, add).context(what, &self.path)?;
         match (old as i64).checked_add(delta) {
@@ -113,7 +116,7 @@ impl Pointer {
         }
     }
 
-    /// Sets it.
+    /// Sets the pointer.
     ///
     /// # Errors
     /// Those of the disk, and of the shard.
@@ -129,7 +132,7 @@ impl Pointer {
     }
 }
 
-/// Removes what an open's pointer left behind.
+/// Removes the files of an open's pointer.
 pub fn remove(path: &Path, token: &Token) {
     if token.kind == Kind::Volume {
         if token.machine == machine::id() {
@@ -137,7 +140,7 @@ pub fn remove(path: &Path, token: &Token) {
         }
         return;
     }
-    // Mostly there is none.
+    // Most opens have no pointer file.
     if std::fs::remove_file(path).is_err() && token.machine == machine::id() {
         let _ = std::fs::remove_file(in_memory(token));
     }

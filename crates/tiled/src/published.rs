@@ -1,5 +1,5 @@
-//! The index of a container: what all ranks of all opens that are over (or
-//! have synced) wrote where. One file, replaced as a whole.
+//! The index of a container: the tiles of all ranks of all opens that have ended or synced. It is
+//! one file, replaced as a whole.
 
 use crate::marker::Name;
 use std::collections::BTreeMap;
@@ -15,18 +15,18 @@ const HEADER: usize = 8 + 4 + 4 + 8 + 8 + 4 + 4;
 /// A piece in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Whose.
+    /// Its name.
     pub name: Name,
-    /// Changes of its journal when it was sealed: a journal with no more has nothing to add.
+    /// Changes of its journal when it was sealed: a journal with this count has no more tiles.
     pub changes: u64,
-    /// What it holds.
+    /// Its tiles.
     pub tiles: PieceTiles,
 }
 
-/// What an index tells.
+/// The contents of an index.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Published {
-    /// It was synced before it was put in its place.
+    /// Whether it was synced before the rename.
     pub durable: bool,
     /// How often it has been replaced.
     pub generation: u64,
@@ -51,9 +51,9 @@ pub enum BadIndex {
     /// The tiles of a piece make no sense.
     #[error("the piece {name:?} is damaged: {why}")]
     Piece {
-        /// Which piece.
+        /// The piece.
         name: Name,
-        /// What is wrong.
+        /// The fault.
         why: String,
     },
 }
@@ -102,7 +102,7 @@ impl Published {
         out
     }
 
-    /// Reads the bytes of an index. Allocates no more than a small multiple of their number.
+    /// Reads the bytes of an index. Allocates at most a small multiple of their number.
     ///
     /// # Errors
     /// [`BadIndex`].
@@ -140,12 +140,12 @@ impl Published {
         if input.0.is_empty() { Ok(out) } else { Err(BadIndex::Length) }
     }
 
-    /// Where in [`Published::pieces`] the entries are.
+    /// Returns the position of each entry in [`Published::pieces`].
     pub fn places(&self) -> BTreeMap<Name, usize> {
         self.pieces.iter().enumerate().map(|(at, entry)| (entry.name, at)).collect()
     }
 
-    /// Puts each of `new` in the place of the entry of its name, or beside the others.
+    /// Replaces the entry of the same name by each of `new`, or adds it.
     pub fn put(&mut self, new: Vec<Entry>) {
         let mut places = self.places();
         for entry in new {
@@ -157,8 +157,8 @@ impl Published {
         }
     }
 
-    /// Drops what a truncation to nothing has made empty: pieces all of whose
-    /// tiles are as old as the last such cut. Returns their names.
+    /// Drops pieces that a truncation to 0 has emptied: all of their tiles are as old as the last
+    /// such cut. Returns their names.
     pub fn drop_emptied(&mut self) -> Vec<Name> {
         let Some(cut) = self.cuts.iter().filter(|c| c.size == 0).map(|c| c.stamp).max() else {
             return self.drop_without_tiles();
@@ -183,7 +183,8 @@ impl Published {
         gone
     }
 
-    /// Drops cuts that have no more effect: all but the last where no tile is as old as they are.
+    /// Drops cuts without effect: no tile is as old as they are. The last one stays, because it
+    /// states the size.
     pub fn drop_cuts(&mut self, oldest_journal: Option<u64>) {
         self.cuts.sort_by_key(|cut| cut.stamp);
         let tiles = self.pieces.iter().flat_map(|entry| entry.tiles.tiles());

@@ -1,13 +1,13 @@
-//! Sets of bytes as runs, and quick answers to "could this be written already?".
+//! Sets of bytes as runs: they answer quickly whether a byte may have been written.
 
 use std::collections::BTreeMap;
 
 /// A set of byte positions as disjoint runs that do not touch.
 #[derive(Clone, Debug, Default)]
 pub struct Ranges {
-    /// The run to which was added last, if it is not empty: what comes mostly goes on there.
+    /// The run that was extended last, if it is not empty: the next write usually continues it.
     last: (u64, u64),
-    /// Where the next run behind it begins; no other begins between.
+    /// Where the next run behind it begins; none begins between.
     room: u64,
     /// All other runs.
     others: BTreeMap<u64, u64>,
@@ -40,12 +40,12 @@ impl Ranges {
         self.room = self.others.range(to..).next().map_or(u64::MAX, |(start, _)| *start);
     }
 
-    /// The last of the other runs that begins at `at` or before.
+    /// Returns the last of the other runs that begins at or before `at`.
     fn before(&self, at: u64) -> Option<(u64, u64)> {
         self.others.range(..=at).next_back().map(|(start, end)| (*start, *end))
     }
 
-    /// Is any of `from .. to` in it?
+    /// Whether the set has any of `from .. to`.
     pub fn meets(&self, from: u64, to: u64) -> bool {
         let (start, end) = self.last;
         if from >= to || start >= end || (from >= end && to <= self.room) {
@@ -54,7 +54,7 @@ impl Ranges {
         (from < end && start < to) || self.before(to - 1).is_some_and(|(_, end)| end > from)
     }
 
-    /// From the first byte to the end of the last; nothing of an empty set.
+    /// Returns the range from the first byte to the end of the last; `None` of an empty set.
     pub fn hull(&self) -> Option<(u64, u64)> {
         let (start, end) = self.last;
         let first = self.others.first_key_value().map_or(start, |(first, _)| start.min(*first));
@@ -79,7 +79,7 @@ mod tests {
             let (mut ranges, mut model) = (Ranges::default(), [false; 200]);
             let mut at = 0;
             for _ in 0..random.usize(0..30) {
-                // Often where the last one ended, or a little further on.
+                // Mostly where the last one ended, or a little further on.
                 let from = match random.u8(0..4) {
                     0 => at.min(180),
                     1 => (at + random.usize(0..9)).min(180),

@@ -1,21 +1,21 @@
-//! How far memory and locks reach on a file system.
+//! How far shared memory and locks reach on a file system.
 //!
-//! Where several machines have it, what one stores into a mapped file is not
-//! seen by another, and a lock (flock) may be known to one machine alone: on
-//! FUSE file systems as Gfarm's it is, on Lustre it depends on how it was mounted.
+//! Where several machines mount it, a machine does not see the stores of another one into a mapped
+//! file, and a lock (flock) may be known to one machine alone. That is so on FUSE file systems like
+//! Gfarm; on Lustre it depends on the mount options.
 
 use crate::machine;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
 
-/// Of one file system, on this machine.
+/// The reach on one file system, seen from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// Other machines may have it, too.
+    /// Other machines may mount it, too.
     pub remote: bool,
-    /// What processes of this machine store into mapped files they see of each other.
+    /// Processes of this machine see each other's stores into mapped files.
     pub maps: bool,
-    /// A number of this machine and this mount: who has the same one shares its locks.
+    /// A number of this machine and this mount: processes with the same number share locks.
     pub here: u32,
 }
 
@@ -35,25 +35,26 @@ const REMOTE: [u64; 11] = [
     0x0116_1970,
 ];
 
-/// That of the file system on which `file` is. One that does not tell is a local one.
+/// Determines the reach on the file system of `file`. An unknown file system counts as local.
 pub fn of(file: impl AsFd) -> Reach {
     let magic = rustix::fs::fstatfs(&file).map_or(0, |found| found.f_type as u64 & 0xffff_ffff);
     let device = rustix::fs::fstat(&file).map_or(0, |found| found.st_dev);
     Reach {
         remote: REMOTE.contains(&magic),
-        // Its server may tell the size late, and a store past it is a signal instead of an error.
+        // A FUSE server may report the size late, and a store past it is a signal instead of an
+        // error.
         maps: magic != FUSE,
         here: crc32c::crc32c_append(machine::id(), &device.to_le_bytes()).max(1),
     }
 }
 
-/// Does the error say that the file system has no locks?
+/// Reports whether the error means that the file system has no locks.
 pub fn has_no_locks(errno: Errno) -> bool {
     matches!(errno, Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK)
 }
 
-/// Does the error say that a file that was open is no more? Where a server
-/// does not keep what has no name, that is told by the next read.
+/// Reports whether the error means that an open file is gone. Some servers do not keep a file
+/// without a name; then the next read returns such an error.
 pub fn is_gone(errno: Errno) -> bool {
     matches!(errno, Errno::NOENT | Errno::STALE)
 }

@@ -1,5 +1,4 @@
-//! Reading: stream bytes are looked up in the index, and what lies together in
-//! a piece is read together.
+//! Reading: looks stream bytes up in the index, and reads neighbours in a piece together.
 
 use crate::error::Result;
 use crate::hints::Hints;
@@ -7,33 +6,33 @@ use crate::memory::Buffer;
 use std::io::IoSliceMut;
 use tatami_layout::{Found, FoundRun, Index, Piece, View};
 
-/// A gap that is read along rather than asked around, bytes.
+/// Bytes of a gap that are read along rather than skipped.
 const GAP: u64 = 8192;
 
-/// Blocks from here on are read straight to where they belong, many by one call. That takes about half the
-/// CPU time of reading them into a buffer and copying them from there, for 256 bytes as for 2 KiB; smaller ones would
-/// need too many calls.
+/// Blocks of this size and more are read straight to their destination, many by one call. That
+/// takes about half the CPU time of reading them into a buffer and copying them, for 256 bytes as
+/// for 2 KiB. Smaller blocks would need too many calls.
 const DIRECT: u64 = 256;
 /// Bytes that are read at a time for scattered memory.
 const SCATTER: u64 = 256 << 10;
-/// Parts of such a call at most, as of IOV_MAX.
+/// Most parts of such a call, as of IOV_MAX.
 const PARTS: usize = 1024;
 
-/// What is read: pieces, and an index that tells what they hold.
+/// The pieces of a file, and the index of their bytes.
 pub trait Source {
-    /// Which piece has which byte.
+    /// The piece of each byte.
     fn index(&self) -> &Index;
 
-    /// Goes up with every change of the index.
+    /// A number that grows with every change of the index.
     fn built(&self) -> u64;
 
-    /// Fills `bytes` with those of a piece from `at` on.
+    /// Fills `bytes` from a piece, from `at` on.
     ///
     /// # Errors
     /// Those of the disk.
     fn read(&mut self, piece: Piece, bytes: &mut [u8], at: u64) -> Result<()>;
 
-    /// Fills `parts`, one after the other, with the bytes of a piece from `at` on.
+    /// Fills `parts`, one after the other, from a piece, from `at` on.
     ///
     /// # Errors
     /// Those of the disk.
@@ -61,10 +60,10 @@ pub struct Reader {
     whole: Option<Whole>,
 }
 
-/// A long run of a stream in one piece: who reads through the view that wrote looks it up once.
+/// A long run of a stream in one piece: a reader that uses the view of the writer looks it up once.
 #[derive(Debug)]
 struct Whole {
-    /// Of which index ([`Source::built`]).
+    /// The index it was found in ([`Source::built`]).
     built: u64,
     view: View,
     stream: u64,
@@ -74,8 +73,9 @@ struct Whole {
 }
 
 impl Whole {
-    /// Where the piece has these stream bytes.
+    /// Returns the place of these stream bytes in the piece.
     fn at(&self, world: &impl Source, view: &View, stream: u64, len: u64) -> Option<u64> {
+        // A new index may place the bytes elsewhere, so a run of an older index does not count.
         let from = stream.checked_sub(self.stream)?;
         let has = self.built == world.built()
             && from <= self.len
@@ -85,7 +85,7 @@ impl Whole {
     }
 }
 
-/// A stretch of a piece and where its bytes go.
+/// A stretch of a piece and its destination.
 #[derive(Clone, Copy, Debug)]
 struct Want {
     piece: Piece,
@@ -102,7 +102,7 @@ impl Reader {
         Reader { batch, gap, dense, sieve, whole: None }
     }
 
-    /// Reads what `into` can hold and the file has; bytes read.
+    /// Fills `into` as far as the file has bytes; returns the bytes read.
     ///
     /// # Errors
     /// Those of the disk.
@@ -113,6 +113,7 @@ impl Reader {
         stream: u64,
         into: &mut Buffer<'_>,
     ) -> Result<u64> {
+        // The two short cuts cover most requests without a list of runs.
         if self.read_whole(world, view, stream, into)?
             || self.read_run(world, view, stream, into)?
         {
@@ -146,7 +147,7 @@ impl Reader {
         Ok(from)
     }
 
-    /// Reads all that `into` can hold, if it is dense and lies in one run of one piece.
+    /// Fills `into`, if it is dense and lies in one run of one piece. Returns whether it did.
     fn read_whole(
         &mut self,
         world: &mut impl Source,
@@ -174,7 +175,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Reads all that `into` can hold, if it is dense and lies in one run of the file and of one piece.
+    /// Fills `into`, if it is dense and lies in one run of the file and of one piece. Returns
+    /// whether it did.
     fn read_run(
         &mut self,
         world: &mut impl Source,
@@ -198,8 +200,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Where the next bytes are, and how many: as many as are read at a time, or
-    /// more where they lie one behind the other.
+    /// Finds the next bytes, and returns their number: one batch, or more where they are
+    /// contiguous.
     fn find(
         &self,
         world: &impl Source,
@@ -272,7 +274,8 @@ impl Reader {
                 count += 1;
             }
             let (group, others) = rest.split_at(count);
-            // What is read in vain costs less than half of it would, and than asking block by block.
+            // Bytes that are read in vain cost less than half of the total, and less than a request
+            // per block.
             let is_dense = if self.gap > 0 { data >= (end - first.at) / 2 } else { false };
             let apart = |run: &FoundRun| run.block >= DIRECT || run.count == 1;
             if is_dense && !group.iter().all(apart) && group.iter().any(|run| run.count > 1) {
@@ -288,7 +291,8 @@ impl Reader {
         self.fetch_all(world, &mut wants, bytes)
     }
 
-    /// Reads a stretch of a piece that ends at `end` at once and hands out the blocks of `runs`.
+    /// Reads a stretch of a piece that ends at `end` with one call, and copies the blocks of
+    /// `runs`.
     fn spread(
         &mut self,
         world: &mut impl Source,
@@ -309,7 +313,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads what lies near to each other together.
+    /// Reads neighbouring stretches together.
     fn fetch_all(
         &mut self,
         world: &mut impl Source,
@@ -342,7 +346,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads one run of a piece straight to where its parts belong.
+    /// Reads one run of a piece straight into its destinations.
     fn fetch_straight(world: &mut impl Source, wants: &[Want], bytes: &mut [u8]) -> Result<()> {
         let mut parts = Vec::with_capacity(wants.len());
         let (mut rest, mut before) = (&mut *bytes, 0);
@@ -355,7 +359,7 @@ impl Reader {
         world.read_parts(wants[0].piece, &mut parts, wants[0].at)
     }
 
-    /// Reads one run of a piece and hands its parts out.
+    /// Reads one run of a piece, and copies its parts.
     fn fetch(
         &mut self,
         world: &mut impl Source,
@@ -378,8 +382,8 @@ impl Reader {
     }
 }
 
-/// How many of the first of `wants` lie one behind the other in a piece, in the order in which they
-/// are wanted, and are large enough to be read by one call without a buffer.
+/// Counts the first of `wants` that are contiguous in a piece, in the order of their destinations,
+/// and large enough to be read by one call without a buffer.
 fn straight(wants: &[Want]) -> usize {
     let goes_on = |pair: &[Want]| {
         let (one, next) = (pair[0], pair[1]);
@@ -396,7 +400,7 @@ fn straight(wants: &[Want]) -> usize {
     }
 }
 
-/// The first `len` bytes of a buffer, which grows where it must.
+/// Returns the first `len` bytes of a buffer, which grows if necessary.
 fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     if buffer.len() < len {
         buffer.resize(len, 0);
@@ -404,18 +408,18 @@ fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
     &mut buffer[..len]
 }
 
-/// Where the blocks of a run lie in the piece, and where they belong in the request.
+/// Returns the place of each block of a run in the piece, and its destination in the request.
 fn blocks(run: &FoundRun) -> impl Iterator<Item = (u64, usize)> + use<> {
     let run = *run;
     (0..run.count).map(move |i| (run.at + i * run.at_stride, (run.to + i * run.to_stride) as usize))
 }
 
-/// Does `next`, found for the bytes that follow, lie right behind `run`?
+/// Reports whether `next`, found for the following bytes, lies right behind `run`.
 fn goes_on(run: &FoundRun, next: &FoundRun) -> bool {
     run.piece == next.piece && (run.piece.is_none() || run.at + run.block == next.at)
 }
 
-/// Copies a block; the sizes of numbers without a call.
+/// Copies a block; blocks of the size of a number without a call.
 #[inline]
 fn copy(from: &[u8], to: &mut [u8]) {
     fn fixed<const N: usize>(from: &[u8], to: &mut [u8]) -> bool {

@@ -1,8 +1,8 @@
-//! From a container to an ordinary file and back.
+//! Converts a container to an ordinary file and back.
 //!
-//! An ordinary file becomes a container's base: no byte is copied. A container
-//! is copied into a new file, by several threads, and then the two change
-//! places by one rename: who looks sees the one or the other.
+//! An ordinary file becomes a container's base: no byte is copied. A container is copied into a new
+//! file, by several threads. Then one rename exchanges the two, so that a reader sees the one or
+//! the other.
 
 use crate::container::{self, Container};
 use crate::error::{Context, Error, Result};
@@ -26,7 +26,7 @@ const CHUNK: u64 = 16 << 20;
 /// Makes an ordinary file a container.
 ///
 /// # Errors
-/// `EEXIST` where it is one; as for rename(2) and link(2).
+/// `EEXIST` where it is a container already; as for rename(2) and link(2).
 pub fn to_container(path: &Path) -> Result<()> {
     let real = place::real(path)?;
     let meta = std::fs::symlink_metadata(&real).context("relayout", path)?;
@@ -40,17 +40,16 @@ pub fn to_container(path: &Path) -> Result<()> {
     container::create(&real, meta.mode() & 0o777)
 }
 
-/// Makes a container an ordinary file, by `threads` threads. `progress` is
-/// told of bytes that are done. Returns the size.
+/// Makes a container an ordinary file, by `threads` threads, each of which passes the number of
+/// copied bytes to `progress`. Returns the size.
 ///
 /// # Errors
-/// `EBUSY` while somebody has it open for writing, `ENOSPC`; then the
-/// container is as it was.
+/// `EBUSY` while a program has it open for writing, `ENOSPC`; then the container stays as it was.
 pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) -> Result<u64> {
     let real = place::real(path)?;
     let container = Arc::new(Container::open(&real)?);
     settle::settle_dead(&container, settle::Damaged::Refuse)?;
-    // Nobody begins to write from here on.
+    // An open for writing takes this lock, so no program begins to write from here on.
     let _held = container.lock()?;
     if container.members()?.iter().any(|member| matches!(member, Member::Roll(_))) {
         let why = "a program has it open for writing";
@@ -76,6 +75,7 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
             if let Ok(modified) = times {
                 let _ = file.set_modified(modified);
             }
+            // The bytes must be on the disk before the rename removes the container.
             file.sync_all().context("sync", &new)
         });
     let placed = copied.and_then(|()| container::replace(&real, &new));
@@ -105,7 +105,7 @@ fn copy(
                 return Ok(());
             }
             let len = CHUNK.min(size - at);
-            // What nobody wrote stays a hole.
+            // Ranges without data stay holes.
             if world.index().lookup(at, len).iter().any(|found| found.piece.is_some()) {
                 let mut buffer = Buffer::of(&mut bytes[..len as usize], &byte);
                 reader.read(&mut world, &View::bytes(), at, &mut buffer)?;

@@ -1,16 +1,15 @@
-//! What the ranks of one open share, and what everybody shares who has the
-//! container open: words in two files.
+//! The state that the ranks of one open share, and the state that all opens of a container share:
+//! words in two files.
 //!
-//! `o.<open>` is the roll of an open: a header and a slot for each rank, in
-//! which the rank counts its changes. Who reads looks at the counts first: a
-//! load for each rank, no system call. Ranks hold a shared lock (flock) on the
-//! roll while they live, so that a job that died is known by a lock that
-//! nobody holds. Where other machines have the file system, too, they may not
-//! know of the lock: there each rank writes into its slot when it was last
-//! alive, and a job is dead only if no rank has for a whole lease, or all ran here.
+//! `o.<open>` is the rank table of an open: a header and a slot for each rank, in which the rank
+//! counts its changes. A reader first loads the counts: one load per rank, no system call. Ranks
+//! hold a shared lock (flock) on the table while they live; a lock without holder means that the
+//! job is dead. Other machines that mount the file system may not know of the lock. There each rank
+//! writes a heartbeat into its slot, and a job counts as dead if all of it ran here, or if no rank
+//! has sent one for a whole lease.
 //!
-//! `shared` has the clock and the generation, which changes whenever an index
-//! is replaced or an open comes.
+//! `shared` has the clock and the generation. The generation changes when an index is replaced or
+//! an open begins.
 
 use crate::heart::{Beat, LEASE};
 use crate::journal::Trouble;
@@ -25,32 +24,33 @@ use tatami_layout::journal::Damage;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TATAMIR1");
 const SLOT: u64 = 64;
-/// Where in a slot stand the machine and mount of the rank, and when it was alive.
+/// Offset in a slot of the machine and mount of the rank, followed by the time of its heartbeat.
 const BEAT: u64 = 24;
-/// Ranks of one open at most: bounds what a damaged roll can make us reserve.
+/// Most ranks of one open: bounds the memory that a damaged table can make us reserve.
 pub const RANKS_MAX: u32 = 1 << 22;
 
-/// Stands for a number of changes that is not known, since its word is damaged: the journal must be looked at.
+/// An unknown number of changes, because its word is damaged: the journal must be read.
 pub const UNSURE: u64 = u64::MAX;
-/// Bits of a slot's first word that hold the number of changes; a check is above them, and the highest bit says so.
+/// Bits of a slot's first word that hold the number of changes. Above them is a check; the highest
+/// bit states that there is one.
 const COUNT_BITS: u32 = 40;
 const COUNTED: u64 = 1 << 63;
 
-/// The word for a number of changes. It has a check of its own, since it alone tells whether a journal
-/// need be read.
+/// Returns the word for a number of changes. The word has its own check, because it alone decides
+/// whether a journal must be read.
 fn count_word(changes: u64) -> u64 {
     let count = changes & ((1 << COUNT_BITS) - 1);
     let check = u64::from(crc32c::crc32c(&count.to_le_bytes())) | 1;
     count | (check << COUNT_BITS) & !COUNTED | COUNTED
 }
 
-/// The number of changes that a word tells. Programs before there were checks stored the number alone.
+/// Decodes the number of changes in a word. Programs before the check stored the number alone.
 fn count_of(word: u64) -> u64 {
     let count = word & ((1 << COUNT_BITS) - 1);
     if word == count || word == count_word(count) { count } else { UNSURE }
 }
 
-/// What a roll's header tells.
+/// The header of a rank table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Open {
     /// The number of the open.
@@ -61,16 +61,16 @@ pub struct Open {
     pub machine: u32,
 }
 
-/// The roll of an open.
+/// The rank table of an open.
 #[derive(Debug)]
 pub struct Roll {
-    /// Of which open.
+    /// The open.
     pub of: Open,
     words: Words,
     reach: Reach,
 }
 
-/// A rank of an open on a file system that other machines have, too.
+/// The heartbeat of a rank, on a file system that other machines mount, too.
 #[derive(Debug)]
 pub struct Alive {
     file: File,
@@ -82,7 +82,7 @@ impl Beat for Alive {
     fn beat(&self) {
         let mut beat = u64::from(self.here).to_le_bytes().to_vec();
         beat.extend(machine::now().to_le_bytes());
-        // Written and not stored into memory: it is for other machines.
+        // A write call, not a store into mapped memory: other machines must see it.
         if self.file.write_all_at(&beat, at(self.rank) + BEAT).is_ok() {
             let _ = rustix::fs::fdatasync(&self.file);
         }
@@ -102,28 +102,30 @@ fn at(rank: u32) -> u64 {
 }
 
 impl Roll {
-    /// Makes the roll of a new open in `file`, which is empty.
+    /// Creates the rank table of a new open in `file`, which is empty.
     ///
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
     pub fn create(file: File, of: Open, reach: Reach) -> Result<Roll, Errno> {
         crate::shared::reserve(&file, at(of.ranks))?;
+        // The header comes last and by its first word last, so that a reader never takes an
+        // incomplete table for a whole one.
         let words = Words::new(file, of.machine == machine::id() && reach.maps, true)?;
         words.store_record(0, &header(of))?;
         Ok(Roll { of, words, reach })
     }
 
-    /// Opens the roll of `open`; nothing where it is not there yet as a whole.
+    /// Opens the rank table of `open`; `None` where its header is not complete yet.
     ///
     /// # Errors
-    /// Those of the disk; [`Damage`] for what is no roll of that open.
+    /// Those of the disk; [`Damage`] for a file that is no rank table of that open.
     pub fn open(
         file: File,
         open: u64,
         writable: bool,
         reach: Reach,
     ) -> Result<Option<Roll>, Trouble> {
-        // The header, and a page of slots that nobody fills before it is there.
+        // The header, and a page of slots that no rank fills before the header is there.
         let mut found = [0; 512];
         let plain = Words::new(file, false, writable)?;
         plain.load_all(0, &mut found)?;
@@ -139,7 +141,8 @@ impl Roll {
         Ok(Some(Roll { of, words, reach }))
     }
 
-    /// Uses the file of a roll of which only the lock is known: the header is damaged. It had `ranks` at most.
+    /// Uses the file of a table with a damaged header: only its lock is reliable. It had at most
+    /// `ranks`.
     ///
     /// # Errors
     /// Those of the disk.
@@ -148,20 +151,21 @@ impl Roll {
         Ok(Roll { of, words: Words::new(file, false, true)?, reach })
     }
 
-    /// Is the roll memory that all ranks share?
+    /// Whether the table is memory that all ranks share.
     pub fn is_mapped(&self) -> bool {
         self.words.is_mapped()
     }
 
-    /// Do all ranks run on this machine, and share the memory of mapped files?
+    /// Whether all ranks run on this machine, and share the memory of mapped files.
     pub fn is_here(&self) -> bool {
         self.of.machine == machine::id() && self.reach.maps
     }
 
-    /// Says that this process is one of the open's, until the roll is dropped.
+    /// Marks this process as a member of the open, until the table is dropped.
     ///
     /// # Errors
-    /// Those of flock(2); `EWOULDBLOCK` while somebody settles the open, as if it were dead.
+    /// Those of flock(2); `EWOULDBLOCK` while another process recovers the open, as if it were
+    /// dead.
     pub fn join(&self) -> Result<(), Errno> {
         match rustix::fs::flock(self.words.file(), FlockOperation::NonBlockingLockShared) {
             Err(errno) if self.reach.remote && reach::has_no_locks(errno) => Ok(()),
@@ -169,8 +173,8 @@ impl Roll {
         }
     }
 
-    /// What says to other machines that `rank`, this process, lives; nothing
-    /// where there are none. It has been said once when this returns.
+    /// Starts the heartbeat of `rank`, this process, for other machines; `None` where there are
+    /// none. The first heartbeat has been sent when this returns.
     ///
     /// # Errors
     /// Those of dup(2).
@@ -181,17 +185,21 @@ impl Roll {
         let file = self.words.file().try_clone();
         let file = file.map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
         let alive = Alive { file, rank, here: self.reach.here };
+        // The first one is sent before the rank writes: another machine must not find the open
+        // without any.
         alive.beat();
         Ok(Some(alive))
     }
 
-    /// Does nobody take part in the open any more? If so nobody can join it
-    /// until this roll is dropped.
+    /// Reports whether all members of the open are dead. If so, no process can join it until this
+    /// table is dropped.
     ///
     /// # Errors
     /// Those of flock(2), and of the disk.
     pub fn is_dead(&self) -> Result<bool, Errno> {
         let file = self.words.file();
+        // The exclusive lock excludes the shared locks of all living ranks that share locks with
+        // us, and keeps new ones out while the open is recovered.
         let locked = match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => true,
             Err(Errno::WOULDBLOCK) => return Ok(false),
@@ -207,8 +215,8 @@ impl Roll {
         Ok(true)
     }
 
-    /// Has a rank, `now`, been alive within a lease, of those whose locks are
-    /// not known here? With `locked` it is known that none lives that shares locks with us.
+    /// Reports whether a rank that does not share locks with us has sent a heartbeat within the
+    /// lease before `now`. With `locked` no rank that shares locks with us is alive.
     fn is_said_to_live(&self, now: u64, locked: bool) -> Result<bool, Errno> {
         let lease = u64::try_from(LEASE.as_micros()).unwrap_or(u64::MAX);
         let mut slots = vec![0u8; (u64::from(self.of.ranks) * SLOT) as usize];
@@ -227,7 +235,8 @@ impl Roll {
         }))
     }
 
-    /// The changes of all ranks, into `counts`, which is as long as there are ranks; [`UNSURE`] where a word is damaged.
+    /// Loads the changes of all ranks into `counts`, one per rank; [`UNSURE`] where a word is
+    /// damaged.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
@@ -246,7 +255,7 @@ impl Roll {
         Ok(())
     }
 
-    /// How often the rank's journal has changed; [`UNSURE`] where the word is damaged.
+    /// Loads the changes of the rank's journal; [`UNSURE`] where the word is damaged.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
@@ -254,27 +263,28 @@ impl Roll {
         self.words.load(at(rank)).map(count_of)
     }
 
-    /// Could the rank have written bytes under the byte view in `from .. to`? Between its first and its
-    /// last, it could.
+    /// Reports whether the rank may have written bytes under the byte view in `from .. to`: they
+    /// lie between its first and its last byte.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
     pub fn reaches(&self, rank: u32, from: u64, to: u64) -> Result<bool, Errno> {
         match self.hull(rank) {
             Ok((lo, hi)) => Ok(lo < to && from < hi),
-            // The open is over; what it wrote is in the index.
+            // The open has ended, and its tiles are in the index: assume the worst.
             Err(errno) if reach::is_gone(errno) => Ok(true),
             Err(errno) => Err(errno),
         }
     }
 
     fn hull(&self, rank: u32) -> Result<(u64, u64), Errno> {
+        // The writer stores `lo` before `hi`, so a table with a `hi` has a `lo`.
         let hi = self.words.load(at(rank) + 16)?;
         let lo = if hi == 0 { 0 } else { self.words.load(at(rank) + 8)? };
         Ok((lo, hi))
     }
 
-    /// Tells of a rank's further reach; before its bytes are told of.
+    /// Records a larger hull of a rank. The rank calls this before it records tiles in the hull.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
@@ -283,7 +293,7 @@ impl Roll {
         self.words.store(at(rank) + 16, hull.1)
     }
 
-    /// Tells of a change of the rank's journal.
+    /// Records a change of the rank's journal.
     ///
     /// # Errors
     /// Those of the disk, where the roll is not mapped.
@@ -314,7 +324,7 @@ pub struct Common {
 }
 
 impl Common {
-    /// Makes it in `file`, which is empty.
+    /// Creates it in `file`, which is empty.
     ///
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
@@ -322,8 +332,8 @@ impl Common {
         crate::shared::reserve(file, SHARED_LEN)
     }
 
-    /// Uses `file`; without one there is a clock of this handle's own and no
-    /// generation. `mapped`: no other machine has the file system.
+    /// Uses `file`. Without one this handle has a clock of its own and no generation. `mapped`: no
+    /// other machine mounts the file system.
     ///
     /// # Errors
     /// Those of the disk.
@@ -335,7 +345,7 @@ impl Common {
         Ok(Common { words, mapped, last: std::sync::atomic::AtomicU64::new(0) })
     }
 
-    /// The clock in words that are mapped, and may have more in them.
+    /// Uses the clock in mapped words, which may hold other data, too.
     pub fn over(words: Words) -> Common {
         Common { words: Some(words), mapped: true, last: std::sync::atomic::AtomicU64::new(0) }
     }
@@ -345,7 +355,7 @@ impl Common {
         self.words.as_ref()
     }
 
-    /// Another number whenever an open came or the index was replaced.
+    /// Returns a number that changes when an open begins or an index is replaced.
     ///
     /// # Errors
     /// Those of the disk.
@@ -353,26 +363,29 @@ impl Common {
         self.words.as_ref().map_or(Ok(0), |words| words.load(GENERATION))
     }
 
-    /// Tells of such a change.
+    /// Changes the generation.
     ///
     /// # Errors
     /// Those of the disk.
     pub fn changed(&self) -> Result<(), Errno> {
         match &self.words {
-            // Two machines that count at once may count once; a number that was drawn is new.
+            // Two machines may increment at once and count one change only; a random number is
+            // always new.
             Some(words) if !self.mapped => words.store(GENERATION, machine::draw()?),
             Some(words) => words.update(GENERATION, |old| old.wrapping_add(1)).map(|_| ()),
             None => Ok(()),
         }
     }
 
-    /// A stamp that is later than all that were given or seen here: the time,
+    /// Returns a stamp that is later than all stamps that were issued or observed here: the time,
     /// or one more than the last. (Hybrid logical clock, Kulkarni et al. 2014.)
     pub fn stamp(&self) -> u64 {
         use std::sync::atomic::Ordering;
         let now = machine::now();
         let next = |old: u64| now.max(old.saturating_add(1));
         let shared = self.words.as_ref().and_then(|words| self.step(words, next).ok());
+        // The own clock advances, too: the shared one may be lost, or lag behind on another
+        // machine.
         let own = self.last.fetch_update(Ordering::AcqRel, Ordering::Acquire, |last| {
             Some(shared.map_or_else(|| next(last), |old| next(old.max(last))))
         });
@@ -385,13 +398,13 @@ impl Common {
         use std::sync::atomic::Ordering;
         self.last.fetch_max(stamp, Ordering::AcqRel);
         if let Some(words) = &self.words {
-            // A clock that is behind is no error: the process keeps its own.
+            // A shared clock that lags behind is no error: the process has its own.
             let _ = self.step(words, |old| old.max(stamp));
         }
     }
 
-    /// Moves the shared clock; what it was. Among machines a step may be lost:
-    /// then their own clocks have the say, which is what a stamp begins with.
+    /// Advances the shared clock; returns its old value. Among machines a step may be lost; then
+    /// the time of each machine decides, with which each stamp begins.
     fn step(&self, words: &Words, change: impl Fn(u64) -> u64) -> Result<u64, Errno> {
         if self.mapped {
             return words.update(CLOCK, change);

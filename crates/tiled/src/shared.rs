@@ -1,6 +1,5 @@
-//! Words of a file that several processes read and write: through a shared
-//! mapping where they are processes of one machine, by read and write calls
-//! where they are not.
+//! Words of a file that several processes read and write: through a shared mapping on one machine,
+//! by read and write calls between machines.
 
 use crate::mapping::Mapping;
 use rustix::fs::{FallocateFlags, FlockOperation};
@@ -21,17 +20,17 @@ fn errno(error: std::io::Error) -> Errno {
 }
 
 impl Words {
-    /// The words of `file`, mapped if `mapped` and the file system can.
-    /// Writable words must be reserved ([`reserve`]) before.
+    /// The words of `file`, mapped if `mapped` and if the file system can. The caller reserves
+    /// writable words before ([`reserve`]).
     ///
     /// # Errors
-    /// Those of fstat(2). That mapping is impossible is no error.
+    /// Those of fstat(2). A file system without mappings is no error.
     pub fn new(file: File, mapped: bool, writable: bool) -> Result<Words, Errno> {
         let map = if mapped { map_all(&file, writable)? } else { None };
         Ok(Words { file, map })
     }
 
-    /// Gives the file back.
+    /// Returns the file.
     pub fn into_file(self) -> File {
         self.file
     }
@@ -52,7 +51,7 @@ impl Words {
         &self.file
     }
 
-    /// Are stores seen by other processes of this machine without a system call?
+    /// Whether other processes of this machine see stores without a system call.
     pub fn is_mapped(&self) -> bool {
         self.map.is_some()
     }
@@ -100,7 +99,7 @@ impl Words {
         Ok(())
     }
 
-    /// Stores one word, after all that was stored before.
+    /// Stores one word, after all earlier stores (release order).
     ///
     /// # Errors
     /// Those of pwrite(2); `ENOSPC` for a word of a mapping that was not reserved.
@@ -108,11 +107,12 @@ impl Words {
         let Some(map) = &self.map else { return self.write(offset, &value.to_le_bytes()) };
         let word = usize::try_from(offset).ok().and_then(|at| map.word(at));
         let word = word.filter(|_| map.is_writable()).ok_or(Errno::NOSPC)?;
+        // Release: a reader that loads this word (acquire) also sees all words stored before.
         word.store(value.to_le(), Ordering::Release);
         Ok(())
     }
 
-    /// Stores a record so that nobody sees its first word before the others.
+    /// Stores a record so that no reader sees its first word before the others.
     ///
     /// # Errors
     /// As [`Words::store`].
@@ -121,6 +121,7 @@ impl Words {
             let bytes: Vec<u8> = record.iter().flat_map(|w| w.to_le_bytes()).collect();
             return self.write(offset, &bytes);
         }
+        // The first word comes last: it makes the record valid.
         for (at, word) in (offset..).step_by(8).zip(record).skip(1) {
             self.store(at, *word)?;
         }
@@ -131,9 +132,8 @@ impl Words {
         self.file.write_all_at(bytes, offset).map_err(errno)
     }
 
-    /// Replaces one word by what `change` makes of it, as one step among all
-    /// processes, and tells what it was. Without a mapping the file's lock
-    /// (flock) is held meanwhile, so the caller must not hold it.
+    /// Replaces one word by `change(word)` in one step among all processes, and returns the old
+    /// value. Without a mapping this takes the file's lock (flock), so the caller must not hold it.
     ///
     /// # Errors
     /// Those of flock(2), pread(2), pwrite(2).
@@ -154,12 +154,12 @@ impl Words {
         changed.and_then(|old| unlocked.map(|()| old))
     }
 
-    /// Makes sure that `len` bytes are there, blocks and all, and mapped again
-    /// if they were.
+    /// Extends the file to `len` bytes with all blocks, and maps it again if it was mapped.
     ///
     /// # Errors
     /// `ENOSPC` where the disk is full.
     pub fn grow(&mut self, len: u64) -> Result<(), Errno> {
+        // Blocks first: a store into a mapped hole on a full disk would be a signal.
         reserve(&self.file, len)?;
         if self.map.is_some() {
             self.map = map_all(&self.file, true)?;
@@ -167,7 +167,7 @@ impl Words {
         Ok(())
     }
 
-    /// Sees what others have added to the file since it was mapped.
+    /// Maps the file again if others have extended it to `len` bytes or more.
     ///
     /// # Errors
     /// Those of fstat(2).
@@ -199,8 +199,8 @@ fn map_all(file: &File, writable: bool) -> Result<Option<Mapping>, Errno> {
     Ok(if len == 0 { None } else { Mapping::new(file, len, writable).ok() })
 }
 
-/// Makes `file` at least `len` bytes long with blocks for all of them, so that
-/// a full disk is an error now and no signal later. Bytes that are new are 0.
+/// Makes `file` at least `len` bytes long with blocks for all of them, so that a full disk is an
+/// error now and no signal later. New bytes are 0.
 ///
 /// # Errors
 /// `ENOSPC`, and those of fallocate(2), pwrite(2).

@@ -1,4 +1,4 @@
-//! What a file is to those who look at it or remove it by its path.
+//! Metadata and removal of a file by its path, whether ordinary or a container.
 
 use crate::container::{self, Container};
 use crate::error::{Context, Error, Result};
@@ -10,20 +10,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A file as one that is ordinary.
+/// The metadata of a file, as of an ordinary one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Bytes.
     pub size: u64,
     /// Type and permissions, as in `st_mode`.
     pub mode: u32,
-    /// Is it a container?
+    /// Whether it is a container.
     pub container: bool,
     /// Last change of its bytes: seconds since 1970, nanoseconds.
     pub modified: (i64, i64),
 }
 
-/// Looks at a path.
+/// Returns the metadata of the file at a path.
 ///
 /// # Errors
 /// As for stat(2).
@@ -43,7 +43,7 @@ fn of_container(path: &Path, dir: &Metadata) -> Result<Stat> {
     world.look(None)?;
     let mut modified = (dir.mtime(), dir.mtime_nsec());
     for entry in std::fs::read_dir(path).context("list", path)? {
-        // Files come and go while somebody writes.
+        // Files come and go while a program writes, so errors are skipped.
         if let Ok(meta) = entry.and_then(|entry| entry.metadata()) {
             modified = modified.max((meta.mtime(), meta.mtime_nsec()));
         }

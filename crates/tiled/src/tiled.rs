@@ -1,4 +1,4 @@
-//! The engine of containers: what one rank of one open does.
+//! The engine of containers: the operations of one rank of one open.
 
 use crate::container::{self, Container};
 use crate::engine::Engine;
@@ -35,25 +35,25 @@ pub struct Tiled {
     /// The stamp of the view epoch.
     epoch: u64,
     atomic: bool,
-    /// The file system shares no memory between the machines that have it.
+    /// Whether the machines that mount the file system share no memory.
     remote: bool,
     delete: bool,
 }
 
 struct Writer {
     roll: Roll,
-    /// Tells other machines, until it is dropped, that this rank lives.
+    /// The heartbeat of this rank for other machines, until it is dropped.
     _alive: Option<Arc<Alive>>,
     rank: u32,
     piece: OwnPiece,
-    /// The stamp that a further write under the byte view may have, and the
-    /// generation in which it was taken.
+    /// The stamp that a continued run under the byte view may have, and the generation at which it
+    /// was issued.
     run: Option<(u64, u64)>,
     /// File range written under the byte view.
     hull: Option<(u64, u64)>,
 }
 
-/// A container as the home of a piece.
+/// A container as the store of a piece.
 struct InContainer<'a> {
     container: &'a Container,
     roll: &'a Roll,
@@ -71,7 +71,7 @@ impl Home for InContainer<'_> {
                 .context("create", &path.join(marker::journal(name)))
         });
         if journal.is_err() {
-            // Without a journal nothing can be written: leave nothing behind.
+            // Without a journal nothing can be written, so remove both files.
             let _ = container.remove_file(&marker::journal(name));
             let _ = container.remove_file(&marker::piece(name));
         }
@@ -89,13 +89,13 @@ impl Writer {
     }
 }
 
-/// Rolls of opens that this process has begun and not opened yet: they keep
-/// the lock that says that the open lives.
+/// Rank tables of opens that this process has begun and not opened yet. They hold the lock that
+/// marks the open as alive.
 static BEGUN: Mutex<Vec<Roll>> = Mutex::new(Vec::new());
-/// Begun opens that are remembered; the oldest was surely given up.
+/// Most begun opens that are kept; the oldest was surely abandoned.
 const BEGUN_MAX: usize = 64;
 
-/// What rank 0 begins: makes the container, settles dead opens, makes the roll.
+/// Begins an open, for rank 0: creates the container, recovers dead opens, creates the rank table.
 ///
 /// # Errors
 /// As for open(2).
@@ -112,7 +112,7 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
             return Err(Error::new("open", path, Errno::NOENT));
         }
         match container::create(path, mode) {
-            // Somebody else was faster.
+            // Another process was faster.
             Err(e) if e.errno == Errno::EXIST && !flags.has(Flags::EXCL) => {}
             other => other?,
         }
@@ -120,7 +120,7 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
     let container = Container::open(path)?;
     if flags.writes() {
         settle::settle_dead(&container, settle::Damaged::Refuse)?;
-        // While it is held nobody turns the container into an ordinary file.
+        // While this lock is held no process converts the container to an ordinary file.
         let held = container.lock();
         if !container.is_in_place() {
             let why = "it was replaced meanwhile";
@@ -132,6 +132,8 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
         let at = container.path().join(&name);
         let file = container.open_file(&name, new).context("create", &at)?;
         let roll = Roll::create(file, open, container.reach());
+        // Join before the table is visible as complete to others for long: a table without a lock
+        // looks dead.
         let roll = roll.and_then(|roll| roll.join().and(roll.alive(0)).map(|_| roll));
         let roll =
             roll.inspect_err(|_| drop(container.remove_file(&name))).context("create", &at)?;
@@ -152,11 +154,10 @@ fn begun(open: u64) -> Option<Roll> {
 }
 
 impl Tiled {
-    /// Opens a container that rank 0 has begun to open.
+    /// Opens a container after rank 0 has begun the open.
     ///
     /// # Errors
-    /// As for open(2); `ESTALE` where the path is another container by now, or
-    /// the open is over.
+    /// As for open(2); `ESTALE` where the path is another container by now, or the open has ended.
     pub fn open(
         path: &Path,
         flags: Flags,
@@ -212,8 +213,10 @@ impl Tiled {
         self.writer.as_mut().ok_or_else(|| Error::new("write", path, Errno::BADF))
     }
 
-    /// The stamp of bytes that are new.
+    /// Returns the stamp of new bytes.
     fn write_stamp(&mut self, view: &View, stream: u64, len: u64) -> Result<u64> {
+        // Under a view, all ranks of an epoch write with its stamp; the rank decides between equal
+        // stamps.
         if !view.is_default() && !self.atomic {
             return Ok(self.epoch);
         }
@@ -224,15 +227,18 @@ impl Tiled {
         let writer = self.writer.as_mut();
         let writer = writer.ok_or_else(|| Error::new("write", path, Errno::BADF))?;
         let known = writer.run.filter(|(_, at)| *at == generation && !self.atomic);
-        // A write with the stamp of the run's first one must not lose against one that was made before it,
-        // and of which this rank may know, by a message for example. One that nobody could know of is
-        // made at the same time, and MPI leaves open which of the two wins.
+        // A continued run keeps the stamp of its first write. That stamp must not lose against a
+        // write that was made before this one and that this rank may know of, for example by a
+        // message. A write that this rank cannot know of is concurrent, and MPI does not order the
+        // two.
         let run = match known {
             Some(run) if !self.world.is_overtaken(writer.name(), range, run.0)? => run,
             _ => (self.container.common().stamp(), generation),
         };
         writer.run = Some(run);
         let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
+        // The hull is stored before the tiles: a rank that checks for overlap must find the hull
+        // first.
         if writer.hull != Some(hull) {
             writer.roll.set_hull(writer.rank, hull).context("write", path)?;
             writer.hull = Some(hull);
@@ -240,7 +246,7 @@ impl Tiled {
         Ok(run.0)
     }
 
-    /// What of a write is rewritten in place.
+    /// Plans which parts of a write are rewritten in place.
     fn plan(&mut self, view: &View, stream: u64, len: u64) -> Result<Vec<Planned>> {
         let epoch = (!view.is_default() && !self.atomic).then_some(self.epoch);
         if let Some(parts) = plan::by_piece(&self.writer()?.piece, view, stream, len, epoch) {
@@ -252,7 +258,7 @@ impl Tiled {
         Ok(plan::by_index(self.world.index(), view, stream, len, is_own))
     }
 
-    /// Writes bytes that are new, which are the data from `from` on.
+    /// Writes new bytes, which are the data from `from` on.
     fn append(
         &mut self,
         view: &View,
@@ -269,8 +275,8 @@ impl Tiled {
         writer.piece.append(&home, view, stamp, stream, len, data, from)
     }
 
-    /// Appends what goes on where the last write ended, if it does. Under a view of its own the program orders writes
-    /// of several ranks by epochs: nobody else's need be looked at.
+    /// Appends data that continues the last write, if it does. Under a view of its own the program
+    /// orders writes of several ranks by epochs, so no other rank's journal matters.
     fn go_on(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
         let Some(writer) = &mut self.writer else { return Ok(false) };
         let home = InContainer { container: &self.container, roll: &writer.roll };
@@ -315,6 +321,7 @@ impl Engine for Tiled {
 
     fn set_size(&mut self, size: u64) -> Result<()> {
         let guard = self.container.lock()?;
+        // The size decides whether there is anything to do, so read everything anew.
         self.world.doubt();
         self.look()?;
         if self.world.index().size() == size {
@@ -324,10 +331,14 @@ impl Engine for Tiled {
         let mut new = old.clone();
         let stamp = self.container.common().stamp();
         new.cuts.push(Cut { stamp, size });
+        // Truncate the base before the index is replaced: a crash between the two loses bytes
+        // beyond the new size only.
         self.container.cut_base(size)?;
         let gone = settle::tidy(&self.container, None, &mut new)?;
         self.container.write_index(&guard, &old, &mut new, false)?;
         for name in gone {
+            // Remove emptied pieces last: until the new index is in place, the old one refers to
+            // them.
             self.container.remove_file(&marker::piece(name))?;
         }
         Ok(())
@@ -351,6 +362,8 @@ impl Engine for Tiled {
             writer.run = None;
         }
         if self.remote {
+            // Without shared memory the generation may be stale, so an epoch, which follows a
+            // synchronization of the ranks, drops the cached state.
             self.world.doubt();
         }
         Ok(())
@@ -390,12 +403,14 @@ impl Engine for Tiled {
         new.put(entries);
         let mut gone = Vec::new();
         if closing {
-            // Whatever a rank could not seal.
+            // Tiles that a rank could not seal.
             settle::take_journals(&self.container, roll, true, settle::Damaged::Refuse, &mut new)?;
             gone = settle::tidy(&self.container, Some(open), &mut new)?;
         }
         let same = old.pieces == new.pieces && old.cuts == new.cuts;
         if !same || (durable && !old.durable) {
+            // Publish before the journals are removed: at each moment the tiles are in one of the
+            // two.
             self.container.write_index(&guard, &old, &mut new, durable)?;
         }
         if closing {

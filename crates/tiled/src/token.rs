@@ -1,4 +1,4 @@
-//! What rank 0 tells the others of an open: a few words.
+//! The token of an open: the facts that rank 0 sends to the other ranks.
 
 use crate::error::{Error, Result};
 use crate::machine;
@@ -36,25 +36,28 @@ pub struct Token {
     pub machine: u32,
     /// The container's number, or the inode of a volume's file; 0 for an ordinary file.
     pub id: u64,
-    /// The piece of rank 0 of an open for writing of a volume's file; those of the other ranks
-    /// follow, and then one for each node.
+    /// The piece of rank 0, where a volume's file is opened for writing. The pieces of the other
+    /// ranks follow, and then one for each node.
     pub first: u32,
     /// Nodes of a volume on which the ranks of such an open run.
     pub nodes: u32,
-    /// What rank 0 has been told of a volume's file, so that the others need not ask.
+    /// The facts of a volume's file that rank 0 has from the shard, so that the other ranks need no
+    /// request.
     pub volume: Option<Opened>,
 }
 
 /// A file of a volume, as rank 0 has it open.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opened {
-    /// By which nodes know that the ranks may use its objects.
+    /// The capability by which nodes know that the ranks may use its objects.
     pub cap: Cap,
     /// The client that has it open.
     pub client: ClientId,
-    /// The program names it by a link, which may lead to another file system than that of its directory.
+    /// Whether the program names it by a link, which may lead to another file system than its
+    /// directory's.
     pub linked: bool,
-    /// The node of each rank. None where nobody writes, and where the token has no room for them: then the shard knows.
+    /// The node of each rank. Empty for an open without writers, and where the token has no room;
+    /// then the shard has the list.
     pub homes: Vec<NodeId>,
 }
 
@@ -66,13 +69,13 @@ const RUN: usize = 2 + 4;
 const RUNS_MAX: usize = (TOKEN_MAX - WORDS * 8 - CAP_LEN - 16 - 1 - 4) / RUN;
 
 impl Opened {
-    /// Ranks mostly fill one node after the other, or go round all nodes: so the nodes of the first ranks are told
-    /// as runs, and repeat themselves.
+    /// Encodes the facts. Most jobs fill one node after the other, or go round all nodes. So the
+    /// nodes of the first ranks are encoded as runs, and the runs repeat.
     fn encode(&self, out: &mut Vec<u8>) {
         out.extend(self.cap.to_bytes());
         out.extend(self.client.0);
         out.push(u8::from(self.linked));
-        // Where the first node comes again, behind its first run.
+        // The position of the first node's next appearance, behind its first run.
         let starts = self.homes.iter().skip_while(|home| **home == self.homes[0]);
         let run = self.homes.len() - starts.clone().count();
         let again = starts.into_iter().position(|home| *home == self.homes[0]).map(|at| at + run);
@@ -117,12 +120,13 @@ impl Opened {
 }
 
 impl Token {
-    /// Do ranks of several mounts of a volume have the file open? Then no lock or memory of one machine is enough.
+    /// Whether ranks of several mounts of a volume have the file open. Then no lock or memory of
+    /// one machine is enough.
     pub fn is_across(&self) -> bool {
         self.kind == Kind::Volume && self.machine != machine::id()
     }
 
-    /// Its bytes, at most [`TOKEN_MAX`].
+    /// Returns its bytes, at most [`TOKEN_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let kind = match self.kind {
             Kind::Plain => 1,
@@ -143,7 +147,7 @@ impl Token {
     /// Reads a token.
     ///
     /// # Errors
-    /// `EINVAL` for bytes that are none.
+    /// `EINVAL` for bytes that are no token.
     pub fn decode(bytes: &[u8], path: &Path) -> Result<Token> {
         let bad = || Error::because("open", path, Errno::INVAL, "the token is none of tio_begin's");
         let mut words = [0u64; WORDS];
@@ -171,7 +175,7 @@ impl Token {
         Ok(Token { kind, open, stamp, ranks, machine, id, first, nodes, volume })
     }
 
-    /// Where the shared pointer of an open of an ordinary file is: beside it.
+    /// The path of the shared pointer of an open of an ordinary file: beside it.
     pub fn pointer_beside(&self, file: &Path) -> PathBuf {
         let mut name = std::ffi::OsString::from(".");
         name.push(file.file_name().unwrap_or_default());

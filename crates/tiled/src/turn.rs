@@ -1,10 +1,10 @@
-//! Turns among machines, on file systems where a lock may be known to one
-//! machine alone: who makes the symbolic link `NAME.turn` has its turn until
-//! it is removed. A name is made by one process only on every file system.
+//! A mutex among machines, on file systems where a lock may be known to one machine alone. The
+//! process that creates the symbolic link `NAME.turn` holds the mutex until it removes the link. On
+//! every file system only one process succeeds in creating a name.
 //!
-//! The link's text says who has the turn, and changes with each beat. Who
-//! waits and sees the same text for a whole lease takes the turn away, under
-//! `NAME.turn.break`, so that no two do so at once.
+//! The link's text names the holder and changes with each heartbeat. A waiting process that reads
+//! the same text for a whole lease breaks the mutex. It does so under the link `NAME.turn.break`,
+//! so that no two processes break it at once.
 
 use crate::heart::{self, Beat, LEASE};
 use crate::machine;
@@ -16,24 +16,24 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What the names of turns end with.
+/// Suffix of the mutex's link.
 pub const SUFFIX: &str = ".turn";
-/// Who takes a turn away from a dead process.
+/// Suffix of the link that a process holds while it breaks the mutex of a dead process.
 pub const BREAK: &str = ".turn.break";
-/// A turn's next text.
+/// Suffix of the link with the next text.
 pub const NEXT: &str = ".turn.next";
 
 const WAIT_MIN: Duration = Duration::from_micros(200);
 const WAIT_MAX: Duration = Duration::from_millis(10);
 
-/// Where turns are taken.
+/// The mutex of one file.
 #[derive(Debug)]
 pub struct Turns {
     dir: Arc<File>,
     name: String,
 }
 
-/// A turn, until it is dropped.
+/// Holds the mutex, until it is dropped.
 #[derive(Debug)]
 pub struct Turn(#[allow(dead_code)] Arc<Held>);
 
@@ -41,17 +41,17 @@ pub struct Turn(#[allow(dead_code)] Arc<Held>);
 struct Held {
     dir: Arc<File>,
     name: String,
-    /// What the link says, and when we last knew that it is ours.
+    /// The text of the link, and the last time when it was known to be ours.
     said: Mutex<(String, Instant)>,
 }
 
 impl Turns {
-    /// Those of the file `name` in `dir`.
+    /// The mutex of the file `name` in `dir`.
     pub fn new(dir: Arc<File>, name: &str) -> Turns {
         Turns { dir, name: name.to_owned() }
     }
 
-    /// Those of the file at `path`.
+    /// The mutex of the file at `path`.
     ///
     /// # Errors
     /// As for opening its directory.
@@ -62,7 +62,7 @@ impl Turns {
         Ok(Turns::new(Arc::new(dir), &name))
     }
 
-    /// Waits for a turn.
+    /// Waits for the mutex.
     ///
     /// # Errors
     /// As for symlink(2).
@@ -80,6 +80,8 @@ impl Turns {
             if now.is_none() {
                 continue;
             }
+            // The own clock measures the lease, from the first sight of a text: clocks of machines
+            // differ.
             if now != seen {
                 (seen, since) = (now, Instant::now());
             } else if since.elapsed() >= LEASE {
@@ -87,7 +89,7 @@ impl Turns {
                 (seen, since) = (None, Instant::now());
             }
             #[allow(clippy::disallowed_methods)]
-            // another machine's removal of a link tells nobody
+            // no notification of a link's removal comes from another machine
             std::thread::sleep(wait);
             wait = (wait * 2).min(WAIT_MAX);
         }
@@ -97,15 +99,18 @@ impl Turns {
         Ok(Turn(held))
     }
 
-    /// Removes the turn of a process that has not changed the text `seen`.
+    /// Removes the link of a process that has not changed the text `seen`.
     fn take_away(&self, name: &str, seen: Option<&str>) -> Result<(), Errno> {
         let guard = format!("{}{BREAK}", self.name);
         match rustix::fs::symlinkat(text()?, &self.dir, &guard) {
             Ok(()) => {}
-            // Somebody else does; if that one died, too, the next one tries after a lease.
+            // Another process breaks the mutex. If that one is dead, too, the next attempt comes
+            // after a lease.
             Err(Errno::EXIST) => return remove(&self.dir, &guard),
             Err(errno) => return Err(errno),
         }
+        // Read once more under the break link: the holder may have sent a heartbeat, or another may
+        // hold it.
         let removed = match read(&self.dir, name)?.as_deref() == seen {
             true => remove(&self.dir, name),
             false => Ok(()),
@@ -134,8 +139,8 @@ fn remove(dir: &File, name: &str) -> Result<(), Errno> {
 }
 
 impl Held {
-    /// Is it still ours? Nobody takes it away before a lease is over, so that
-    /// mostly nothing has to be read; and what is read may be late.
+    /// Reports whether the link is still ours. No process breaks it before a lease is over, so most
+    /// calls need not read it; and a read may return an old text.
     fn is_ours(&self, said: &(String, Instant)) -> bool {
         said.1.elapsed() < LEASE / 2
             || matches!(read(&self.dir, &self.name), Ok(Some(now)) if now == said.0)
@@ -146,8 +151,10 @@ impl Beat for Held {
     fn beat(&self) {
         let next = format!("{}.next", self.name);
         let mut said = self.said.lock();
+        // The time is taken before the write: the lease of the waiting process may begin with it.
         let Ok(text) = text() else { return };
         let at = Instant::now();
+        // A new link is renamed over the old one, so that the name never disappears in between.
         if self.is_ours(&said)
             && rustix::fs::symlinkat(&text, &self.dir, &next).is_ok()
             && rustix::fs::renameat(&self.dir, &next, &self.dir, &self.name).is_ok()
@@ -160,7 +167,7 @@ impl Beat for Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.is_ours(&self.said.lock()) {
-            // Whoever waits takes it away after a lease if this fails.
+            // If this fails, a waiting process breaks the mutex after a lease.
             let _ = remove(&self.dir, &self.name);
         }
     }
@@ -199,14 +206,14 @@ mod tests {
         let turns = Turns::of(&dir.path().join("it")).unwrap();
         let turn = turns.take().unwrap();
         let seen = read(&turns.dir, "it.turn").unwrap().unwrap();
-        // It beats, so what was seen is not true any more.
+        // A heartbeat changes the text, so the text that was seen is no longer true.
         turn.0.beat();
         turns.take_away("it.turn", Some(&seen)).unwrap();
         let now = read(&turns.dir, "it.turn").unwrap().unwrap();
         assert_ne!(seen, now);
         turns.take_away("it.turn", Some(&now)).unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-        // Whoever has the next turn keeps it when the first one ends, late.
+        // The next holder keeps the mutex when the first one ends, late.
         turn.0.said.lock().1 -= LEASE;
         let next = turns.take().unwrap();
         drop(turn);

@@ -1,9 +1,9 @@
-//! The lock of atomic mode: one for the whole file, across processes and
-//! machines, and among the threads of a handle.
+//! The lock of atomic mode: one for the whole file, across processes and machines, and among the
+//! threads of a handle.
 //!
-//! flock(2) where it reaches all of them, and a turn besides where it may be known to one machine
-//! alone. Of a volume's file that ranks of several mounts have open it is the shard's, which gives it in the order
-//! in which they ask.
+//! It is flock(2) where that reaches all of them. Where a flock may be known to one machine alone,
+//! the file mutex is taken, too. For a volume's file that ranks of several mounts have open, the
+//! shard keeps the lock and grants it in the order of the requests.
 
 use crate::error::{Context, Result};
 use crate::reach;
@@ -56,11 +56,12 @@ impl WholeLock {
         WholeLock::by(Way::Shard(job), path.to_path_buf())
     }
 
-    /// Waits until nobody else has it.
+    /// Waits for the lock.
     ///
     /// # Errors
     /// Those of flock(2), or of the shard.
     pub fn lock(&self) -> Result<()> {
+        // First the threads of this handle: flock(2) and the shard know the handle only.
         let mut held = self.held.lock();
         while *held {
             self.freed.wait(&mut held);
@@ -87,6 +88,7 @@ impl WholeLock {
                 other => break other?,
             }
         }
+        // The flock first, so that only one process of each machine competes for the file mutex.
         match turns.map(Turns::take).transpose() {
             Ok(turn) => *self.turn.lock() = turn,
             Err(errno) => {
@@ -97,10 +99,10 @@ impl WholeLock {
         Ok(())
     }
 
-    /// Lets the next one have it.
+    /// Releases the lock.
     ///
     /// # Errors
-    /// `EPERM` where it was not held.
+    /// `EPERM` where it is not held.
     pub fn unlock(&self) -> Result<()> {
         if !*self.held.lock() {
             return Err(Errno::PERM).context("unlock", &self.path);

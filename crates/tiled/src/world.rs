@@ -1,8 +1,8 @@
-//! What a reader knows of a container: the index, the journals of opens that
-//! are not over, and from both which piece has which byte.
+//! The cached state of a container at a reader: the index, the journals of opens that have not
+//! ended, and the tile index that combines both.
 //!
-//! Looking again costs a load for the generation and one for each rank that
-//! has the file open for writing; the rest is done when something has changed.
+//! A refresh costs a load for the generation and one for each rank that has the file open for
+//! writing. The rest is done only after a change.
 
 use crate::container::{Container, Version};
 use crate::error::{Context, Error, Result};
@@ -23,46 +23,46 @@ use std::io::IoSliceMut;
 use std::sync::Arc;
 use tatami_layout::{BASE, Index, Piece, PieceTiles};
 
-/// How often a look is repeated because the index was replaced meanwhile.
+/// Attempts to read a consistent state while other processes replace the index.
 const TRIES: usize = 100;
-/// Journals of an open that are watched at most.
+/// Most journals of an open that are watched.
 const WATCHED_MAX: usize = 256;
 /// Pieces kept open for reading.
 const FILES_MAX: usize = 256;
 
-/// An open that is not over, or whose job died.
+/// An open that has not ended, or whose job is dead.
 #[derive(Debug)]
 struct Other {
     roll: Roll,
-    /// The changes of each rank that are known.
+    /// The changes of each rank that were read.
     seen: Vec<u64>,
     /// The changes of each rank now.
     counts: Vec<u64>,
     journals: BTreeMap<u32, journal::Reader>,
-    /// Journals of ranks that write where this one does.
+    /// Journals of ranks that write in the same range as this one.
     watched: BTreeMap<u32, Watched>,
 }
 
-/// A journal that is asked who wrote where.
+/// A journal that is searched for writes in a range.
 #[derive(Debug)]
 struct Watched {
     journal: journal::Reader,
-    /// The changes that it has told.
+    /// The changes that were read.
     changes: u64,
 }
 
-/// What this rank itself has written, which nobody needs to tell it.
+/// The state of this rank's own piece, which needs no journal.
 #[derive(Clone, Copy, Debug)]
 pub struct Own<'a> {
     /// The piece.
     pub name: Name,
     /// How often it has changed.
     pub changes: u64,
-    /// What it holds.
+    /// Its tiles.
     pub tiles: &'a PieceTiles,
 }
 
-/// The container as it is known.
+/// The cached state of a container.
 #[derive(Debug)]
 pub struct World {
     container: Arc<Container>,
@@ -82,7 +82,7 @@ pub struct World {
 }
 
 impl World {
-    /// Nothing is known of `container` yet.
+    /// A cache of `container`, with nothing in it.
     pub fn new(container: Arc<Container>) -> World {
         World {
             container,
@@ -101,42 +101,42 @@ impl World {
         }
     }
 
-    /// Which piece has which byte, as of the last look.
+    /// The piece of each byte, as of the last refresh.
     pub fn index(&self) -> &Index {
         &self.index
     }
 
-    /// Another number for each [`World::index`] that was another.
+    /// A number that changes with [`World::index`].
     pub fn built(&self) -> u64 {
         self.built
     }
 
-    /// The index file, as of the last look.
+    /// The index file, as of the last refresh.
     pub fn published(&self) -> &Published {
         &self.published
     }
 
-    /// Opens of which journals were looked at.
+    /// Opens whose journals were read.
     pub fn opens(&self) -> impl Iterator<Item = &Roll> {
         self.others.iter().map(|other| &other.roll)
     }
 
-    /// Whose the pieces are, from piece 1 on.
+    /// The names of the pieces, from piece 1 on.
     pub fn names(&self) -> &[Name] {
         &self.names
     }
 
-    /// Whose a piece is; nothing for the base.
+    /// The name of a piece; `None` for the base.
     pub fn name(&self, piece: Piece) -> Option<Name> {
         self.names.get((piece.0 as usize).checked_sub(1)?).copied()
     }
 
-    /// Forgets that anything was seen, for file systems on which memory is not shared.
+    /// Invalidates the cache, for file systems on which memory is not shared.
     pub fn doubt(&mut self) {
         self.generation = None;
     }
 
-    /// Looks again. `own` is this rank's piece.
+    /// Refreshes the cache. `own` is this rank's piece.
     ///
     /// # Errors
     /// Those of the disk; `EIO` for a damaged index.
@@ -144,6 +144,8 @@ impl World {
         let container = self.container.clone();
         let context = |e: Errno| Err(e).context("read", container.path());
         for _ in 0..TRIES {
+            // The generation is loaded before the state: a change meanwhile makes the next refresh
+            // read again.
             let generation = container.common().generation().or_else(context)?;
             let mut changed = false;
             if self.generation != Some(generation) {
@@ -169,8 +171,10 @@ impl World {
         Err(Error::because("read", container.path(), Errno::AGAIN, why))
     }
 
-    /// Reads the index and finds the opens. False: the index was replaced meanwhile.
+    /// Reads the index and the list of opens. `false`: the index was replaced meanwhile.
     fn scan(&mut self) -> Result<bool> {
+        // An open that ends moves its tiles from journals to the index. Only if the index is the
+        // same before and after, no tile was missed or counted twice.
         let before = self.container.version()?;
         if self.version != Some(before) {
             self.published = self.container.read_index()?;
@@ -186,7 +190,7 @@ impl World {
         Ok(after == before)
     }
 
-    /// Finds opens that came and forgets those that are over.
+    /// Adds new opens and drops those that have ended.
     fn find_opens(&mut self) -> Result<()> {
         let members = self.container.members()?;
         let opens: Vec<u64> = members
@@ -208,7 +212,7 @@ impl World {
         Ok(())
     }
 
-    /// Knows all opens that had come when the generation was `generation`.
+    /// Makes sure that all opens of generation `generation` are known.
     ///
     /// # Errors
     /// Those of the disk.
@@ -221,14 +225,14 @@ impl World {
         Ok(())
     }
 
-    /// Has another rank than `own` written any of the bytes `from .. to`, with a stamp of
-    /// `since` or later, and told of it before this call? In doubt, it has. (Under views, ranks of one open
-    /// have the stamp of their epoch, which is before any `since` of that epoch.)
+    /// Reports whether another rank than `own` has written any of the bytes `from .. to`, with a
+    /// stamp of `since` or later, and recorded it before this call. In doubt it has. (Under views,
+    /// ranks of one open have the stamp of their epoch, which is before any `since` of that epoch.)
     ///
-    /// Ranks of the same open whose writes lie on one side of the range are told by their hulls in the roll. Where ranks
-    /// write in turn all hulls meet, and the journals are asked: mapped memory, so that this costs no
-    /// system call. What was written with an older stamp, and all that was published before `since`, is
-    /// older than what is written with the stamp `since` in any case.
+    /// The hulls in the rank table rule out ranks of the same open that write on one side of the
+    /// range. Where ranks write in turn all hulls overlap, and the journals decide: they are
+    /// mapped, so that this costs no system call. Bytes with an older stamp, and bytes that were
+    /// published before `since`, are older than a write with the stamp `since` in any case.
     ///
     /// # Errors
     /// Those of the disk.
@@ -239,7 +243,8 @@ impl World {
             let of = other.roll.of;
             own_open |= of.open == own.open;
             for rank in (0..of.ranks).filter(|rank| Name { open: of.open, rank: *rank } != own) {
-                // Those of another open begin epochs of their own: what they write under a view may be later, too.
+                // Ranks of another open have epochs of their own: their writes under a view may be
+                // later, too.
                 let reaches = match of.open == own.open {
                     true => other.roll.reaches(rank, range.0, range.1),
                     false => Ok(true),
@@ -251,11 +256,12 @@ impl World {
                 }
             }
         }
+        // If our own open is not listed, its rank table was not read, and nothing is known.
         Ok(!own_open)
     }
 
-    /// Takes what the journals have that the index has not. Nothing: a journal
-    /// is gone, so the index must be another one by now.
+    /// Reads the journals where they have more than the index. `None`: a journal is gone, so the
+    /// index must have been replaced.
     fn poll(&mut self, own: Option<Name>) -> Result<Option<bool>> {
         let container = &self.container;
         let mut changed = false;
@@ -271,6 +277,8 @@ impl World {
                     continue;
                 }
                 changed = true;
+                // The journal is ahead only if its count is higher than that of the published
+                // piece.
                 let known = self.entries.get(&name).map(|i| self.published.pieces[*i].changes);
                 if now != UNSURE && known.is_some_and(|known| known >= now) {
                     other.journals.remove(&name.rank);
@@ -293,6 +301,8 @@ impl World {
                     Err(Trouble::Disk(errno)) if reach::is_gone(errno) => return Ok(None),
                     read => read.context("read", &container.path().join(marker::journal(name)))?,
                 }
+                // The count was loaded before the journal, so the journal has at least these
+                // changes.
                 other.seen[rank] = now;
             }
         }
@@ -313,6 +323,8 @@ impl World {
             other.journals.get(&name.rank)
         };
         for entry in &self.published.pieces {
+            // A journal, and the own piece, have all that the index has of the piece, and perhaps
+            // more.
             if own.is_none_or(|own| own.name != entry.name) && journal(entry.name).is_none() {
                 add(entry.name, entry.tiles.clone());
             }
@@ -329,6 +341,7 @@ impl World {
             add(own.name, own.tiles.clone());
         }
         if names != self.names {
+            // Numbers of pieces have changed, so cached descriptors may belong to other pieces.
             self.files.clear();
         }
         self.names = names;
@@ -337,7 +350,7 @@ impl World {
         self.built += 1;
     }
 
-    /// The file of a piece, for reading.
+    /// Returns the file of a piece, for reading.
     ///
     /// # Errors
     /// As for open(2).
@@ -389,7 +402,7 @@ impl Source for World {
             }
         };
         at += read as u64;
-        // The system may stop in the middle.
+        // preadv(2) may return early; read the rest part by part.
         IoSliceMut::advance_slices(&mut parts, read);
         for part in parts {
             self.read(piece, part, at)?;
@@ -408,7 +421,7 @@ impl Other {
         (from, to): (u64, u64),
         since: u64,
     ) -> Result<bool> {
-        // Elsewhere asking costs more than another tile.
+        // Without shared memory, reading the journal costs more than another tile.
         if !self.roll.is_mapped() {
             return Ok(true);
         }
@@ -425,7 +438,8 @@ impl Other {
                 let name = Name { open: self.roll.of.open, rank };
                 match open_journal(container, name, self.roll.is_here(), true) {
                     Ok(Some(journal)) => new.insert(Watched { journal, changes: 0 }),
-                    // Where a journal is damaged, readers of the file are told. What this rank writes is in its own.
+                    // A damaged journal is reported to readers of the file; this rank's bytes are
+                    // in its own journal.
                     Ok(None) => return Ok(true),
                     Err(error) if error.errno == Errno::IO => return Ok(true),
                     Err(error) => return Err(error),
@@ -443,8 +457,8 @@ impl Other {
     }
 }
 
-/// Opens the journal of a piece; nothing where it is gone, or no journal (yet). `here`: all ranks run on this
-/// machine; `lives`: somebody may write it.
+/// Opens the journal of a piece; `None` where it is gone, or no journal (yet). `here`: all ranks
+/// run on this machine; `lives`: a process may still write it.
 ///
 /// # Errors
 /// As for open(2); `EIO` where it is damaged.
