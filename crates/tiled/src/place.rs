@@ -21,9 +21,9 @@ pub enum Claim {
     Container(PathBuf),
     /// A file on a mount of a volume, there or to be made.
     Volume {
-        /// Its path, which may go by links to directories.
+        /// Its path, which may contain links to directories.
         place: PathBuf,
-        /// The program named it by a link, which may lead to another file system.
+        /// Whether the path itself is a link, which may lead to another file system.
         linked: bool,
     },
     /// A container to be made, in place of an empty ordinary file if there is one.
@@ -181,8 +181,7 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     }
     let wants_container =
         wants_container || (prefixed && !wants_plain && hints.container.is_none());
-    // Only an empty file may become a container: a program that opens it expects its bytes
-    // otherwise.
+    // A file with bytes stays as it is: only an empty one is replaced by a container.
     let replaceable = match found {
         Some(meta) => meta.len() == 0 && flags.writes() && !flags.has(Flags::EXCL),
         None => true,

@@ -108,8 +108,7 @@ impl Roll {
     /// `ENOSPC`, and other errors of the disk.
     pub fn create(file: File, of: Open, reach: Reach) -> Result<Roll, Errno> {
         crate::shared::reserve(&file, at(of.ranks))?;
-        // The header comes last and by its first word last, so that a reader never takes an
-        // incomplete table for a whole one.
+        // The blocks first, then the header: a reader that finds the header may use all slots.
         let words = Words::new(file, of.machine == machine::id() && reach.maps, true)?;
         words.store_record(0, &header(of))?;
         Ok(Roll { of, words, reach })

@@ -167,7 +167,8 @@ impl Words {
         Ok(())
     }
 
-    /// Maps the file again if others have extended it to `len` bytes or more.
+    /// Maps the file again if the mapping is shorter than `len` bytes, to see bytes that others
+    /// added.
     ///
     /// # Errors
     /// Those of fstat(2).

@@ -132,8 +132,8 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
         let at = container.path().join(&name);
         let file = container.open_file(&name, new).context("create", &at)?;
         let roll = Roll::create(file, open, container.reach());
-        // Join before the table is visible as complete to others for long: a table without a lock
-        // looks dead.
+        // Join under the index lock. Recovery takes that lock, too, so it never finds the new table
+        // without the lock of a living member.
         let roll = roll.and_then(|roll| roll.join().and(roll.alive(0)).map(|_| roll));
         let roll =
             roll.inspect_err(|_| drop(container.remove_file(&name))).context("create", &at)?;
@@ -321,7 +321,7 @@ impl Engine for Tiled {
 
     fn set_size(&mut self, size: u64) -> Result<()> {
         let guard = self.container.lock()?;
-        // The size decides whether there is anything to do, so read everything anew.
+        // Compare with the current size, not with a cached one.
         self.world.doubt();
         self.look()?;
         if self.world.index().size() == size {

@@ -104,8 +104,8 @@ impl Turns {
         let guard = format!("{}{BREAK}", self.name);
         match rustix::fs::symlinkat(text()?, &self.dir, &guard) {
             Ok(()) => {}
-            // Another process breaks the mutex. If that one is dead, too, the next attempt comes
-            // after a lease.
+            // Another process breaks the mutex, or died while it did: remove its link, and let the
+            // next attempt come after a lease.
             Err(Errno::EXIST) => return remove(&self.dir, &guard),
             Err(errno) => return Err(errno),
         }
@@ -151,8 +151,8 @@ impl Beat for Held {
     fn beat(&self) {
         let next = format!("{}.next", self.name);
         let mut said = self.said.lock();
-        // The time is taken before the write: the lease of the waiting process may begin with it.
         let Ok(text) = text() else { return };
+        // The time is taken before the write: the lease of the waiting process may begin with it.
         let at = Instant::now();
         // A new link is renamed over the old one, so that the name never disappears in between.
         if self.is_ours(&said)
