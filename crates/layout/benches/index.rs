@@ -1,8 +1,7 @@
-//! What an index costs: `cargo bench -p tatami-layout`.
+//! Costs of an index: `cargo bench -p tatami-layout`.
 //!
-//! Prints encoded bytes a rank, time and memory to open the index of a file that
-//! 10,000 ranks wrote, and times of lookups. Memory is counted by
-//! the allocator.
+//! Prints encoded bytes per rank, time and memory to open the index of a file that 10,000 ranks
+//! wrote, and times of lookups. The allocator counts the memory.
 
 // A bench reads the clock; the crate does not.
 #![allow(clippy::disallowed_methods)]
@@ -18,7 +17,7 @@ struct Counting;
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: every call goes to the system's allocator as it is; only sizes are noted.
+// SAFETY: every call is passed to the system's allocator unchanged; only sizes are counted.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, memory: Memory) -> *mut u8 {
         LIVE.fetch_add(memory.size(), Ordering::Relaxed);
@@ -36,8 +35,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// Nanoseconds of one call, of `n` calls with the numbers from 0 on. The least of several rounds: what
-/// else runs on the machine only adds to it.
+/// Nanoseconds of one call, of `n` calls with the numbers from 0 on. Returns the least of several
+/// rounds: other programs on the machine can only add to it.
 fn least<T>(n: u64, mut call: impl FnMut(u64) -> T) -> f64 {
     let times = (0..15).map(|_| {
         let start = Instant::now();
@@ -68,7 +67,7 @@ fn written(rank: u64, view: &View, len: u64, writes: u64) -> PieceTiles {
     tiles
 }
 
-/// Each rank has every so-many-th block of 8 bytes, 1,048,576 of them.
+/// Each rank has one of `ranks` successive blocks of 8 bytes, 1,048,576 of them.
 fn strided(rank: u64, ranks: u64) -> (View, u64) {
     let block = Shape::bytes(8).expect("small");
     let filetype = Shape::resized(0, (8 * ranks) as i64, &block).expect("small");
@@ -174,7 +173,7 @@ fn views() {
     println!("walking a view: {:.1} ns a block", walk / f64::from(1 << 20));
 }
 
-/// What a writer does for each of many small writes.
+/// The work of a writer for each of many small writes.
 fn writer() {
     let (view, _) = strided(3, 8);
     let mut tiles = PieceTiles::new(3);

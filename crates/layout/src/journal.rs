@@ -1,7 +1,8 @@
-//! The journal of a piece, as its bytes: what a writer that died had told of its tiles.
+//! The journal of a piece, as its bytes: the tiles that a writer recorded, readable after its
+//! death.
 //!
-//! Its header and records, for those who write one or read it while it is written, and a reader of a
-//! journal as a whole, from wherever it lies. docs/FORMAT.md draws it.
+//! This module has the header and the records, for writers and concurrent readers, and a reader of
+//! a whole journal from any place. docs/FORMAT.md draws the format.
 
 use crate::piece::PieceTiles;
 use crate::reach::Reach;
@@ -14,48 +15,51 @@ const VIEW: u64 = 1;
 const TILE: u64 = 2;
 /// Words of the header.
 pub const HEADER_WORDS: usize = 8;
-/// Words of the record of a tile. The last one is the tile's length, the only word of a
-/// journal that changes after it was written.
+/// Words of the record of a tile. The last one is the tile's length, the only word of a journal
+/// that changes after it was written.
 pub const TILE_WORDS: usize = 8;
 /// Records of a view are at most this long, in words.
 const VIEW_WORDS_MAX: usize = 1 << 24;
 /// Bits of the last word of a tile that hold the length; the others hold its check.
 const LENGTH_BITS: u32 = 48;
-/// The longest tile that a journal can tell of, in bytes.
+/// The longest tile that a journal can record, in bytes.
 pub const LENGTH_MAX: u64 = (1 << LENGTH_BITS) - 1;
-/// Bytes of a journal of a volume's file at most: a writer that comes near takes another piece.
+/// Most bytes of a journal of a volume's file: a writer that comes near takes another piece.
 pub const BYTES_MAX: usize = 64 << 20;
-/// A search for whole records sums up so many words for each word that there is: who makes up a
-/// journal is not to keep its reader busy for hours.
+/// A search for whole records sums up at most this many words for each word of the journal: a
+/// forged journal must not keep its reader busy for hours.
 const SEARCH_EFFORT: usize = 16;
 
-/// A journal, or a part of one, that is not what its writer wrote. This is not a torn end, which a killed writer or
-/// a power cut leaves: whole records follow, or the last record is there to its end and does not fit its checksum.
+/// A journal, or a part of one, differs from the bytes of its writer. A torn end, which a killed
+/// writer or a power cut leaves, is no damage. Here whole records follow, or the last record is
+/// complete and does not fit its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("damaged at byte {at}: {what}")]
 pub struct Damage {
     /// Where in the journal, in bytes.
     pub at: u64,
-    /// What is wrong there.
+    /// The fault.
     pub what: &'static str,
 }
 
-/// The two forms of journals. The first had no seeds in its checksums and no checks of lengths, and is read only.
+/// The two forms of journals. The first had no seeds in its checksums and no checks of lengths, and
+/// is only read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     First,
     Second,
 }
 
-/// What the header of a journal tells.
+/// The header of a journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     form: Form,
     /// The number of the open in which the journal was written.
     pub open: u64,
-    /// By which rank.
+    /// The rank that wrote it.
     pub rank: u32,
-    /// The checksum of the header, which begins all others: a record counts in its own journal only.
+    /// The checksum of the header. All other checksums begin with it, so a record counts in its own
+    /// journal only.
     seed: u32,
 }
 
@@ -77,7 +81,7 @@ impl Header {
         header
     }
 
-    /// Its words.
+    /// Encodes the header.
     pub fn words(self) -> [u64; HEADER_WORDS] {
         let magic = if self.form == Form::First { MAGIC_1 } else { MAGIC_2 };
         let mut words = [magic, self.open, u64::from(self.rank), 0, 0, 0, 0, 0];
@@ -85,12 +89,12 @@ impl Header {
         words
     }
 
-    /// Reads a header; nothing where it is not there yet as a whole.
+    /// Decodes a header; `None` where it is not complete yet.
     ///
     /// # Errors
-    /// [`Damage`], for words that are none.
+    /// [`Damage`], for other words.
     pub fn read(words: &[u64; HEADER_WORDS]) -> Result<Option<Header>, Damage> {
-        // It is written with its first word last, or from its first byte on.
+        // Writers store the first word last, or write from the first byte on.
         if words[0] == 0 || words[HEADER_WORDS - 1] == 0 {
             return Ok(None);
         }
@@ -106,7 +110,7 @@ impl Header {
         }
     }
 
-    /// The header that these words were before one of their bits was changed.
+    /// Finds the header that these words were before one of their bits flipped.
     fn mended(words: &[u64; HEADER_WORDS]) -> Option<Header> {
         (0..HEADER_WORDS * 64).find_map(|bit| {
             let mut words = *words;
@@ -125,7 +129,8 @@ impl Header {
         let mut record = vec![0, self.view_word(number, len)];
         record.extend(encoded);
         if self.form == Form::Second {
-            // No record ends with a word of zeros, so that one that was torn can be told from one that was changed.
+            // No record ends with a word of zeros, so that a torn record differs from a damaged
+            // one.
             record.push(!len);
         }
         record[0] = self.front(at, VIEW, record.len(), &record[1..]);
@@ -136,7 +141,8 @@ impl Header {
         if self.form == Form::First { len } else { (number as u64) << 32 | len }
     }
 
-    /// The record at byte `at` of the tile with number `slot`, new or in the place of the one that had it.
+    /// The record at byte `at` of the tile with number `slot`, which is new or replaces the earlier
+    /// one.
     pub fn tile_record(self, at: u64, slot: usize, tile: &Tile) -> [u64; TILE_WORDS] {
         let names = (slot as u64) << 32 | u64::from(tile.view);
         let len = self.length_word(at, tile.len);
@@ -145,8 +151,8 @@ impl Header {
         record
     }
 
-    /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`]: it is stored anew,
-    /// at once, with each write that makes the tile longer, and so it has a check of its own.
+    /// The last word of the record at byte `at` of a tile of `len` bytes, at most [`LENGTH_MAX`].
+    /// Each write that makes the tile longer stores it by itself, so it has its own check.
     pub fn length_word(self, at: u64, len: u64) -> u64 {
         match self.form {
             Form::First => len,
@@ -159,13 +165,14 @@ impl Header {
         u64::from((sum ^ sum >> 16) as u16)
     }
 
-    /// The length of the tile whose record at byte `at` ends with this word. Nothing where it does not fit its check.
+    /// The length of the tile whose record at byte `at` ends with this word. `None` where it does
+    /// not fit its check.
     fn length_of(self, at: u64, word: u64) -> Option<u64> {
         let len = if self.form == Form::First { word } else { word & LENGTH_MAX };
         (self.length_word(at, len) == word).then_some(len)
     }
 
-    /// Kind, length in words, checksum of the fixed part.
+    /// The first word of a record: kind, length in words, checksum of the fixed part.
     fn front(self, at: u64, kind: u64, words: usize, fixed: &[u64]) -> u64 {
         let sum = match self.form {
             Form::First => sum(0, fixed),
@@ -174,7 +181,7 @@ impl Header {
         kind | (words as u64) << 8 | u64::from(sum) << 32
     }
 
-    /// Does the record at byte `at` fit its checksum? The length of a tile is not looked at.
+    /// Checks the record at byte `at` against its checksum, but for the length of a tile.
     fn fits(self, at: u64, record: &[u64]) -> bool {
         let Some((&first, body)) = record.split_first() else { return false };
         match first & 0xff {
@@ -186,7 +193,7 @@ impl Header {
         }
     }
 
-    /// Where, in words, the next record is that is whole. `words` begin at byte `at`.
+    /// Finds the next whole record; returns its position in words. `words` begin at byte `at`.
     fn find_whole(self, at: u64, words: &[u64], from: usize) -> Option<usize> {
         let mut effort = words.len().saturating_mul(SEARCH_EFFORT);
         (from..words.len()).find(|&place| {
@@ -200,10 +207,12 @@ impl Header {
         })
     }
 
-    /// Is it only the end of the journal that lies at byte `at`, where no whole record is? `words` are all that follow.
+    /// Checks that the journal ends at byte `at`, where no whole record is. `words` are all that
+    /// follow.
     ///
-    /// A writer that was killed leaves a record without its first word, and one whose machine lost its power, or whose disk
-    /// was full, a record that ends with zeros. Nothing that is whole can follow that.
+    /// A killed writer leaves a record without its first word. A writer on a full disk, or on a
+    /// machine that lost its power, leaves a record that ends with zeros. No whole record can
+    /// follow either.
     ///
     /// # Errors
     /// [`Damage`]: it is no end.
@@ -241,7 +250,7 @@ impl Header {
     }
 }
 
-/// Can a record begin with this word?
+/// Reports whether a record can begin with this word.
 fn can_be(first: u64) -> bool {
     let len = record_len(first);
     match first & 0xff {
@@ -251,8 +260,8 @@ fn can_be(first: u64) -> bool {
     }
 }
 
-/// The length of a record in words, by its first word; 0 for what is none. Not to be believed before
-/// [`Told::take`] has seen the record.
+/// The length of a record in words, by its first word; 0 for other words. The caller must not rely
+/// on it before [`Told::take`] has checked the record.
 pub fn record_len(first: u64) -> usize {
     ((first >> 8) & 0xff_ffff) as usize
 }
@@ -261,35 +270,36 @@ fn sum(seed: u32, words: &[u64]) -> u32 {
     words.iter().fold(seed, |crc, word| crc32c::crc32c_append(crc, &word.to_le_bytes()))
 }
 
-/// A tile of which nothing is known: its record is lost.
+/// Stands for a tile whose record is lost.
 const LOST: Tile = Tile { stamp: 0, view: u32::MAX, start: 0, block: 1, stride: 1, len: 0, at: 0 };
-/// The length of a tile that is not known: all up to the next one.
+/// The length of a tile whose length word is damaged: all bytes up to the next tile.
 const UNKNOWN: u64 = u64::MAX;
 
-/// What the records so far have told.
+/// The tiles of the records so far.
 #[derive(Clone, Debug)]
 pub struct Told {
     header: Header,
     views: Vec<Option<View>>,
     tiles: Vec<Tile>,
     reach: Reach,
-    /// Words that were passed over because they are damaged.
+    /// Damaged words that were skipped.
     passed: u64,
 }
 
 impl Told {
-    /// Nothing, of a journal with this header.
+    /// The state before the first record of a journal with this header.
     pub fn new(header: Header) -> Told {
         let (views, tiles, reach) = (Vec::new(), Vec::new(), Reach::default());
         Told { header, views, tiles, reach, passed: 0 }
     }
 
-    /// Takes a whole record, which lies at byte `at`. `None` where it makes no sense, or is not there as a whole yet: then
-    /// [`Header::check_end`] tells whether the journal ends before it. Tells whether it was that of the last tile, the only one that still grows.
+    /// Applies a whole record, which lies at byte `at`, and returns whether it was that of the last
+    /// tile, the only one that still grows. `None` where it makes no sense, or is not complete yet:
+    /// then [`Header::check_end`] decides whether the journal ends before it.
     ///
-    /// Who reads while the journal is written may have looked at the length of the last tile before it
-    /// grew for the last time, and see the tile after it. A piece has no gaps: a tile is at least as long
-    /// as the place of the one after it says.
+    /// A concurrent reader may load the length of the last tile before its last growth, and then
+    /// see the tile after it. A piece has no gaps: a tile is at least as long as the place of the
+    /// next one requires.
     pub fn take(&mut self, at: u64, record: &[u64]) -> Option<bool> {
         let (&first, body) = record.split_first()?;
         if !self.header.fits(at, record) {
@@ -303,6 +313,8 @@ impl Told {
                     Form::First => self.views.len(),
                     Form::Second => (body[0] >> 32) as usize,
                 };
+                // Lost views have no more numbers than damaged words, so a forged number cannot
+                // claim much memory.
                 let missing = number.checked_sub(self.views.len())?;
                 let view = View::decode(&mut encoded).ok()?;
                 if missing as u64 > self.passed {
@@ -320,7 +332,7 @@ impl Told {
         let &[names, stamp, start, block, stride, at, word] =
             <&[u64; TILE_WORDS - 1]>::try_from(body).ok()?;
         let len = match self.header.length_of(record, word) {
-            // Where a record is no single store, its last word may come last; no tile is empty.
+            // Where a record is no single store, its last word may arrive last; no tile is empty.
             None | Some(0) if self.passed == 0 || word == 0 => return None,
             None => UNKNOWN,
             Some(len) => len,
@@ -336,7 +348,7 @@ impl Told {
                 }
                 self.tiles.push(tile);
             }
-            // What lies between may be the bytes of tiles that are lost.
+            // The bytes in between may belong to lost tiles.
             None if (slot - known) as u64 <= self.passed => {
                 self.tiles.resize(slot, LOST);
                 self.tiles.push(tile);
@@ -347,7 +359,8 @@ impl Told {
         Some(slot + 1 == self.tiles.len())
     }
 
-    /// The record at byte `at`, that of the last tile, ends with this word by now. A tile that was longer stays so.
+    /// Updates the length of the last tile, whose record at byte `at` ends with this word by now. A
+    /// tile that was longer stays so.
     ///
     /// # Errors
     /// [`Damage`], where the word does not fit its check.
@@ -368,13 +381,13 @@ impl Told {
         }
     }
 
-    /// So many words are damaged and passed over. From here on no tile is made longer than its own record says: what
-    /// lies before the next may be the bytes of a tile that is lost.
+    /// Records that `words` damaged words are skipped. From here on no tile is made longer than its
+    /// own record states: the bytes before the next one may belong to a lost tile.
     fn pass_over(&mut self, words: usize) {
         self.passed += words as u64;
     }
 
-    /// The tile of a number and its view, if it can be one.
+    /// The tile of a number and its view, if it is valid.
     fn tile(&self, slot: usize) -> Option<(&View, &Tile)> {
         let tile = self.tiles.get(slot)?;
         let view = self.views.get(tile.view as usize)?.as_ref()?;
@@ -389,8 +402,9 @@ impl Told {
         }
     }
 
-    /// Does a tile with a stamp of `since` or later have any of the bytes `from .. to` of the file? In
-    /// O(log) of the number of tiles, as long as they are about in the order of the file.
+    /// Reports whether a tile with a stamp of `since` or later has any of the bytes `from .. to` of
+    /// the file. In O(log) of the number of tiles, as long as they are about in the order of the
+    /// file.
     pub fn wrote(&self, from: u64, to: u64, since: u64) -> bool {
         self.reach.any((from, to), since, |slot| {
             let found = self.tile(slot).filter(|(_, tile)| tile.stamp >= since);
@@ -398,25 +412,27 @@ impl Told {
         })
     }
 
-    /// All that was told, of the piece of rank `rank`. Tiles that cannot be are left out.
+    /// Returns all tiles, as the piece of rank `rank`. Invalid tiles are left out.
     pub fn piece(&self, rank: u32) -> PieceTiles {
         let mut piece = PieceTiles::new(rank);
         let add = |view: &Option<View>| piece.add_view(view.as_ref()?).ok();
         let numbers: Vec<Option<u32>> = self.views.iter().map(add).collect();
-        // Lengths have no check in the first form. The next tile's place has one, and tiles do not overlap.
+        // Lengths have no check in the first form. The next tile's place has one, and tiles do not
+        // overlap.
         let ends = if self.header.form == Form::First { self.ends(u64::MAX) } else { Vec::new() };
         for tile in &self.tiles {
             if let Some(Some(view)) = numbers.get(tile.view as usize) {
                 let end = ends.get(ends.partition_point(|end| *end <= tile.at));
                 let len = end.map_or(tile.len, |end| tile.len.min(end - tile.at));
-                // A tile that is out of range is one that nobody wrote.
+                // A tile that is out of range was never written.
                 let _ = piece.push(Tile { view: *view, len, ..*tile });
             }
         }
         piece
     }
 
-    /// Tiles whose length is not known have all bytes up to the next tile, or the end of the piece, which is `len` bytes long.
+    /// Ends tiles of unknown length at the next tile, or at the end of the piece, which is `len`
+    /// bytes long.
     fn bound(&mut self, len: u64) {
         let ends = self.ends(len);
         for tile in self.tiles.iter_mut().filter(|tile| tile.len == UNKNOWN) {
@@ -434,11 +450,11 @@ impl Told {
     }
 }
 
-/// What a journal that is read as a whole tells; `None` for one that was never begun. What is allocated is bounded by
-/// the length of `bytes`.
+/// Decodes a whole journal; `None` for one that was never begun. The length of `bytes` bounds the
+/// allocated memory.
 ///
 /// # Errors
-/// [`Damage`]: it tells of something else than its writer wrote. [`salvage`] has what is whole.
+/// [`Damage`]: it differs from the bytes of its writer. [`salvage`] returns the whole records.
 pub fn decode(bytes: &[u8]) -> Result<Option<PieceTiles>, Damage> {
     if bytes.len() > BYTES_MAX {
         return Err(Damage { at: BYTES_MAX as u64, what: "it is longer than journals are" });
@@ -447,7 +463,7 @@ pub fn decode(bytes: &[u8]) -> Result<Option<PieceTiles>, Damage> {
     let Some((found, rest)) = words.split_first_chunk() else { return Ok(None) };
     let at = HEADER_WORDS as u64 * 8;
     let Some(header) = Header::read(found)? else {
-        // Without its first page, too, it is one.
+        // A journal without its first page is damaged, too.
         return match rest.iter().any(|word| *word != 0) {
             true => Err(Damage { at: 0, what: "the header is missing" }),
             false => Ok(None),
@@ -463,7 +479,8 @@ fn words_of(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-/// Takes records from byte `at` on, where `words` begin, up to the first that does not read. What is left, and where.
+/// Applies records from byte `at` on, where `words` begin, up to the first unreadable one. Returns
+/// the rest and its position.
 fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a [u64]) {
     while let Some(record) = words.first().and_then(|first| words.get(..record_len(*first)))
         && told.take(at, record).is_some()
@@ -474,24 +491,24 @@ fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a
     (at, words)
 }
 
-/// What a damaged journal still tells.
+/// The readable part of a damaged journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Salvaged {
     /// The tiles whose records are whole.
     pub tiles: PieceTiles,
-    /// Where records are lost; nothing of a journal that is whole.
+    /// Where records are lost; empty for a whole journal.
     pub lost: Vec<Damage>,
 }
 
 impl Salvaged {
-    /// The tiles together with those that were published of the piece, which are true as well.
+    /// Joins the tiles with those that were published of the piece, which are true as well.
     pub fn joined_with(self, published: &PieceTiles) -> PieceTiles {
         let end_of = |tile: &Tile| tile.at.saturating_add(tile.len);
         let end = published.tiles().iter().map(end_of).max().unwrap_or(0);
         let mut all = published.clone();
         for tile in self.tiles.tiles().iter().filter(|tile| end_of(tile) > end) {
             if let Ok(view) = all.add_view(&self.tiles.views()[tile.view as usize]) {
-                // It was one of a piece, so it can be again.
+                // It was a tile of a piece, so it is valid again.
                 let _ = all.push(Tile { view, ..*tile });
             }
         }
@@ -499,8 +516,9 @@ impl Salvaged {
     }
 }
 
-/// What of a damaged journal is whole, of a piece that is `len` bytes long; of rank `rank`, if that is known otherwise. Of a journal of the first form that is
-/// what lies before the damage: without the numbers of views nothing is known of what follows.
+/// Recovers the whole records of a damaged journal, of a piece that is `len` bytes long, and of
+/// rank `rank` if the caller knows it. Of a journal of the first form only the records before the
+/// damage count: without the numbers of views, nothing is known about the later ones.
 pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
     let mut lost = Vec::new();
     let words = words_of(bytes);
@@ -525,7 +543,7 @@ pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
         (at, rest) = take_all(&mut told, at, rest);
         let Err(damage) = header.check_end(at, rest) else { break };
         lost.push(damage);
-        // A tile whose record fits but for its length is not lost.
+        // A tile is not lost if its record fits but for its length.
         let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.fits(at, tile));
         let from = usize::from(told.passed > 0 || !is_tile);
         let next = header.find_whole(at, rest, from).filter(|_| header.form == Form::Second);
@@ -537,13 +555,13 @@ pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
     Salvaged { tiles: told.piece(rank.unwrap_or(header.rank)), lost }
 }
 
-/// The bytes of a journal that tells of these tiles. For tests.
+/// Encodes a journal with these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
     encode_with(Header::new(1, piece.rank()), piece)
 }
 
-/// The same with a header of one's own. For tests.
+/// The same with another header. For tests.
 #[doc(hidden)]
 pub fn encode_with(header: Header, piece: &PieceTiles) -> Vec<u8> {
     let mut words = header.words().to_vec();
@@ -625,7 +643,7 @@ mod tests {
             let Salvaged { tiles, lost } = salvage(&bytes, None, LEN);
             assert_eq!(lost.is_empty(), decode(&bytes).is_ok(), "bit {bit}");
             assert!(lost.len() <= 1, "bit {bit}: {lost:?}");
-            // All that is told is true: no byte is anywhere else than where it was written.
+            // All recovered tiles are true: no byte is at another place than where it was written.
             let known = |tile: &Tile| {
                 let view = &tiles.views()[tile.view as usize];
                 let is_it = |old: &&Tile| {
@@ -666,7 +684,8 @@ mod tests {
             let end = good.len() - 256;
             let end_of = |tiles: &PieceTiles| tiles.tiles().len();
             for cut in (0..end).step_by(8) {
-                // What a full disk, or the power, left of the last record: sectors, so whole words.
+                // The rest of the last record after a full disk or a power cut: sectors, so whole
+                // words.
                 let mut bytes = good[..cut].to_vec();
                 bytes.resize(good.len(), 0);
                 let told = decode(&bytes).unwrap_or_else(|damage| panic!("{cut}: {damage}"));
@@ -677,7 +696,7 @@ mod tests {
                 // A cut within the length of a tile leaves a part of it.
                 assert!(whole <= 1, "{cut}");
             }
-            // What a killed process left: the first word is stored last.
+            // The rest after a kill: the first word is stored last.
             let mut bytes = good.clone();
             bytes[end - TILE_WORDS * 8..][..8].fill(0);
             let told = decode(&bytes).expect("torn").expect("a journal");
@@ -706,7 +725,7 @@ mod tests {
         assert_eq!((salvaged.tiles.tiles().len(), salvaged.lost.len()), (0, 1));
     }
 
-    /// The check is linear in the length, so that what one length shows holds for all.
+    /// The check is linear in the length, so the result for one length holds for all.
     #[test]
     fn one_or_two_flipped_bits_of_a_length_are_noticed() {
         let header = Header::new(1, 3);
@@ -776,7 +795,7 @@ mod tests {
             first: bool,
             kinds in prop::collection::vec((0u64..3, 0u64..20, any::<u64>(), 0u64..4), 0..40),
         ) {
-            // Records with a right checksum, of which nothing else is right.
+            // Records with a right checksum and random contents.
             let header = both_forms()[usize::from(first)];
             let mut words = header.words().to_vec();
             for (kind, len, word, small) in kinds {

@@ -17,7 +17,7 @@ enum Type {
     Resized(i64, i64, Box<Type>),
 }
 
-/// What MPI says of it: the place of every byte, lower and upper bound.
+/// The MPI type map: the place of every byte, lower and upper bound.
 #[derive(Clone, Debug, PartialEq)]
 struct Flat {
     bytes: Vec<i64>,
@@ -198,8 +198,9 @@ proptest! {
         prop_assert!(rest.is_empty());
     }
 
-    /// What a program may set, with extents of zero, below zero and shorter than the data, lower bounds anywhere, and
-    /// data before displacement 0; and where its bytes are, one by one and in file order.
+    /// Views that a program may set: with extents of zero, below zero and shorter than the data,
+    /// lower bounds anywhere, and data before displacement 0. The model has the place of each byte,
+    /// and file order.
     #[test]
     fn a_program_s_view_is_what_mpi_says(
         t in types(),
@@ -216,8 +217,8 @@ proptest! {
         let flat = t.flat();
         let one = places(&flat, flat.bytes.len());
         let view = match ProgramView::new(disp, 1, t.shape()) {
-            // Blocks that touch are joined, and then may hide an order of bytes
-            // that was no order of blocks; never the other way round.
+            // Blocks that touch are joined, which may hide that their bytes were out of order; the
+            // reverse cannot happen.
             Ok(view) => view,
             Err(error) => {
                 let outside = one.iter().any(|&p| p + (disp as i64) < 0);
@@ -234,7 +235,7 @@ proptest! {
         for (s, &place) in (0..).zip(&all) {
             prop_assert_eq!(view.offset_of(s), u64::try_from(place).unwrap_or(u64::MAX));
         }
-        // Bytes before `end`: of copies that go on through the file, all have been seen by then.
+        // Bytes before `end`: of copies that advance through the file, all have been seen by then.
         if flat.extent() > 0 || one.is_empty() {
             let seen = places(&flat, one.len() * 500);
             let before = seen.iter().rposition(|p| p + (disp as i64) < end as i64);
@@ -277,7 +278,8 @@ proptest! {
                 prop_assert_eq!(told, inside.len());
                 let want: Vec<u8> = inside.iter().map(|p| last[&(*p as u64)]).collect();
                 prop_assert_eq!(back, want);
-                // Where the file was cut meanwhile, the stream ends with the first byte that is gone.
+                // Where the file was truncated meanwhile, the stream ends with the first removed
+                // byte.
                 let half = file.len() / 2;
                 let mut back = vec![0xff; inside.len()];
                 let told = stretch.unsort(&file[..half], &mut back);
@@ -316,14 +318,14 @@ proptest! {
     }
 }
 
-/// What a process does to the file.
+/// A step of a process.
 #[derive(Clone, Debug)]
 enum Step {
     /// Sets one of the views.
     View(usize),
     /// Writes a few blocks at equal distances in the stream.
     Write { stream: u64, block: u64, gap: u64, count: u64 },
-    /// Everybody begins a new epoch, the file cut to this size where there is one.
+    /// All ranks begin a new epoch; the file is truncated to this size where there is one.
     Epoch(Option<u64>),
 }
 
@@ -344,7 +346,7 @@ struct Owner {
     at: u64,
 }
 
-/// Plays steps and knows for each byte of the file who has it.
+/// Plays steps and records the owner of each byte of the file.
 struct Play {
     stamp: u64,
     pieces: Vec<PieceTiles>,
@@ -375,7 +377,7 @@ impl Play {
         let number = self.pieces[rank].add_view(&view).unwrap();
         for own in self.pieces[rank].covered(&view, stream, len) {
             let at = match own.at {
-                // A tile of an earlier epoch may not be the winner any more.
+                // A tile of an earlier epoch may no longer be the winner.
                 Some((at, stamp)) if stamp == self.stamp => at,
                 _ => {
                     let at = self.ends[rank];
@@ -441,7 +443,7 @@ impl Play {
     }
 }
 
-/// The owner of each byte that `found` tells, in order.
+/// The owner of each byte in `found`, in order.
 fn owners(found: &[Found]) -> Vec<Option<(PieceId, u64)>> {
     let one = |f: &Found| {
         let f = *f;
@@ -450,7 +452,7 @@ fn owners(found: &[Found]) -> Vec<Option<(PieceId, u64)>> {
     found.iter().flat_map(one).collect()
 }
 
-/// The owner of each of `len` bytes that `found` tells, each told once.
+/// The owner of each of `len` bytes in `found`, each byte once.
 fn scattered(found: &[FoundRun], len: usize) -> Vec<Option<(PieceId, u64)>> {
     let mut all = vec![None; len];
     for f in found {
@@ -465,7 +467,7 @@ fn scattered(found: &[FoundRun], len: usize) -> Vec<Option<(PieceId, u64)>> {
     all.into_iter().map(|one| one.expect("not told")).collect()
 }
 
-/// Compares all that an index tells with who has which byte.
+/// Compares all results of an index with the owners in the model.
 fn check(
     index: &Index,
     owner: impl Fn(u64) -> Option<(PieceId, u64)>,
@@ -542,7 +544,7 @@ struct Grid {
     element: u64,
     /// Elements of a rank's block, and ranks, in each dimension.
     dims: Vec<(u64, u64)>,
-    /// By how many elements each block reaches into the next ones.
+    /// Elements by which each block overlaps the next ones.
     ghost: u64,
     /// Bytes a write, in elements; 0 for all at once.
     chunk: u64,
@@ -591,7 +593,7 @@ impl Grid {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// So many tiles that the writer looks its own up in indexes.
+    /// So many tiles that the writer looks its own tiles up in indexes.
     #[test]
     fn the_index_knows_many_tiles(
         ranks in 1usize..3,
@@ -608,8 +610,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1000))]
 
-    /// Blocks of arrays, which is what the index has its tree for; read by
-    /// other grids of the same array, too.
+    /// Blocks of arrays, for which the index has its tree; read by other grids of the same array,
+    /// too.
     #[test]
     fn the_index_knows_arrays(
         grid in grids(),
@@ -639,7 +641,7 @@ proptest! {
         let index = play.index(base);
         prop_assert_eq!(index.size(), play.size);
         if cut.is_none() && grid.ghost == 0 {
-            // Proved apart, a whole array through the view that wrote it is one run.
+            // Proved to be alone, a whole array through the view of its writer is one run.
             for (rank, view) in views.iter().enumerate() {
                 let found = index.lookup_view(view, 0, view.filetype_size() * grid.times);
                 prop_assert_eq!(found.len(), 1, "rank {}", rank);
@@ -655,7 +657,7 @@ proptest! {
         check(&index, |o| play.owner(o), &readers, probe)?;
     }
 
-    /// A journal that notes what `append` tells is read back as it was.
+    /// A journal that records each [`Appended`] is read back as it was.
     #[test]
     fn a_journal_of_tiles_is_read_back(
         views in vec(views(), 1..3),
@@ -701,8 +703,8 @@ proptest! {
         prop_assert_eq!(index(back), index(piece));
     }
 
-    /// Rows of planes of blocks, written at explicit offsets one by one, are a
-    /// few dozen bytes, and where they were written.
+    /// Rows of planes of blocks, written at explicit offsets one by one, need a few dozen bytes,
+    /// and are found where they were written.
     #[test]
     fn nested_patterns_of_offsets_are_found(
         disp in 0u64..100,
@@ -727,7 +729,7 @@ proptest! {
         check(&play.index(0), |o| play.owner(o), &[View::bytes()], (5, 50))?;
     }
 
-    /// Bytes that were damaged are refused, or are a piece that can be used.
+    /// Damaged bytes are refused, or are a piece that can be used.
     #[test]
     fn damaged_pieces_do_no_harm(
         views in vec(views(), 1..3),
@@ -783,7 +785,7 @@ fn use_piece(bytes: &[u8]) {
     }
 }
 
-/// Lists of equal lists of equal lists: few bytes, and more blocks than could be visited.
+/// Lists of equal lists of equal lists: few bytes, and more blocks than a test could visit.
 #[test]
 fn deep_lists_are_not_walked() {
     let build = || {
@@ -812,8 +814,9 @@ fn deep_lists_are_not_walked() {
     assert_eq!(index.lookup_view(&build(), 0, last).len(), 1);
 }
 
-/// What HDF5 and PnetCDF make with Open MPI: an extent that is shorter than the data, and a lower bound above some of
-/// it. One copy is one tile, under the same view however often it is set; a second one is put into file order.
+/// A type of HDF5 and PnetCDF with Open MPI: an extent that is shorter than the data, and a lower
+/// bound above some of it. One copy is one tile, under the same view however often it is set; a
+/// second one is put into file order.
 #[test]
 fn a_copy_of_a_short_extent_is_one_tile() {
     let header = Shape::bytes(512).unwrap();
@@ -848,7 +851,7 @@ fn stretches_are_bounded() {
     let long = view(&Shape::bytes(1 << 40).unwrap(), 1 << 20);
     let stretch = long.in_file_order(5, 1 << 50, u64::MAX).unwrap();
     assert_eq!((stretch.stream_len(), stretch.view().offset_of(0)), (4 << 20, 12));
-    // Copies that lie one upon the other, and copies that go back until they leave the file.
+    // Copies at the same place, and copies that go back until they leave the file.
     let still = view(&Shape::bytes(4).unwrap(), 0);
     let stretch = still.in_file_order(2, 40, u64::MAX).unwrap();
     assert_eq!((stretch.stream_len(), stretch.size()), (40, 4));

@@ -1,11 +1,10 @@
-//! The journal of a piece: where its bytes belong, kept while the piece is
-//! written, so that a process that dies takes nothing along.
+//! The journal of a piece: the places of its bytes, recorded while the piece is written, so that a
+//! killed process loses nothing.
 //!
-//! A file of words. Behind a header come records that are never changed but
-//! for one word: the length of the run of bytes that the record tells of.
-//! A run grows by one store into memory that is mapped from the file, after
-//! the bytes are in the piece. No system call, and kill(2) loses nothing.
-//! What it looks like is drawn in docs/FORMAT.md.
+//! It is a file of words. A header comes first, then records. A record never changes but for one
+//! word, the length of its run of bytes. A run grows by one store into memory that is mapped from
+//! the file, after the bytes are in the piece. That needs no system call, and kill(2) loses
+//! nothing. docs/FORMAT.md draws the format.
 
 use crate::shared::Words;
 use rustix::io::Errno;
@@ -17,15 +16,16 @@ use tatami_layout::journal::{
 use tatami_layout::{Appended, PieceTiles, Tile, View};
 
 const HEADER: u64 = HEADER_WORDS as u64 * 8;
-/// How often a journal that grows while it is read is read on before it counts as read.
+/// Attempts to read to the end of a journal that grows meanwhile.
 const LOOKS: usize = 100;
-/// So long a record of another machine may be on its way after later ones have come. Only then it counts as damaged.
+/// How long a record of another machine may arrive after later ones. After that it counts as
+/// damaged.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// A journal grows by doubling between these many bytes.
+/// A journal grows by doubling; a step has between these numbers of bytes.
 const STEP_MIN: u64 = 4096;
 const STEP_MAX: u64 = 4 << 20;
 
-/// Where the length stands in a tile's record.
+/// Offset of the length in a tile's record.
 const LENGTH: u64 = (TILE_WORDS as u64 - 1) * 8;
 
 /// A journal that is written.
@@ -37,7 +37,7 @@ pub struct Writer {
     room: u64,
     views: usize,
     slots: Vec<u64>,
-    /// Tiles from this number on are not told as they are: an error of the disk came between.
+    /// Tiles from this number on are not recorded as they are, after an error of the disk.
     untold: Option<usize>,
 }
 
@@ -62,18 +62,17 @@ impl Writer {
         })
     }
 
-    /// Bytes of it that have a meaning.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used
     }
 
-    /// Makes sure that the next change finds room, so that bytes are never
-    /// written that cannot be told of.
+    /// Makes room for the next change, so that no bytes are written that cannot be recorded.
     ///
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
     pub fn make_room(&mut self, view: &View) -> Result<(), Errno> {
-        // One write changes three tiles at most: the last, its last block, and what comes.
+        // One write changes three tiles at most: the last, its last block, and the new one.
         let tiles = (4 * TILE_WORDS * 8) as u64;
         if self.used + tiles + 64 <= self.room && self.views > 0 {
             return Ok(());
@@ -90,11 +89,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Tells of what `change` did to `piece`. The bytes must be in the piece file.
+    /// Records a change of `piece`. The bytes must be in the piece file.
     ///
     /// # Errors
-    /// Those of the disk, where the journal is not mapped; `EFBIG` for a tile beyond [`LENGTH_MAX`]. What could not be
-    /// told is told with the next change.
+    /// Those of the disk, where the journal is not mapped; `EFBIG` for a tile beyond
+    /// [`LENGTH_MAX`]. A change that could not be recorded is recorded with the next one.
     pub fn tell(&mut self, change: Appended, piece: &PieceTiles) -> Result<(), Errno> {
         let first = match change {
             Appended::Grown => piece.tiles().len().saturating_sub(1),
@@ -102,6 +101,7 @@ impl Writer {
         };
         let as_told = self.untold.is_none();
         let first = self.untold.map_or(first, |untold| untold.min(first));
+        // Set before the attempt and cleared after it: an error in between leaves the mark.
         self.untold = Some(first);
         if piece.tiles().iter().skip(first).any(|tile| tile.len > LENGTH_MAX) {
             return Err(Errno::FBIG);
@@ -116,13 +116,14 @@ impl Writer {
         Ok(())
     }
 
-    /// Tells of views that are new, and of all tiles from number `first` on.
+    /// Records new views, and all tiles from number `first` on.
     fn tell_from(&mut self, first: usize, piece: &PieceTiles) -> Result<(), Errno> {
         while let Some(view) = piece.views().get(self.views) {
             self.add(&self.header.view_record(self.used, self.views, view))?;
             self.views += 1;
         }
-        // Those that replace others last: what they replace is true until then, so that nothing is missing in between.
+        // Records that replace others come last. The replaced ones are true until then, so no byte
+        // is missing in between.
         let known = self.slots.len();
         for (slot, tile) in piece.tiles().iter().enumerate().skip(known) {
             self.add_tile(slot, tile)?;
@@ -164,36 +165,36 @@ impl Writer {
     }
 }
 
-/// Words that are read while somebody else may add to them.
+/// Words that are read while another process may add to them.
 pub trait Load: std::fmt::Debug + Send {
-    /// Words from `from` on may have changed since they were looked at.
+    /// Drops cached words from `from` on, which may have changed since.
     ///
     /// # Errors
-    /// Those of the disk, or of the node that has them.
+    /// Those of the disk, or of the node that has the words.
     fn again(&mut self, from: u64) -> Result<(), Errno>;
 
     /// Makes the first `len` bytes readable, if they are there.
     ///
     /// # Errors
-    /// As [`Load::again`].
+    /// Those of the disk, or of the node that has the words.
     fn see(&mut self, len: u64) -> Result<(), Errno>;
 
     /// Bytes that can be loaded.
     ///
     /// # Errors
-    /// As [`Load::again`].
+    /// Those of the disk, or of the node that has the words.
     fn readable(&self) -> Result<u64, Errno>;
 
     /// Fills `words` from `offset` on; zeros past the end.
     ///
     /// # Errors
-    /// As [`Load::again`].
+    /// Those of the disk, or of the node that has the words.
     fn load_all(&self, offset: u64, words: &mut [u64]) -> Result<(), Errno>;
 
     /// One word; 0 past the end.
     ///
     /// # Errors
-    /// As [`Load::again`].
+    /// Those of the disk, or of the node that has the words.
     fn load(&self, offset: u64) -> Result<u64, Errno> {
         let mut word = [0];
         self.load_all(offset, &mut word)?;
@@ -226,36 +227,37 @@ impl Load for Words {
 /// Why a journal cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Trouble {
-    /// The disk, or the node that has it, says so.
+    /// An error of the disk, or of the node that has the journal.
     #[error("{0}")]
     Disk(#[from] Errno),
-    /// It tells of something else than its writer wrote.
+    /// The journal differs from the one that its writer wrote.
     #[error("{0}")]
     Damage(#[from] Damage),
 }
 
-/// A journal that is read, while it is being written or after its writer died.
+/// Reads a journal, while it is being written or after its writer died.
 #[derive(Debug)]
 pub struct Reader {
     words: Box<dyn Load>,
     header: Header,
     at: u64,
     told: Told,
-    /// Where the record of the last tile is: the only one that still grows.
+    /// Where the record of the last tile is: only that tile still grows.
     last: Option<u64>,
-    /// It was looked whether anything lies behind the zeros at the end.
+    /// Whether the zeros at the end were searched for later records.
     searched: bool,
-    /// What another machine writes may come in any order.
+    /// Whether another machine writes it, so that words may arrive in any order.
     is_remote: bool,
     /// Since when, and where, it looks damaged.
     suspected: Option<(u64, Instant)>,
 }
 
 impl Reader {
-    /// Opens the journal `file` of a rank; nothing where it is not there yet as a whole. `is_remote`: another machine may write it.
+    /// Opens the journal `file` of a rank; `None` where its header is not complete yet.
+    /// `is_remote`: another machine may write it.
     ///
     /// # Errors
-    /// Those of the disk; [`Damage`] for what is no journal of this rank.
+    /// Those of the disk; [`Damage`] for a file that is no journal of this rank.
     pub fn new(
         file: File,
         open: u64,
@@ -272,14 +274,14 @@ impl Reader {
         }
     }
 
-    /// Reads the journal in `words`, of any rank of any open; nothing where it is none (yet).
+    /// Reads the journal in `words`, of any rank of any open; `None` where there is none (yet).
     ///
     /// # Errors
-    /// Those of the disk, or of the node that has it; [`Damage`].
+    /// Those of the disk, or of the node that has the words; [`Damage`].
     pub fn of_any(mut words: Box<dyn Load>, is_remote: bool) -> Result<Option<Reader>, Trouble> {
         let mut header = read_header(&mut *words);
         if matches!(header, Err(Trouble::Damage(_))) {
-            // It was written meanwhile, or it is damaged.
+            // Either it was written meanwhile, or it is damaged: a second look decides.
             header = read_header(&mut *words);
         }
         match header {
@@ -301,21 +303,22 @@ impl Reader {
         }
     }
 
-    /// What the journal told when it was last looked at. Tiles that cannot be are left out.
+    /// Returns the tiles as of the last update. Invalid tiles are left out.
     pub fn piece(&self) -> PieceTiles {
         self.told.piece(self.header.rank)
     }
 
-    /// Does a tile with a stamp of `since` or later have any of the bytes `from .. to` of the file, as far as
-    /// the journal told when it was last looked at?
+    /// Reports whether a tile with a stamp of `since` or later has any of the bytes `from .. to` of
+    /// the file, as of the last update.
     pub fn wrote(&self, from: u64, to: u64, since: u64) -> bool {
         self.told.wrote(from, to, since)
     }
 
-    /// Looks again.
+    /// Reads new records and the length of the last tile.
     ///
     /// # Errors
-    /// Those of the disk; [`Damage`] where there is a record that does not read and is not the torn end of the journal.
+    /// Those of the disk; [`Damage`] for an unreadable record that is not the torn end of the
+    /// journal.
     pub fn update(&mut self) -> Result<(), Trouble> {
         let mut before = None;
         for _ in 0..LOOKS {
@@ -326,8 +329,9 @@ impl Reader {
                     return other;
                 }
             };
-            // What does not read was perhaps not written yet when we looked at it, and what follows it was when we looked
-            // at that. A record is stored before those that follow, so if it does not read now it never will.
+            // An unreadable record may have been incomplete when it was read, and the record behind
+            // it complete when that was read. A record is stored before those that follow. So if a
+            // second look finds it unreadable again, it stays so.
             if before == Some(damage.at) {
                 let is_on_its_way = self.is_remote && !self.has_lasted(damage);
                 return if is_on_its_way { Ok(()) } else { Err(damage.into()) };
@@ -337,7 +341,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Has it looked damaged in this way for so long that nothing more is to come?
+    /// Reports whether it has looked damaged in this way for so long that no more words will
+    /// arrive.
     fn has_lasted(&mut self, damage: Damage) -> bool {
         match self.suspected {
             Some((at, since)) if at == damage.at => since.elapsed() >= PATIENCE,
@@ -350,6 +355,8 @@ impl Reader {
 
     fn read_on(&mut self) -> Result<(), Trouble> {
         self.words.again(self.last.map_or(self.at, |last| last.min(self.at)))?;
+        // The length of the last tile first: once a new record is applied, another tile is the last
+        // one.
         if let Some(at) = self.last {
             self.told.grow(at, self.words.load(at + LENGTH)?)?;
         }
@@ -357,7 +364,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes the next record; tells whether there was one.
+    /// Reads the next record; returns whether there was one.
     fn record(&mut self) -> Result<bool, Errno> {
         self.words.see(self.at + 8)?;
         let first = self.words.load(self.at)?;
@@ -379,8 +386,9 @@ impl Reader {
         Ok(true)
     }
 
-    /// Is what follows the end of the journal? Zeros are looked through once only: later, the words that follow are new,
-    /// and whoever reads a journal as it grows must not read all of its room each time.
+    /// Checks that the rest is only the end of the journal. Zeros are searched once only: later,
+    /// following words are new, and a reader of a growing journal must not read all of its room
+    /// each time.
     fn check_end(&mut self) -> Result<(), Trouble> {
         if self.searched && self.words.load(self.at)? == 0 {
             return Ok(());
@@ -392,7 +400,7 @@ impl Reader {
     }
 }
 
-/// The header of the journal in `words`; nothing where nothing was written yet.
+/// Reads the header of the journal in `words`; `None` where nothing was written yet.
 fn read_header(words: &mut dyn Load) -> Result<Option<Header>, Trouble> {
     let mut found = [0; HEADER_WORDS];
     words.again(0)?;
@@ -417,14 +425,14 @@ fn rest_of(words: &dyn Load, at: u64) -> Result<Vec<u64>, Errno> {
     Ok(rest)
 }
 
-/// Was the file changed so short a time ago that a part of it may be on its way from another machine?
+/// Reports whether the file was changed so recently that words of another machine may still arrive.
 pub fn is_new(file: &File) -> bool {
     let age = file.metadata().and_then(|meta| meta.modified()).map(|at| at.elapsed());
-    // One from the future is as new.
+    // A time in the future counts as recent.
     !age.is_ok_and(|age| age.is_ok_and(|age| age > PATIENCE))
 }
 
-/// What is whole of the journal `file` of a rank whose piece is `len` bytes long.
+/// Recovers the whole records of the journal `file` of a rank whose piece is `len` bytes long.
 ///
 /// # Errors
 /// Those of the disk.

@@ -16,21 +16,21 @@ use tatami_layout::{Appended, MAX_OFFSET, PieceTiles, View};
 /// Bytes of scattered memory that are packed and written at a time.
 const PACK: usize = 512 << 10;
 
-/// Writes from here on are made in parts of [`PACK`]. They would fill page-cache folios of 2 MiB, the
-/// size in which a virtual machine with free page reporting gives memory back to its host, and it
-/// takes long to get it back: the same 256 MiB took 0.1 s of CPU time by calls of 512 KiB, and up
-/// to 1 s by calls of 8 MiB.
+/// Writes of this size and more are split into parts of [`PACK`]. Whole, they would fill page-cache
+/// folios of 2 MiB, the size in which a virtual machine with free page reporting returns memory to
+/// its host. Getting that memory back is slow: the same 256 MiB took 0.1 s of CPU time by calls of
+/// 512 KiB, and up to 1 s by calls of 8 MiB.
 const LARGE: usize = 2 << 20;
 
-/// Where a piece and its journal are made, and who is told that it has changed.
+/// Creates the files of a piece, and publishes its number of changes.
 pub trait Home {
-    /// Makes the files of a piece that has none yet.
+    /// Creates the files of a piece that has none yet.
     ///
     /// # Errors
-    /// `ENOSPC`, and others of the disk; then there is nothing left of them.
+    /// `ENOSPC`, and others of the disk; then no file is left.
     fn make(&self, name: Name) -> Result<(File, journal::Writer)>;
 
-    /// The piece of a rank has changed so many times by now.
+    /// Publishes the number of changes of a rank's piece.
     ///
     /// # Errors
     /// Those of the disk.
@@ -44,8 +44,8 @@ struct Files {
     journal: journal::Writer,
 }
 
-/// The last write, from which the next one may go on with nothing looked up: it lengthens the last tile, which has no
-/// gaps, and no byte of what it could write is in the piece.
+/// The last write, which the next one may continue without a lookup: it lengthens the last tile,
+/// which has no gaps, and none of the bytes that it could write is in the piece.
 #[derive(Debug)]
 struct Last {
     view: View,
@@ -63,12 +63,12 @@ pub struct OwnPiece {
     path: PathBuf,
     files: Option<Files>,
     tiles: PieceTiles,
-    /// What was written under each of the views: stream bytes.
+    /// The stream bytes that were written under each view.
     written: Vec<Ranges>,
     last: Option<Last>,
     end: u64,
     changes: u64,
-    /// Bytes or tiles that no sync has brought to the disk.
+    /// Whether there are bytes or tiles that no sync has brought to the disk.
     dirty: bool,
     sealed: u64,
     published: u64,
@@ -94,7 +94,8 @@ impl OwnPiece {
         }
     }
 
-    /// As readers of this handle are told of it; nothing while it is empty.
+    /// The state that readers of this handle use instead of the journal; `None` while the piece is
+    /// empty.
     pub fn own(&self) -> Option<Own<'_>> {
         let (name, changes) = (self.name, self.changes);
         self.files.as_ref().map(|_| Own { name, changes, tiles: &self.tiles })
@@ -110,7 +111,7 @@ impl OwnPiece {
         &self.tiles
     }
 
-    /// Makes the files, unless they are there.
+    /// Creates the files, unless they exist.
     fn make(&mut self, home: &dyn Home) -> Result<&mut Files> {
         if self.files.is_none() {
             let (piece, journal) = home.make(self.name)?;
@@ -125,17 +126,17 @@ impl OwnPiece {
         self.files.as_ref().map_or(0, |files| files.journal.used())
     }
 
-    /// The file with its bytes; nothing while it is empty.
+    /// The file with its bytes; `None` while it is empty.
     pub fn file(&self) -> Option<&File> {
         self.files.as_ref().map(|files| &*files.piece)
     }
 
-    /// Has it bytes or tiles that no sync has brought to the disk?
+    /// Whether there are bytes or tiles that no sync has brought to the disk.
     pub fn is_dirty(&self) -> bool {
         self.dirty
     }
 
-    /// Could some of the stream bytes be in the piece already? No false "no".
+    /// Reports whether some of the stream bytes may be in the piece already. A "no" is certain.
     pub fn may_have(&self, view: &View, stream: u64, len: u64) -> bool {
         let reach =
             |view: &View, from: u64, to: u64| (view.offset_of(from), view.offset_of(to - 1));
@@ -150,11 +151,13 @@ impl OwnPiece {
         })
     }
 
-    /// Appends data that goes on where the last write under this very view ended, with its stamp. False, and nothing
-    /// done, where that is not so, or where one call would not write it.
+    /// Appends data that continues the last write under this very view, with its stamp. Returns
+    /// `false`, and does nothing, where it does not continue it, or where one call would not write
+    /// it.
     ///
     /// # Errors
-    /// `ENOSPC` and others of the disk; then nothing is told of, but for an error of a journal that is not mapped.
+    /// `ENOSPC` and others of the disk; then no tile is recorded, unless the journal is not mapped
+    /// and fails.
     pub fn go_on(
         &mut self,
         home: &dyn Home,
@@ -172,6 +175,8 @@ impl OwnPiece {
             return Ok(false);
         }
         let Some(bytes) = data.dense(0, len as usize) else { return Ok(false) };
+        // The bytes first, then the tile in the journal, then the count: a reader that finds the
+        // count finds the tile, and a tile never names bytes that a kill could have prevented.
         files.piece.write_all_at(bytes, self.end).context("write", &self.path)?;
         last.end += len;
         self.end += len;
@@ -185,7 +190,7 @@ impl OwnPiece {
         Ok(true)
     }
 
-    /// Notes whether the next write may go on from one that ended at `end`.
+    /// Remembers whether the next write may continue one that ended at `end`.
     fn note(&mut self, view: &View, stamp: u64, end: u64) {
         let ends_here = self.tiles.tiles().last().is_some_and(|tile| {
             tile.block == tile.stride && tile.stamp == stamp && tile.end() == end
@@ -199,11 +204,11 @@ impl OwnPiece {
         });
     }
 
-    /// Appends stream bytes `stream .. stream + len`, which are the data from
-    /// `from` on, with the stamp `stamp`.
+    /// Appends the stream bytes `stream .. stream + len`, which are the data from `from` on, with
+    /// the stamp `stamp`.
     ///
     /// # Errors
-    /// `ENOSPC` and others of the disk; `EFBIG`. What has been written of it is told of.
+    /// `ENOSPC` and others of the disk; `EFBIG`. Tiles of the written part are recorded.
     #[allow(clippy::too_many_arguments)] // one write is that many things
     pub fn append(
         &mut self,
@@ -223,6 +228,7 @@ impl OwnPiece {
         self.last = None;
         let mut done = 0;
         while done < len {
+            // Reserve room in the journal first: bytes without a tile would be lost.
             let files = self.make(home)?;
             let (piece, room) = (files.piece.clone(), files.journal.make_room(view));
             room.context("write the journal of", &self.path)?;
@@ -251,7 +257,7 @@ impl OwnPiece {
         Error::because("write", &self.path, errno, why.to_string())
     }
 
-    /// Writes data from `from` on at `at`, as much as is done at once; bytes written.
+    /// Writes data from `from` on at `at`, as much as one call takes; returns the bytes written.
     fn store(
         &mut self,
         piece: &File,
@@ -277,7 +283,7 @@ impl OwnPiece {
         Ok(bytes.len() as u64)
     }
 
-    /// Writes data from `from` on over bytes that are there, at `at`.
+    /// Overwrites bytes of the piece at `at` with the data from `from` on.
     ///
     /// # Errors
     /// Those of the disk.
@@ -294,7 +300,7 @@ impl OwnPiece {
         Ok(())
     }
 
-    /// What rank 0 must know; nothing where it knows it. See [`decode_sealed`].
+    /// Returns the tiles that rank 0 must publish; empty where it has them. See [`decode_sealed`].
     ///
     /// # Errors
     /// Those of the disk.
@@ -303,6 +309,7 @@ impl OwnPiece {
             && durable
             && self.dirty
         {
+            // The bytes first: a tile on the disk must not name bytes that a power cut could take.
             rustix::fs::fdatasync(&files.piece).context("sync", &self.path)?;
             files.journal.flush().context("sync the journal of", &self.path)?;
             self.dirty = false;
@@ -316,16 +323,16 @@ impl OwnPiece {
         Ok(out)
     }
 
-    /// What was sealed has been published.
+    /// Records that the sealed tiles have been published.
     pub fn published(&mut self) {
         self.published = self.sealed;
     }
 }
 
-/// What a rank sealed: changes of its journal, and tiles. Nothing for nothing new.
+/// Decodes the bytes that a rank sealed: changes of its journal, and tiles. `None` for empty bytes.
 ///
 /// # Errors
-/// Bytes that are none, as a sentence.
+/// Bytes that [`OwnPiece::seal`] did not make, as a sentence.
 pub fn decode_sealed(bytes: &[u8]) -> std::result::Result<Option<(u64, PieceTiles)>, String> {
     if bytes.is_empty() {
         return Ok(None);

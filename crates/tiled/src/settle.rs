@@ -1,5 +1,5 @@
-//! The end of an open: what its journals tell goes into the index, and then
-//! they go. For an open that closes, and for one whose job died.
+//! The end of an open: its journals are merged into the index and then removed. For an open that
+//! closes, and for one whose job died.
 
 use crate::container::Container;
 use crate::error::{Context, Result};
@@ -13,7 +13,7 @@ use rustix::io::Errno;
 use tatami_layout::journal::{Damage, Salvaged};
 use tatami_layout::{PieceTiles, Tile};
 
-/// What was found of a dead open.
+/// The result for a dead open.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settled {
     /// Its number.
@@ -22,26 +22,26 @@ pub struct Settled {
     pub ranks: u32,
     /// How many of them had written.
     pub writers: u32,
-    /// Bytes in their pieces that the index knows now.
+    /// Bytes in their pieces that the index names now.
     pub bytes: u64,
-    /// Bytes that journals tell of and pieces do not have: lost with the power.
+    /// Bytes that journals name and pieces do not have: lost in a power cut.
     pub lost: u64,
-    /// Journals of which a part did not read, and where. What they told there is lost.
+    /// Damaged journals, and where; their tiles there are lost.
     pub damaged: Vec<(Name, Damage)>,
 }
 
-/// What to do with journals that are damaged.
+/// The treatment of damaged journals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damaged {
-    /// Nothing, but to say so: the open is not settled.
+    /// Report the damage and leave the open as it is.
     Refuse,
-    /// Take what is whole, and let the rest go.
+    /// Take the whole records, and accept the loss of the others.
     Accept,
 }
 
-/// Puts into `index` what the journals of an open have beyond it. Bytes that a
-/// piece does not have are left out. Ranks that live have counted all their
-/// changes (`counted`); one that died may not have.
+/// Merges into `index` the tiles that the journals of an open have beyond it. Bytes that a piece
+/// does not have are left out. `counted`: all changes have been counted, as by living ranks; a dead
+/// rank may have missed the last one.
 ///
 /// # Errors
 /// Those of the disk; `EIO` for a damaged journal that is to be refused.
@@ -82,7 +82,7 @@ pub fn take_journals(
             let (tiles, lost) = clamp(&told, len);
             let more = have.is_none_or(|known| bytes(&tiles) > known);
             settled.lost += lost;
-            // The slot is stored after the journal, so the journal may be ahead of it.
+            // The count is stored after the journal, so the journal may be ahead of it.
             if (changes > known_changes || more) && !tiles.tiles().is_empty() {
                 have = Some(bytes(&tiles));
                 new.push(Entry { name, changes: changes.max(known_changes + 1), tiles });
@@ -97,7 +97,7 @@ pub fn take_journals(
     Ok(settled)
 }
 
-/// What the journal of a piece tells, if there is one.
+/// Reads the tiles in the journal of a piece, if there is one.
 fn read_journal(container: &Container, roll: &Roll, name: Name) -> Result<Option<PieceTiles>> {
     let Some(mut journal) = open_journal(container, name, roll.is_here(), false)? else {
         return Ok(None);
@@ -117,12 +117,13 @@ fn bytes(tiles: &PieceTiles) -> u64 {
     tiles.tiles().iter().fold(0, |sum: u64, tile| sum.saturating_add(tile.len))
 }
 
-/// What of `tiles` lies in the first `len` bytes of the piece, and how much does not.
+/// Splits `tiles` at byte `len` of the piece: returns the tiles before it, and the number of bytes
+/// beyond.
 fn clamp(tiles: &PieceTiles, len: u64) -> (PieceTiles, u64) {
     let mut out = PieceTiles::new(tiles.rank());
     let mut lost = 0;
     for view in tiles.views() {
-        // It was one of these tiles' views, so it can be again.
+        // It was a view of these tiles, so it is valid again.
         let _ = out.add_view(view);
     }
     for tile in tiles.tiles() {
@@ -135,8 +136,8 @@ fn clamp(tiles: &PieceTiles, len: u64) -> (PieceTiles, u64) {
     (out, lost)
 }
 
-/// Removes the files that only an open that is not over has: the roll last, by
-/// which the rest is found.
+/// Removes the files of an open that ends. The rank table comes last, because the others are found
+/// by it.
 ///
 /// # Errors
 /// Those of the disk.
@@ -151,11 +152,12 @@ pub fn remove_journals(container: &Container, roll: &Roll) -> Result<()> {
     container.remove_file(&marker::roll(of.open))
 }
 
-/// Settles all opens whose jobs died. Cheap where there is none. One that cannot be settled keeps no other from it.
+/// Recovers all opens whose jobs died. Cheap where there are none. A failure does not keep the
+/// others from being recovered.
 ///
 /// # Errors
-/// Those of the disk; `EIO` for a damaged index, and for a damaged roll or journal that is to be refused: that
-/// open is as it was.
+/// Those of the disk; `EIO` for a damaged index, and for a damaged rank table or journal that is to
+/// be refused: that open stays as it was.
 pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settled>> {
     let rolls = |members: &[Member]| -> Vec<u64> {
         let open =
@@ -167,6 +169,7 @@ pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settle
     if rolls(&members).is_empty() {
         return Ok(Vec::new());
     }
+    // List again under the lock: another process may have recovered some of them meanwhile.
     let guard = container.lock()?;
     let members = container.members()?;
     let mut refused = None;
@@ -204,6 +207,7 @@ pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settle
             Err(error) => return Err(error),
         }
     }
+    // The index is on the disk before the journals go: at each moment one of the two has the tiles.
     if !over.is_empty() {
         container.write_index(&guard, &old, &mut new, true)?;
     }
@@ -211,12 +215,13 @@ pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settle
         remove_journals(container, roll)?;
         remove_strays(container, roll.of.open, &new)?;
     }
+    // Readers that cached these opens must list them again, even if the index did not change.
     container.common().changed().context("write", container.path())?;
     refused.map_or(Ok(settled), Err)
 }
 
-/// Removes what a dead open began and never told of: pieces without a byte,
-/// journals without a record.
+/// Removes files that a dead open began and never recorded: pieces without a byte, journals without
+/// a record.
 fn remove_strays(container: &Container, open: u64, index: &Published) -> Result<()> {
     for member in container.members()? {
         match member {
@@ -234,9 +239,9 @@ fn remove_strays(container: &Container, open: u64, index: &Published) -> Result<
     Ok(())
 }
 
-/// Drops pieces that a truncation has emptied and cuts that have no effect any
-/// more, and removes the files. Pieces of opens that are not over stay: their
-/// writers go on.
+/// Drops pieces that a truncation has emptied and cuts without effect, and returns the names of the
+/// pieces, so that the caller removes their files. Pieces of other living opens stay: their writers
+/// continue.
 ///
 /// # Errors
 /// Those of the disk.

@@ -1,4 +1,4 @@
-//! System calls of a write and of a read, counted by strace: the floor is one.
+//! System calls of a write and of a read, counted by strace: the baseline is one.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use std::collections::BTreeMap;
@@ -34,7 +34,7 @@ fn view(rank: u32) -> View {
     View::new(512 * u64::from(rank), 1, shape).unwrap()
 }
 
-/// The process that is watched. Without the variable that asks for it, it is nothing.
+/// The watched process. Without the variable that requests it, the test does nothing.
 #[test]
 fn child_that_is_watched() {
     let Ok(asked) = std::env::var("TATAMI_TILED_CALLS") else { return };
@@ -50,9 +50,9 @@ fn child_that_is_watched() {
     for i in 0..n {
         for (file, rank) in files.iter().zip(0u64..) {
             let stream = match what {
-                // Explicit offsets, each rank in a region of its own.
+                // Explicit offsets, each rank in its own region.
                 "bytes" => (rank << 32) + i * LEN as u64,
-                // All ranks in turn, so that each reaches as far as the others.
+                // All ranks in turn, so that the range of each covers those of the others.
                 "in turn" => (i * u64::from(RANKS) + rank) * LEN as u64,
                 _ => i * LEN as u64,
             };
@@ -67,7 +67,7 @@ fn child_that_is_watched() {
         }
     }
     if what == "read" {
-        // Once, so that files are open; then what counts.
+        // Once, so that files are open; then the measured calls.
         for round in 0..2 {
             for (file, _) in files.iter().zip(0..) {
                 for i in 0..n {
@@ -114,7 +114,7 @@ fn cost(what: &str) -> BTreeMap<String, u64> {
     many.into_iter().filter_map(more).collect()
 }
 
-/// Memory and a growing heap are not the file's business.
+/// Checks the calls of the file; those for memory and a growing heap do not count.
 fn check(what: &str, wanted: &[(&str, u64)]) {
     let mut calls = cost(what);
     for (name, n) in wanted {

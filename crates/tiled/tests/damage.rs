@@ -1,5 +1,5 @@
-//! Damaged and dead: bytes on the disk that are not what was written, writers
-//! that are killed, disks that are full.
+//! Damage and death: bytes on the disk that differ from the written ones, killed writers, full
+//! disks.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use parking_lot::Mutex;
@@ -77,8 +77,8 @@ fn example(random: &mut fastrand::Rng, mut each: impl FnMut(Appended, &PieceTile
     }
 }
 
-/// A reader that looks at any time knows exactly the tiles that were told, or,
-/// when a tile is being replaced, tiles that say the same.
+/// A reader that looks at any time finds exactly the recorded tiles, or, while a tile is being
+/// replaced, tiles with the same meaning.
 #[test]
 fn a_journal_tells_what_was_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn a_journal_tells_what_was_written() {
     }
 }
 
-/// The writer of a journal: what it has told, and what it is going to tell.
+/// The writer of a journal: the recorded changes and those to come.
 #[derive(Debug)]
 struct Going {
     writer: Writer,
@@ -126,7 +126,7 @@ impl Going {
     }
 }
 
-/// Its words, of which the writer changes some before each look at any of them.
+/// Its words; the writer changes some before each load.
 #[derive(Debug)]
 struct Meanwhile(Words, Arc<Mutex<Going>>);
 
@@ -149,8 +149,8 @@ impl Load for Meanwhile {
     }
 }
 
-/// Between any two words that a reader looks at, the writer may have told of more: what was told
-/// before a look is known after it, and nothing is passed over for good.
+/// Between any two words that a reader loads, the writer may record more. The reader knows all
+/// changes that were recorded before it looked, and never skips one for good.
 #[test]
 fn a_journal_that_is_read_while_it_is_written_tells_all() {
     let dir = tempfile::tempdir().unwrap();
@@ -184,7 +184,7 @@ fn a_journal_that_is_read_while_it_is_written_tells_all() {
     }
 }
 
-/// What an error of the disk kept a writer from telling, it tells with the next change.
+/// A change that an error of the disk kept out of the journal is recorded with the next change.
 #[test]
 fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
     let dir = tempfile::tempdir().unwrap();
@@ -223,7 +223,7 @@ fn a_journal_that_could_not_be_written_for_a_while_tells_all() {
     }
 }
 
-/// Whatever bytes a journal has, reading it ends, and what is whole of it gives tiles that the index can take.
+/// For any bytes, reading a journal ends, and its whole records give tiles that the index accepts.
 #[test]
 fn a_damaged_journal_gives_what_makes_sense() {
     let dir = tempfile::tempdir().unwrap();
@@ -256,8 +256,8 @@ fn a_damaged_journal_gives_what_makes_sense() {
     }
 }
 
-/// A flipped bit of a journal that is read while its writer lives, or after it: the reader knows what was told, or says that
-/// it does not.
+/// A flipped bit of a journal that is read while its writer lives, or later: the reader knows the
+/// recorded tiles, or reports an error.
 #[test]
 fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
     let dir = tempfile::tempdir().unwrap();
@@ -290,7 +290,7 @@ fn a_flipped_bit_of_a_journal_is_no_shorter_journal() {
     }
 }
 
-/// All bytes of the container at `path`, as a program reads them that opens it now.
+/// All bytes of the container at `path`, as a program reads them after opening it now.
 fn content(path: &Path) -> tatami_tiled::Result<Vec<u8>> {
     let (environment, hints) = (Environment::default(), Hints::default());
     let token = begin(&Begin {
@@ -311,7 +311,8 @@ fn content(path: &Path) -> tatami_tiled::Result<Vec<u8>> {
     Ok(data)
 }
 
-/// A container with what one job published and synced, what another published, and what a third left when it died.
+/// A container with the tiles that one job published and synced, those that another published, and
+/// the journals of a third that died.
 fn container_of_a_dead_job(path: &Path) -> Vec<u8> {
     for (at, durable) in [(0, true), (100, false)] {
         let token = start(path, 1);
@@ -342,15 +343,15 @@ fn file_that_begins(path: &Path, start: &str) -> std::path::PathBuf {
     found.remove(0)
 }
 
-/// Each kind of file that a container has, with a flipped bit in it: a program that reads the file gets what was written, or
-/// an error that names what is damaged and says what to do.
+/// A flipped bit in each kind of file that a container has: a program that reads the file gets the
+/// written bytes, or an error that names the damage and the remedy.
 #[test]
 fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("f");
     let right = container_of_a_dead_job(&path);
     let mut random = fastrand::Rng::with_seed(8);
-    // Of the marker the text for people does not count, and of the words that jobs share nothing does.
+    // The text for people in the marker does not count; of the words that jobs share none counts.
     let kinds = ["j.", "o.", "index", "index.synced", ".tatami-container", "shared", "lock"];
     for kind in kinds {
         let file = file_that_begins(&path, kind);
@@ -368,7 +369,7 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
                     let name = file.file_name().unwrap().to_string_lossy().into_owned();
                     assert!(text.contains(&name), "{kind} at {at}: {text}");
                     assert!(text.contains("restore"), "{kind} at {at}: {text}");
-                    // Nothing is settled behind anybody's back.
+                    // Nothing is recovered without being requested.
                     let recovered = tatami_tiled::recover(&path, Damaged::Refuse);
                     assert!(recovered.is_err(), "{kind} at {at}");
                 }
@@ -380,8 +381,8 @@ fn a_flipped_bit_in_any_file_of_a_container_is_told_or_does_no_harm() {
     assert!(content(&path).unwrap() == right);
 }
 
-/// With a damaged journal a file is neither read nor written nor laid out anew, until the loss is accepted. What does not
-/// concern the damage is all there then.
+/// With a damaged journal a file is neither read nor written nor converted, until the loss is
+/// accepted. Then all bytes outside the damage are there.
 #[test]
 fn the_loss_of_a_record_can_be_accepted() {
     let dir = tempfile::tempdir().unwrap();
@@ -423,7 +424,8 @@ fn the_loss_of_a_record_can_be_accepted() {
     assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
 }
 
-/// The roll of a dead job is damaged: what its ranks wrote is in their journals all the same.
+/// The rank table of a dead job is damaged: the bytes of its ranks are in their journals all the
+/// same.
 #[test]
 fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
@@ -439,7 +441,7 @@ fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
     assert!(content(&path).unwrap() == right);
 }
 
-/// Of an index no bit can be changed unnoticed.
+/// No bit of an index can change unnoticed.
 #[test]
 fn a_damaged_index_is_refused() {
     let mut random = fastrand::Rng::with_seed(2);
@@ -471,8 +473,8 @@ fn a_damaged_index_is_refused() {
     }
 }
 
-/// An index that a power cut may have damaged is passed over for the last one that was synced. Otherwise that is damage, and
-/// what was published is not let go without being asked.
+/// An index that a power cut may have damaged is replaced by the last one that was synced.
+/// Otherwise it is damage, and the published bytes are not dropped without a request.
 #[test]
 fn a_damaged_index_costs_what_was_not_synced() {
     let dir = tempfile::tempdir().unwrap();
@@ -509,13 +511,13 @@ fn a_damaged_index_costs_what_was_not_synced() {
     assert!(error.to_string().contains("marker"), "{error}");
 }
 
-/// What a rank writes in the test below: value of byte `at` of its stream.
+/// The bytes of a rank in the test below: value of byte `at` of its stream.
 fn value(rank: u32, at: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ rank as u8
 }
 
-/// The writing process of the test below: tells after each write how far it is.
-/// Without the variable that asks for it, it is nothing.
+/// The writing process of the test below: prints its progress after each write. Without the
+/// variable that requests it, it does nothing.
 #[test]
 fn child_that_writes_until_it_is_killed() {
     let Ok(asked) = std::env::var("TATAMI_TILED_CHILD") else { return };
@@ -558,7 +560,8 @@ fn killed_ranks_lose_nothing_that_was_written() {
         let hex: String = token.encode().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut children: Vec<_> = (0..3)
             .map(|rank| {
-                // Rank 0's handle above has the roll of this process; the children join by path.
+                // Rank 0's handle above has the rank table of this process; the children join by
+                // path.
                 Command::new(std::env::current_exe().unwrap())
                     .args(["--exact", "child_that_writes_until_it_is_killed", "--nocapture"])
                     .env("TATAMI_TILED_CHILD", format!("{rank} {seed} {hex} {}", path.display()))
@@ -604,8 +607,8 @@ fn killed_ranks_lose_nothing_that_was_written() {
     }
 }
 
-/// A full disk is an error of the write that met it; what was written before
-/// stays, and the file can be written again when there is room.
+/// A full disk is an error of the write that meets it. Earlier bytes stay, and the file can be
+/// written again when there is room.
 #[test]
 fn a_full_disk_is_an_error_and_no_damage() {
     let dir = tempfile::tempdir().unwrap();
@@ -645,6 +648,6 @@ fn fill(dir: &Path) {
     assert!(written > 100_000, "{written}");
     std::fs::write(dir.join("ballast"), b"").unwrap();
     drop(file);
-    // There is no room for an index either: the journals stay, and tell.
+    // There is no room for an index either: the journals stay, and have the tiles.
     assert!(stat::stat(&path).unwrap().size > written);
 }

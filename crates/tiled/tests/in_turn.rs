@@ -75,7 +75,7 @@ fn rows_of_a_grid_are_a_few_tiles() {
             let mut row: Vec<u8> = (0..HALF * 8).map(|_| random.u8(..)).collect();
             want[at as usize..][..row.len()].copy_from_slice(&row);
             write(&files[rank as usize], at, &mut row);
-            // What was written is there at once, for all.
+            // All ranks see the written bytes at once.
             let reader = &files[random.usize(0..RANKS as usize)];
             if random.u8(0..8) == 0 {
                 assert_eq!(read(reader, at, row.len()), row);
@@ -94,8 +94,9 @@ fn rows_of_a_grid_are_a_few_tiles() {
     }
 }
 
-/// Threads write places of their own between those of the others, all the time, and places of all in turn. Of
-/// the latter the last wins, as the lock tells: whoever has it next knows of what was written before.
+/// Threads write their own places between those of the others, all the time, and shared places in
+/// turn. Of the writes in turn the last wins, by the order of the lock: its next holder knows the
+/// earlier writes.
 #[test]
 fn of_writes_in_order_the_last_wins() {
     const COMMON: u64 = 400;

@@ -1,5 +1,5 @@
-//! Random sequences of calls by several ranks on one container, against a
-//! model that keeps for each byte its value, who wrote it and when.
+//! Random sequences of calls by several ranks on one container, against a model that keeps for each
+//! byte its value, its writer and its time.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use std::cell::Cell;
@@ -9,11 +9,11 @@ use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Hints, begin, machin
 
 const SPAN: u64 = 600;
 
-/// What a byte may be.
+/// A possible state of a byte.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Byte {
     value: u8,
-    /// At most: a run of writes keeps the stamp of its first one.
+    /// Upper bound: a run of writes keeps the stamp of its first one.
     stamp: u64,
     rank: u32,
     /// Open and rank that wrote it.
@@ -23,10 +23,11 @@ struct Byte {
 impl Byte {
     const HOLE: Byte = Byte { value: 0, stamp: 0, rank: 0, owner: None };
 
-    /// What it may be after a write of `new`.
+    /// The possible states after a write of `new`.
     ///
-    /// Ranks of one open are ordered by epochs, then by rank. Of two opens the later epoch wins, too; but where one wrote
-    /// under the byte view, its stamp may be older than the moment of the write, and MPI promises nothing.
+    /// Ranks of one open are ordered by epochs, then by rank. Of two opens the later epoch wins,
+    /// too. Where one of them wrote under the byte view, its stamp may be older than the moment of
+    /// the write, and MPI promises nothing.
     fn after(self, new: Byte) -> Vec<Byte> {
         let same_open = self.owner.map(|owner| owner.0) == new.owner.map(|owner| owner.0);
         if self.owner == new.owner {
@@ -41,7 +42,7 @@ impl Byte {
     }
 }
 
-/// For each byte all that it may be.
+/// For each byte all possible states.
 #[derive(Default)]
 struct Model {
     bytes: Vec<Vec<Byte>>,
@@ -72,13 +73,13 @@ impl Model {
         }
     }
 
-    /// How much there is to read of a stretch.
+    /// Number of readable bytes of a stretch.
     fn readable(&self, view: &ProgramView, stream: u64, len: u64) -> u64 {
         let is_in = |i: &u64| (view.offset_of(stream + i) as usize) < self.bytes.len();
         (0..len).take_while(is_in).count() as u64
     }
 
-    /// What was read must be possible, and stays so: nobody reads something else later.
+    /// Each byte that was read must be possible, and stays so: no later reader finds another one.
     fn observe(&mut self, view: &ProgramView, stream: u64, data: &[u8]) {
         for (i, value) in data.iter().enumerate() {
             let at = view.offset_of(stream + i as u64) as usize;
@@ -203,7 +204,7 @@ fn ordered_view(random: &mut fastrand::Rng, rank: u64, ranks: u64) -> View {
     }
 }
 
-/// How many stream bytes from `from` on lie within the file's first `SPAN` bytes, of `len`.
+/// Number of the `len` stream bytes from `from` on that lie within the file's first `SPAN` bytes.
 fn within(view: &ProgramView, from: u64, len: u64) -> u64 {
     (from..from + len).take_while(|&at| view.offset_of(at) < SPAN).count() as u64
 }
@@ -320,7 +321,7 @@ fn run(seed: u64) {
         if let Some(mut second) = second {
             second.publish(false, true);
         }
-        // A job that ends without a word is one that died.
+        // A job that ends without closing is a dead one.
         if random.bool() {
             job.publish(random.bool(), true);
         }
