@@ -1,9 +1,9 @@
-//! Files on a mount of a Tatami volume: the pieces are objects of the file, on the disks of the nodes
-//! on which its ranks run, the index is the shard's, and every mount shows one ordinary file.
+//! Files on a mount of a Tatami volume. The pieces are objects of the file, on the disks of the
+//! nodes on which its ranks run; the shard has the index; every mount shows one ordinary file.
 //!
-//! A rank gets descriptors of its own node's objects from the daemon there and uses them itself: a
-//! write is one pwrite(2) and a store into the mapped journal. Names, permissions, the base, truncation
-//! and locks are matters of the mount, through which the program named the file.
+//! A rank gets descriptors of its own node's objects from the daemon there and uses them directly:
+//! a write is one pwrite(2) and a store into the mapped journal. Names, permissions, the base,
+//! truncation and locks go through the mount by which the program named the file.
 
 mod begin;
 mod engine;
@@ -29,12 +29,12 @@ use std::sync::{Arc, OnceLock};
 use tatami_client::DataFile;
 use tatami_wire::{Attr, Cap, Cred, Ino, NodeId, Piece};
 
-/// What a daemon said, as a system call would.
+/// Converts the error number of a daemon to that of a system call.
 fn said(errno: tatami_wire::Errno) -> Errno {
     Errno::from_raw_os_error(errno.0)
 }
 
-/// Adds the operation and the path to what a daemon said.
+/// Adds the operation and the path to the error of a daemon.
 pub(crate) trait Told<T> {
     fn told(self, operation: &'static str, path: &Path) -> Result<T>;
 }
@@ -45,21 +45,22 @@ impl<T> Told<T> for std::result::Result<T, tatami_wire::Errno> {
     }
 }
 
-/// One file of a volume, as a handle of one rank reaches it.
+/// One file of a volume, as a handle of one rank uses it.
 #[derive(Debug)]
 struct Volume {
     session: Arc<Session>,
     ino: Ino,
     cap: Cap,
     path: PathBuf,
-    /// The file on the mount, whatever becomes of its name. To look it up costs a mount that does not know its directory
-    /// two requests, so another rank than 0 does that when it reads, or asks for the size.
+    /// The file on the mount, whatever becomes of its name. A lookup costs a mount that does not
+    /// know the directory two requests. So ranks other than 0 look the file up only when they read
+    /// or need its size.
     mounted: OnceLock<OwnedFd>,
-    /// The roll of this node, once this handle has it open.
+    /// The rank table of this node, once this handle has it open.
     roll: OnceLock<File>,
 }
 
-/// What a file has besides its pieces.
+/// The bytes of a file besides its pieces.
 enum Base {
     /// Through the mount.
     Mounted(File),
@@ -67,27 +68,27 @@ enum Base {
     Object(DataFile),
 }
 
-/// A file on a mount that was looked up and not opened: the shard is not asked for more than the name.
+/// A file on a mount that was looked up and not opened: the shard is asked for the name only.
 struct Found {
     mounted: OwnedFd,
     ino: Ino,
     session: Arc<Session>,
 }
 
-/// A path to what is open, whatever becomes of its name.
+/// Returns a path to an open file that stays valid whatever becomes of its name.
 fn magic(file: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
 impl Found {
-    /// Looks up the file at `path`, and checks that this process may use it as `flags` say.
+    /// Looks up the file at `path`, and checks that this process may access it as `flags` request.
     ///
     /// # Errors
-    /// As for open(2); `EINVAL` for what is no ordinary file.
+    /// As for open(2); `EINVAL` for a file that is not an ordinary one.
     fn at(path: &Path, flags: Flags) -> Result<Found> {
         let found = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty());
         let mounted = found.context("open", path)?;
-        // The number and the kind of a file do not change, so that the mount need not be asked.
+        // The number and the type of a file never change, so the mount need not ask the shard.
         let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
         let wanted = StatxFlags::INO | StatxFlags::TYPE;
         let found = rustix::fs::statx(&mounted, "", known, wanted).context("stat", path)?;
@@ -100,7 +101,7 @@ impl Found {
         let itself = magic(&mounted);
         let may = || rustix::fs::accessat(rustix::fs::CWD, &itself, wanted, AtFlags::EACCESS);
         if !wanted.is_empty() && may().is_err() {
-            // What open(2) itself says counts; a kernel before Linux 5.8 has no other way.
+            // The answer of open(2) decides; a kernel before Linux 5.8 has no other way.
             begin::open(path, flags)?;
         }
         let session = Session::of(makedev(found.stx_dev_major, found.stx_dev_minor), path)?;
@@ -115,13 +116,13 @@ impl Volume {
         Volume { mounted: OnceLock::from(mounted), ..volume }
     }
 
-    /// A file that nobody has looked up on this mount.
+    /// A file that was not looked up on this mount.
     fn unseen(session: Arc<Session>, ino: Ino, path: &Path, cap: Cap) -> Volume {
         let (mounted, roll) = (OnceLock::new(), OnceLock::new());
         Volume { session, ino, cap, path: path.to_path_buf(), mounted, roll }
     }
 
-    /// The file on the mount; nothing where its path is that of another file, or none, since it was opened.
+    /// Returns the file on the mount; `None` where its path names another file by now, or none.
     fn mounted(&self) -> Result<Option<&OwnedFd>> {
         if let Some(mounted) = self.mounted.get() {
             return Ok(Some(mounted));
@@ -143,7 +144,7 @@ impl Volume {
         }
     }
 
-    /// A path to the file that stays right when it is renamed or removed.
+    /// Returns a path to the file that stays valid when it is renamed or removed.
     fn magic(&self) -> Result<PathBuf> {
         let stale = || {
             Error::because("open", &self.path, Errno::STALE, "its path is another file's by now")
@@ -152,18 +153,18 @@ impl Volume {
         Ok(magic(mounted))
     }
 
-    /// Removes the name that the file has now.
+    /// Removes the present name of the file.
     fn remove(&self) -> Result<()> {
         let name = std::fs::read_link(self.magic()?).context("remove", &self.path)?;
         std::fs::remove_file(name).context("remove", &self.path)
     }
 
-    /// Opens it once more on the mount: what was read before is read again.
+    /// Opens the file again on the mount, so that bytes that were cached before are read again.
     fn reopen(&self, write: bool) -> Result<File> {
         OpenOptions::new().read(!write).write(write).open(self.magic()?).context("open", &self.path)
     }
 
-    /// The bytes of the file besides its pieces, to be read; as [`Volume::reopen`].
+    /// Opens the bytes of the file besides its pieces, for reading; as [`Volume::reopen`].
     fn base(&self) -> Result<Base> {
         if self.mounted()?.is_some() {
             return self.reopen(false).map(Base::Mounted);
@@ -172,7 +173,7 @@ impl Volume {
         Ok(Base::Object(self.object(layout.node(), layout.base())?))
     }
 
-    /// The size that the mount tells, or the shard where the mount has no path to the file.
+    /// Returns the size at the mount, or at the shard where the mount has no path to the file.
     fn size(&self) -> Result<u64> {
         let Some(mounted) = self.mounted()? else { return Ok(self.attr()?.size) };
         let found = rustix::fs::fstat(mounted).context("stat", &self.path)?;
@@ -183,12 +184,12 @@ impl Volume {
         self.session.client.getattr(&Cred::ROOT, self.ino).told("stat", &self.path)
     }
 
-    /// One of its objects.
+    /// Opens one of its objects.
     fn object(&self, node: NodeId, piece: Piece) -> Result<DataFile> {
         self.session.client.object(self.ino, node, piece, self.cap).told("open", &self.path)
     }
 
-    /// An object of this node as a file of this process; nothing where it is not there.
+    /// Opens an object of this node as a file of this process; `None` where it does not exist.
     fn local(&self, piece: Piece, create: bool) -> Result<Option<File>> {
         let object = self.object(self.session.node, piece)?;
         let found = object.local_file(create).told("open", &self.path)?;
@@ -196,7 +197,7 @@ impl Volume {
         Ok(fd.map(File::from))
     }
 
-    /// Objects of this node, made where they are not there: one request for all of them.
+    /// Opens objects of this node with one request; creates those that do not exist.
     fn make<const N: usize>(&self, pieces: [Piece; N]) -> Result<[File; N]> {
         let Some((first, more)) = pieces.split_first() else {
             return Err(Error::new("create a piece of", &self.path, Errno::INVAL));

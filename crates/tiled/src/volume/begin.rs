@@ -14,24 +14,25 @@ use std::fs::{File, OpenOptions};
 use std::path::Path;
 use tatami_wire::{Access, Cred, NodeId};
 
-/// Files that this process has begun to open and not opened yet: their pieces are open as long as it holds them.
+/// Files that this process has begun to open and not opened yet; their pieces are open until then.
 static BEGUN: Mutex<Vec<(u64, Begun)>> = Mutex::new(Vec::new());
-/// Begun opens that are remembered; the oldest was surely given up.
+/// Most begun opens that are kept; the oldest was surely abandoned.
 const BEGUN_MAX: usize = 64;
 
-/// What rank 0 has of an open that it has begun.
+/// The state of rank 0 for an open that it has begun.
 pub(super) struct Begun {
     pub(super) volume: Volume,
-    /// For writing.
+    /// Keeps the file open for writing; `None` for a reader.
     pub(super) held: Option<Held>,
 }
 
-/// Makes the file where that is asked for, checks that it may be opened, and gives each rank a piece on its node.
+/// Creates the file if requested, checks that it may be opened, and assigns each rank a piece on
+/// its node.
 ///
 /// # Errors
 /// As for open(2); `EXDEV` for a rank without a mount of the volume.
 pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result<Token> {
-    // A file that is new is open to its maker, whatever its mode says: as with open(2).
+    // The creator may open a new file whatever its mode, as with open(2).
     let is_new = make(real, open.flags, open.mode)?;
     let found = Found::at(real, if is_new { Flags::default() } else { open.flags })?;
     let (ino, session) = (found.ino, found.session.clone());
@@ -68,19 +69,19 @@ pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result
     Ok(token)
 }
 
-/// What [`begin`] has of an open.
+/// Takes the state that [`begin`] left for an open.
 pub(super) fn begun(open: u64) -> Option<Begun> {
     let mut begun = BEGUN.lock();
     let at = begun.iter().position(|(number, _)| *number == open)?;
     Some(begun.remove(at).1)
 }
 
-/// A piece for each rank on its node, then one for each node, which is its roll.
+/// Returns a piece for each rank on its node, then one for each node, which is its rank table.
 fn pieces(open: &Begin<'_>, session: &Session, path: &Path) -> Result<Vec<(NodeId, u32)>> {
     let known = session.client.map().nodes.len();
     let mut wanted = Vec::with_capacity(open.ranks as usize);
     for rank in 0..open.ranks as usize {
-        // Without a list there is one process, or all are where this one is.
+        // Without a list there is one process, or all processes run on this node.
         let own = u32::from(session.node.0) + 1;
         let node = open.nodes.get(rank).copied().unwrap_or(own);
         if node == 0 || node as usize > known {
@@ -95,13 +96,14 @@ fn pieces(open: &Begin<'_>, session: &Session, path: &Path) -> Result<Vec<(NodeI
     Ok(wanted)
 }
 
-/// The nodes in the order in which they come first.
+/// Returns the distinct nodes in the order of their first appearance.
 pub(super) fn distinct(nodes: impl Iterator<Item = NodeId>) -> Vec<NodeId> {
     let mut seen = std::collections::HashSet::new();
     nodes.filter(|node| seen.insert(*node)).collect()
 }
 
-/// Makes the file if that is asked for, and tells whether it did. It is not opened: what is opened may get an object of its own.
+/// Creates the file if requested, and returns whether it did. The file is not opened: an opened
+/// file may get an object of its own.
 fn make(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
     if !flags.has(Flags::CREATE) {
         return Ok(false);
@@ -113,8 +115,9 @@ fn make(path: &Path, flags: Flags, mode: u32) -> Result<bool> {
     }
 }
 
-/// Asks by open(2) whether the file may be opened for all that the program wants. Not for reading and writing at once, which the mount refuses
-/// while somebody has the file open since before it had tiles: nothing is read or written by this descriptor.
+/// Checks by open(2) whether the file may be opened with the requested access. Reading and writing
+/// are checked by two opens: the mount refuses both at once while a program has the file open since
+/// before it had tiles. No bytes pass through these descriptors.
 pub(super) fn open(path: &Path, flags: Flags) -> Result<()> {
     let read = match flags.reads() || !flags.writes() {
         true => Some(File::open(path).context("open", path)?),

@@ -1,4 +1,4 @@
-//! The engine of a volume's files: what one rank of one open does.
+//! The engine of a volume's files: the operations of one rank of one open.
 
 use super::begin::{Begun, begun};
 use super::joined::{is_scattered, join};
@@ -30,11 +30,13 @@ use tatami_layout::{PieceTiles, View};
 use tatami_wire::tiles::{Growth, PARTS_MAX, Part};
 use tatami_wire::{Cred, Ino, Piece};
 
-/// Bytes of encoded tiles after which a rank takes another piece: half of what the shard takes of one.
+/// Bytes of encoded tiles after which a rank takes another piece: half of the shard's limit for
+/// one.
 const TILES_FULL: usize = 256 * 1024;
-/// Bytes of a journal after which a rank takes another piece. A view is short here, so the journal ends far below what is read of one.
+/// Bytes of a journal after which a rank takes another piece. Views are short here, so a journal
+/// ends far below the limit of its readers.
 const JOURNAL_FULL: u64 = tatami_layout::journal::BYTES_MAX as u64 / 2;
-/// Tiles that surely fit in that, after which it is looked at again.
+/// Tiles that surely fit into that; after as many more the encoding is measured again.
 const TILES_STEP: usize = 2048;
 /// A view whose encoding is longer, in bytes, is written block by block under the byte view.
 const VIEW_MAX: usize = 64 * 1024;
@@ -57,18 +59,18 @@ pub struct Native {
     ranks: u32,
     nodes: u32,
     first: u32,
-    /// Rank 0: what each rank has sealed last.
+    /// Rank 0: the last sealed piece of each rank.
     known: BTreeMap<u32, Known>,
 }
 
-/// What a rank sealed.
+/// The sealed piece of a rank.
 struct Known {
     piece: u32,
     blocks: u64,
     changes: u64,
     tiles: Vec<u8>,
     published: bool,
-    /// It is what the rank told when all were asked last.
+    /// Whether the rank sealed it in the last round.
     current: bool,
 }
 
@@ -77,18 +79,19 @@ struct Writer {
     _held: Held,
     number: u32,
     piece: OwnPiece,
-    /// The roll of this node, from the rank's first write on: a rank that writes nothing asks its node for nothing.
+    /// The rank table of this node, from the rank's first write on: a rank that writes nothing
+    /// costs its node no request.
     roll: OnceLock<OwnRoll>,
-    /// Where the roll is, and this rank in it.
+    /// The position of the rank table, and of this rank in it.
     seat: OwnSeat,
-    /// The files of a piece that has none yet, which came along with the roll.
+    /// The files of a piece that has none yet, which came in the same reply as the rank table.
     made: Mutex<Option<PieceFiles>>,
     name: Name,
-    /// Tiles at which the length of their encoding is looked at next.
+    /// Number of tiles at which the length of their encoding is measured next.
     look_at: usize,
     /// The last view, and whether its encoding is too long for a piece.
     last_view: Option<(View, bool)>,
-    /// The stamp that a further write under the byte view may have.
+    /// The stamp that a continued run under the byte view may have.
     run: Option<u64>,
     /// File range written under the byte view.
     hull: Option<(u64, u64)>,
@@ -101,7 +104,7 @@ struct PieceFiles {
     journal: File,
 }
 
-/// Objects of this node as the home of a piece.
+/// Objects of this node as the store of a piece.
 struct OnNode<'a> {
     volume: &'a Volume,
     roll: &'a OwnRoll,
@@ -132,10 +135,10 @@ impl Home for OnNode<'_> {
 }
 
 impl Native {
-    /// Opens a file that rank 0 has begun to open.
+    /// Opens a file after rank 0 has begun the open.
     ///
     /// # Errors
-    /// As for open(2); `ESTALE` where the path is another file by now, or the open is over.
+    /// As for open(2); `ESTALE` where the path is another file by now, or the open has ended.
     pub fn open(
         path: &Path,
         flags: Flags,
@@ -167,8 +170,8 @@ impl Native {
         })
     }
 
-    /// The file as another rank than the one that began the open has it: by what rank 0 was told, which has also
-    /// checked that this user may open it. Costs no request.
+    /// Opens the file as another rank than the one that began the open, by the facts in the token.
+    /// Rank 0 has checked that this user may open it. Costs no request.
     fn join(path: &Path, flags: Flags, token: &Token) -> Result<(Volume, Option<Held>)> {
         let opened = token.volume.as_ref().ok_or_else(|| {
             Error::because("open", path, Errno::INVAL, "the token is none of a volume's file")
@@ -183,14 +186,14 @@ impl Native {
         Ok((Volume::unseen(session, ino, path, cap), held))
     }
 
-    /// What the ranks of the open share, for this one of them.
+    /// Returns this rank's member of the shared state of the open.
     pub fn member(&self, token: &Token, rank: u32) -> JobMember {
         let Volume { session, ino, .. } = &*self.volume;
         JobMember::new(session.client.clone(), *ino, token.open, rank)
     }
 
     fn look(&mut self, to: u64) -> Result<()> {
-        // Another handle of this process may have changed the file without any sync of this one.
+        // Another handle of this process may have changed the file without a sync of this one.
         if self.is_crowded() {
             self.world.doubt();
         }
@@ -198,7 +201,7 @@ impl Native {
         self.world.look(own, to)
     }
 
-    /// Has this process the file open for writing once more?
+    /// Reports whether another handle of this process has the file open for writing.
     fn is_crowded(&self) -> bool {
         self.volume.session.writers(self.volume.ino) > usize::from(self.writer.is_some())
     }
@@ -208,14 +211,14 @@ impl Native {
         self.writer.as_mut().ok_or_else(|| Error::new("write", path, Errno::BADF))
     }
 
-    /// The roll of this node, which the first call asks the node for.
+    /// Returns the rank table of this node; the first call requests it from the node.
     fn open_roll(&self) -> Result<Option<&OwnRoll>> {
         let Some(writer) = &self.writer else { return Ok(None) };
         writer.open_roll(&self.volume, self.epoch).map(Some)
     }
 
-    /// The stamp of bytes that are new. Of what was written under the byte view the later
-    /// wins, so a run goes on only while nobody else can have written there.
+    /// Returns the stamp of new bytes. Under the byte view the later write wins, so a run continues
+    /// only while no other rank can have written there.
     fn write_stamp(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<u64> {
         if by_epoch {
             return Ok(self.epoch);
@@ -229,6 +232,8 @@ impl Native {
         let run = writer.run.filter(|_| may_go_on);
         let stamp = run.unwrap_or_else(|| roll.clock().stamp());
         writer.run = Some(stamp);
+        // The hull is stored before the tiles: a rank that checks for overlap must find the hull
+        // first.
         let hull = writer.hull.map_or(range, |(lo, hi)| (lo.min(range.0), hi.max(range.1)));
         if writer.hull != Some(hull) {
             roll.set_hull(hull).context("write", &path)?;
@@ -237,7 +242,7 @@ impl Native {
         Ok(stamp)
     }
 
-    /// Which parts of a write go over bytes of this rank's piece that are the file's now.
+    /// Plans which parts of a write go over bytes of this rank's piece that are the file's now.
     fn plan(&mut self, view: &View, stream: u64, len: u64, by_epoch: bool) -> Result<Vec<Planned>> {
         let epoch = by_epoch.then_some(self.epoch);
         let piece = &self.writer()?.piece;
@@ -271,7 +276,7 @@ impl Native {
                 continue;
             }
             if self.make_room(view)? {
-                // What was planned was planned for another piece.
+                // The plan was for the old piece.
                 return self.put(view, at, end - at, data, from, by_epoch);
             }
             self.open_roll()?;
@@ -285,7 +290,7 @@ impl Native {
         Ok(())
     }
 
-    /// Appends what goes on where the last write ended, if it does.
+    /// Appends data that continues the last write, if it does.
     fn go_on(&mut self, view: &View, stream: u64, data: &Buffer<'_>) -> Result<bool> {
         let Some(Writer { piece, roll, made, number, .. }) = &mut self.writer else {
             return Ok(false);
@@ -295,8 +300,9 @@ impl Native {
         piece.go_on(&home, view, self.epoch, stream, data)
     }
 
-    /// Takes another piece where the tiles of this one get too many for the shard, or its journal too long for whoever reads it after us. What it has is
-    /// published, and is an older part of the file from now on. Tells whether it did so.
+    /// Takes another piece when this one has too many tiles for the shard, or a journal too long
+    /// for its later readers. The tiles of the old piece are published; it is an older part of the
+    /// file from now on. Returns whether it did so.
     fn make_room(&mut self, view: &View) -> Result<bool> {
         let writer = self.writer()?;
         let tiles = writer.piece.tiles();
@@ -319,6 +325,7 @@ impl Native {
         let session = self.volume.session.clone();
         let blocks = self.own_blocks()?;
         let writer = self.writer()?;
+        // The new piece first: if the shard refuses it, the old one stays in use.
         let made = session.client.add_pieces(&Cred::ROOT, ino, vec![(session.node, 1)]);
         let (number, _) = made.told("write", &path)?;
         let part = Part { piece: writer.number, tiles: encoded.into(), blocks, close: true };
@@ -326,8 +333,11 @@ impl Native {
         writer.piece = OwnPiece::new(writer.name, path.clone());
         (writer.number, writer.look_at) = (number, TILES_STEP);
         let roll = writer.roll.get().ok_or_else(|| Error::new("write", &path, Errno::IO))?;
+        // Other ranks follow the rank table, so they see the new piece only after the old one was
+        // published.
         roll.set_piece(number).context("write", &path)?;
-        // What comes is later than what the old piece has; of equal stamps the later piece wins.
+        // Later bytes need a stamp not below that of the old piece; of equal stamps the later piece
+        // wins.
         writer.run = None;
         self.world.doubt();
         Ok(true)
@@ -339,7 +349,7 @@ impl Native {
             .context("stat", &self.path)
     }
 
-    /// What the shard is to be told of the pieces of all ranks.
+    /// Returns the parts that the shard must get of the pieces of all ranks.
     fn parts(&mut self, closing: bool) -> Vec<Part> {
         let part = |known: &Known| Part {
             piece: known.piece,
@@ -357,7 +367,8 @@ impl Native {
             close: true,
         };
         let mut parts = Vec::new();
-        // What a rank could not tell stays open, and its journal is read when this open is over.
+        // A piece that a rank did not seal stays open, and its journal is read when this open has
+        // ended.
         self.known.retain(|_, known| known.current);
         if self.known.len() == self.ranks as usize {
             self.join_known();
@@ -368,7 +379,7 @@ impl Native {
         parts
     }
 
-    /// Writes of ranks of several nodes become runs, where that changes nothing.
+    /// Joins writes of ranks of several nodes to runs, where that changes no byte.
     fn join_known(&mut self) {
         let decoded = |known: &Known| {
             let tiles = PieceTiles::decode(&known.tiles).ok()?;
@@ -381,7 +392,7 @@ impl Native {
         let Some(mut pieces) = all.filter(|all| all.iter().any(|(_, t)| is_scattered(t))) else {
             return;
         };
-        // Who writes to it besides, or has, may have written in between.
+        // Another living writer, or one that has closed since, may have written in between.
         let Ok(Some((others, cuts))) = self.world.closed_besides() else { return };
         join(&mut pieces, &others, &cuts);
         for (known, (_, tiles)) in self.known.values_mut().zip(&pieces) {
@@ -403,7 +414,7 @@ impl Native {
                     known.current = (known.piece, known.changes) == (told.piece, told.changes);
                 }
                 None if told.changes == 0 => {
-                    // Nothing to be told of, until the file is closed.
+                    // It has no tiles to publish until the file is closed.
                     told.tiles = PieceTiles::new(rank).encode();
                     told.published = true;
                     self.known.insert(rank, told);
@@ -421,7 +432,8 @@ fn publish_part(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> R
 }
 
 impl Known {
-    /// What [`Native::seal`] told of a rank: piece, storage, changes, and the tiles where they are new.
+    /// Decodes the bytes that [`Native::seal`] made: piece, storage, changes, and the tiles where
+    /// they are new.
     fn decode(bytes: &[u8], rank: u32) -> std::result::Result<Known, String> {
         let (head, tiles) = bytes.split_first_chunk::<24>().ok_or("it is too short")?;
         let word = |at: usize| {
@@ -464,8 +476,8 @@ impl Writer {
         })
     }
 
-    /// The roll of the node, whose clock is past `epoch`. The first time, the node is asked for it, and with the same
-    /// request for the piece.
+    /// Returns the rank table of the node, with a clock past `epoch`. The first call requests it
+    /// from the node, together with the files of the piece.
     fn open_roll(&self, volume: &Volume, epoch: u64) -> Result<&OwnRoll> {
         if let Some(roll) = self.roll.get() {
             return Ok(roll);
@@ -490,7 +502,7 @@ impl Writer {
         Some(Own { piece: self.number, changes: own.changes, tiles: own.tiles })
     }
 
-    /// Is the view too long to be told of with the tiles of one piece?
+    /// Whether the view is too long to be stored with the tiles of one piece.
     fn is_wide(&mut self, view: &View) -> bool {
         if let Some((last, wide)) = &self.last_view
             && last == view
@@ -541,7 +553,7 @@ impl Engine for Native {
         if self.size()? == size {
             return Ok(());
         }
-        // The mount cuts the base, and the shard what was published, which is all there is.
+        // The mount truncates the base, and the shard the published tiles; there are no others.
         self.volume.reopen(true)?.set_len(size).context("truncate", &self.path)?;
         self.world.doubt();
         self.look(0)?;
@@ -560,8 +572,8 @@ impl Engine for Native {
     }
 
     fn stamp(&self) -> u64 {
-        // Later than what any rank of the node has written: so the node's clock tells it, also to a rank that has
-        // written nothing itself.
+        // The stamp must be later than all writes of the node's ranks, so it comes from the node's
+        // clock, even for a rank that has not written.
         match self.open_roll() {
             Ok(Some(roll)) => roll.clock().stamp(),
             Ok(None) | Err(_) => machine::now().max(self.epoch + 1),
@@ -590,14 +602,14 @@ impl Engine for Native {
     fn seal(&mut self, durable: bool) -> Result<Vec<u8>> {
         let Some(writer) = &mut self.writer else { return Ok(Vec::new()) };
         if durable && writer.piece.is_dirty() {
-            // With the names of the objects, which the daemon has made.
+            // This also brings the names of the objects to the disk, which the daemon has created.
             for object in [Piece::bytes_of(writer.number), Piece::journal_of(writer.number)] {
                 let object = self.volume.object(self.volume.session.node, object)?;
                 object.sync(false).told("sync", &self.path)?;
             }
         }
         let sealed = writer.piece.seal(durable)?;
-        // Also of a piece of which there is nothing new: rank 0 must know that it knows all.
+        // A piece without new tiles is sealed, too: rank 0 must know that it has all of them.
         let mut out = u64::from(writer.number).to_le_bytes().to_vec();
         if sealed.is_empty() {
             out.extend(0u64.to_le_bytes());
@@ -611,7 +623,7 @@ impl Engine for Native {
 
     fn publish(&mut self, sealed: &[&[u8]], durable: bool, closing: bool) -> Result<()> {
         if closing && self.delete {
-            // Pieces go with the file.
+            // The pieces are removed with the file.
             self.volume.remove()?;
         }
         if self.writer.is_none() {
@@ -623,7 +635,8 @@ impl Engine for Native {
         let (session, ino, path) = (&self.volume.session, self.volume.ino, &self.path);
         let mut result = publish_all(session, ino, path, parts.clone());
         if closing && result.as_ref().is_err_and(|e| e.errno == Errno::STALE) {
-            // Somebody has closed some of them: a cut to nothing, or the end of the file.
+            // Another client has closed some of them: by a truncation to 0, or by the end of the
+            // file.
             result = match session.client.raw_tiles(ino) {
                 Ok(page) => {
                     let is_open = |part: &Part| {
@@ -641,6 +654,7 @@ impl Engine for Native {
             Err(error) if closing && error.errno == Errno::NOENT => return Ok(()),
             other => other?,
         }
+        // The shard has the tiles now; the sync brings them to its disk.
         if durable {
             session.client.sync().told("sync", path)?;
         }
@@ -655,7 +669,7 @@ impl Engine for Native {
     }
 }
 
-/// Publishes parts, as many with one request as fit it.
+/// Publishes parts, as many with one request as fit into it.
 fn publish_all(session: &Session, ino: Ino, path: &Path, parts: Vec<Part>) -> Result<()> {
     let (mut step, mut bytes) = (Vec::new(), 0);
     for part in parts {

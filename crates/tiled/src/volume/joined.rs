@@ -1,9 +1,10 @@
-//! What ranks of several nodes wrote under the byte view, put together again when the file is closed.
+//! Joins the writes that ranks of several nodes made under the byte view, when the file is closed.
 //!
-//! While they write, each write is a tile with a stamp of its own: to know that none of another node came in
-//! between, a rank would have to ask. At the end all tiles are known. Where a piece has bytes over which nobody
-//! else wrote meanwhile, it does not matter when each of them was written, so all get the stamp of the
-//! last; and then what goes on where the last write ended, or at equal distances, is one tile.
+//! While the ranks write, each write is a tile with its own stamp: a rank would have to ask other
+//! nodes to know that none of their writes came in between. At the end all tiles are known. Where
+//! no other piece was written over the bytes of a piece meanwhile, the time of each write does not
+//! matter, so all get the stamp of the last. Then writes that continue each other, or lie at equal
+//! distances, are one tile.
 
 use tatami_layout::{Cut, PieceTiles, Tile, View};
 
@@ -19,7 +20,7 @@ fn stamps(tiles: &PieceTiles) -> Option<(u64, u64)> {
     Some((all().min()?, all().max()?))
 }
 
-/// Might it have fewer tiles, with one stamp?
+/// Reports whether the tiles might be fewer with one stamp.
 pub(super) fn is_scattered(tiles: &PieceTiles) -> bool {
     let in_bytes = |tile: &Tile| {
         let view = tiles.views().get(tile.view as usize);
@@ -31,8 +32,8 @@ pub(super) fn is_scattered(tiles: &PieceTiles) -> bool {
         && tiles.tiles().iter().all(in_bytes)
 }
 
-/// Joins the tiles of those of `pieces` that can be without changing who has which byte. `others` are all
-/// further pieces of the file, to which nobody adds.
+/// Joins the tiles of each of `pieces` where that changes no byte's owner. `others` are all further
+/// pieces of the file; they no longer grow.
 pub(super) fn join(pieces: &mut [Numbered], others: &[Numbered], cuts: &[Cut]) {
     let mut all: Vec<Span> = Vec::new();
     for (number, tiles) in pieces.iter().chain(others) {
@@ -47,6 +48,8 @@ pub(super) fn join(pieces: &mut [Numbered], others: &[Numbered], cuts: &[Cut]) {
     let met = met(&all);
     for (number, tiles) in pieces.iter_mut().filter(|(_, tiles)| is_scattered(tiles)) {
         let Some((first, last)) = stamps(tiles) else { continue };
+        // A cut between the stamps removes older tiles only, so a common stamp would change its
+        // effect.
         let cut = cuts.iter().any(|cut| (first..=last).contains(&cut.stamp));
         if !cut
             && !met.contains(number)
@@ -57,7 +60,8 @@ pub(super) fn join(pieces: &mut [Numbered], others: &[Numbered], cuts: &[Cut]) {
     }
 }
 
-/// Where in the file a tile lies, from its first byte to its last, and when its piece was written.
+/// The range of a tile in the file, from its first byte to its last, and the times of its piece's
+/// writes.
 #[derive(Clone, Copy)]
 struct Span {
     lo: u64,
@@ -67,7 +71,7 @@ struct Span {
 }
 
 impl Span {
-    /// Might their order by stamps change when the stamps of one of them do?
+    /// Reports whether the order of the two may change with the stamps of one of them.
     fn concerns(&self, other: &Span) -> bool {
         self.piece != other.piece
             && self.stamps.0 <= other.stamps.1
@@ -75,11 +79,11 @@ impl Span {
     }
 }
 
-/// Pieces of which a tile may overlap one of another that was written in the same time. `all` in order of
-/// their places.
+/// Returns the pieces with a tile that may overlap a tile of another piece that was written in the
+/// same time. `all` is in order of file offsets.
 fn met(all: &[Span]) -> std::collections::BTreeSet<u32> {
     let mut met = std::collections::BTreeSet::new();
-    // Of each piece, the span that reaches furthest of those that have begun.
+    // Of each piece, the span with the furthest end among those that have begun.
     let mut open: Vec<Span> = Vec::new();
     for span in all {
         open.retain(|other| other.hi >= span.lo);
@@ -95,7 +99,7 @@ fn met(all: &[Span]) -> std::collections::BTreeSet<u32> {
     met
 }
 
-/// The same tiles with one stamp; nothing where that makes them no fewer.
+/// Returns the same tiles with one stamp; `None` where they are no fewer.
 fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
     let mut new = PieceTiles::new(tiles.rank());
     let view = new.add_view(&View::bytes()).ok()?;
@@ -127,7 +131,7 @@ mod tests {
         (number, tiles)
     }
 
-    /// Who has each of the first bytes, and where.
+    /// The owner of each of the first bytes, and its place.
     fn bytes(pieces: &[Numbered], cuts: &[Cut]) -> Vec<Option<(Piece, u64)>> {
         let all = pieces.iter().map(|(number, tiles)| (Piece::bytes_of(*number), tiles.clone()));
         let index = Index::with_base(all.collect(), cuts.to_vec(), 0, u64::MAX);
@@ -167,7 +171,7 @@ mod tests {
             let mut of: Vec<Vec<(u64, u64, u64)>> = vec![Vec::new(); 5];
             let mut ends = [0; 4];
             for (stamp, (rank, offset, len, next)) in (1..).zip(writes) {
-                // Mostly on from where it was, mostly not where others write.
+                // Mostly continues the last write, mostly not where others write.
                 let offset = if next || apart { ends[rank as usize] } else { offset };
                 let len = if apart { len.min(10) } else { len };
                 let offset = if apart { 100 * u64::from(rank) + offset % 90 } else { offset };

@@ -1,8 +1,8 @@
-//! Which volume, and which of its nodes, a mounted file system shows, as this process has found out.
+//! A cache of mounted file systems: the volume of each, and the node of its mount.
 //!
-//! The mount table, the note of the process that mounted and the volume's key are read once for each mount. They are
-//! read again when the kernel says that the mount table has changed: a number of a file system (`st_dev`) may be
-//! another one's by then.
+//! A process reads the mount table, the note of the process that mounted, and the volume's key once
+//! for each mount. It reads them again when the kernel reports a change of the mount table: another
+//! file system may have the number (`st_dev`) by then.
 
 use parking_lot::Mutex;
 use rustix::fs::Access;
@@ -13,41 +13,43 @@ use tatami_cluster::mountinfo::Changes;
 use tatami_cluster::{KeyError, KeyFile, VolumeFile};
 use tatami_wire::{NodeId, VolumeId, VolumeKey};
 
-/// A mount of a volume that this process can reach: by its key, or as the user that it is, by way of the daemon at
-/// whose node the mount is at home.
+/// A mount of a volume that this process can reach: by the volume's key, or with the rights of its
+/// user through the daemon of the mount's node.
 #[derive(Debug)]
 pub(super) struct Mount {
-    /// The process and the user that have found it.
+    /// The process and the user that found it.
     pub(super) process: u32,
     pub(super) user: u32,
     pub(super) volume: VolumeId,
     pub(super) node: NodeId,
     pub(super) socket: PathBuf,
-    /// Nothing where this process may not read it; what is wrong with one that is damaged.
+    /// `None` where this process may not read it; the fault of a damaged one.
     pub(super) key: Result<Option<VolumeKey>, String>,
 }
 
-/// What one process has found out as one user.
+/// The cache of one process and one user.
 struct Known {
     process: u32,
     user: u32,
     changes: Changes,
-    /// By number of the file system; nothing for one that is no mount of ours.
+    /// By number of the file system; `None` for one that is no mount of a volume.
     mounts: Vec<(u64, Option<Arc<Mount>>)>,
 }
 
 static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
-/// File systems that are remembered, at most.
+/// Most file systems in the cache.
 const KNOWN_MAX: usize = 64;
 
-/// The mount whose files have `device` as `st_dev`. Costs three system calls and no request where it is known.
+/// Returns the mount whose files have `device` as `st_dev`. A cached one costs three system calls
+/// and no request.
 pub(super) fn find(device: u64) -> Option<Arc<Mount>> {
     let (process, user) = (std::process::id(), rustix::process::geteuid().as_raw());
     let mut held = KNOWN.lock();
-    // A child of the process has its parent's file of changes, of which either is told once.
+    // A child process shares its parent's file of changes, and each change is reported to one of
+    // them only.
     let mut known = match held.take().filter(|k| (k.process, k.user) == (process, user)) {
         Some(known) => known,
-        // Changes are counted from before the table is read.
+        // Count changes from before the table is read, so that none is missed.
         None => Known { process, user, changes: Changes::new().ok()?, mounts: Vec::new() },
     };
     if known.changes.came() || known.mounts.len() >= KNOWN_MAX {
@@ -59,7 +61,8 @@ pub(super) fn find(device: u64) -> Option<Arc<Mount>> {
             let is_ours = Home::of(device);
             let mount = is_ours.clone().flatten().and_then(|home| look(home, process, user));
             let mount = mount.map(Arc::new);
-            // One of ours may be noted, or become reachable, at any time.
+            // A mount of a volume may get its note, or become reachable, at any time: do not cache
+            // its absence.
             if is_ours.is_none() || mount.is_some() {
                 known.mounts.push((device, mount.clone()));
             }
@@ -76,7 +79,7 @@ fn look(home: Home, process: u32, user: u32) -> Option<Mount> {
     let socket = file.node(node)?.socket.clone();
     let key = match KeyFile::load(&home.dir.join("key")) {
         Ok(key) => Ok(Some(key)),
-        // One that was written by its owner and does not read any more is told, rather than done without.
+        // Report a damaged key file of its owner, rather than work without it.
         Err(e @ (KeyError::Damaged { .. } | KeyError::Changed { .. })) => Err(e.to_string()),
         Err(_) => Ok(None),
     };

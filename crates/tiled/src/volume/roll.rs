@@ -1,9 +1,9 @@
-//! What the ranks of an open on one node share: words of an object of that node, mapped by them, and
-//! read by request from other nodes.
+//! The rank table of an open on one node: words of an object of that node. Its ranks map them;
+//! other nodes read them by request.
 //!
-//! Behind a header (magic, nothing, clock, open) there is a slot of 8 words for each of these ranks, in
-//! the order of ranks: changes of its journal, the range of the file that it wrote under the byte view (from
-//! and to), and the number of its piece if that is not the one it began with.
+//! A header (magic, nothing, clock, open) comes first, then a slot of 8 words for each of these
+//! ranks, in the order of ranks: changes of its journal, the range of the file that it wrote under
+//! the byte view (from and to), and the number of its piece if that is not the first one.
 
 use crate::journal::Load;
 use crate::roll::Common;
@@ -19,17 +19,17 @@ const SLOT_WORDS: usize = (SLOT / 8) as usize;
 /// Bytes asked of another node at a time.
 const FETCH: usize = 64 << 10;
 
-/// What a slot tells.
+/// The contents of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Slot {
     /// Changes of the rank's journal so far.
     pub(super) changes: u64,
     hull: (u64, u64),
-    /// Its piece, 0 for the one that it began with.
+    /// Its piece, 0 for the one with which it began.
     pub(super) piece: u32,
 }
 
-/// Bytes of a roll of so many slots.
+/// Bytes of a table with this number of slots.
 pub(super) fn len(slots: usize) -> u64 {
     at(slots)
 }
@@ -38,17 +38,17 @@ fn at(slot: usize) -> u64 {
     SLOT + slot as u64 * SLOT
 }
 
-/// The roll of this node, and this rank's slot in it.
+/// The rank table of this node, and this rank's slot in it.
 #[derive(Debug)]
 pub(super) struct OwnRoll {
-    /// It has the words.
+    /// The clock, which also owns the words.
     clock: Common,
     slot: usize,
     slots: usize,
 }
 
 impl OwnRoll {
-    /// Uses the object in `file`, which the first rank of the node to come makes a roll.
+    /// Uses the object in `file`, which the first rank on the node makes a rank table.
     pub(super) fn new(file: File, open: u64, slot: usize, slots: usize) -> Result<OwnRoll, Errno> {
         reserve(&file, at(slots))?;
         let words = Words::new(file, true, true)?;
@@ -77,13 +77,15 @@ impl OwnRoll {
         self.store(at(self.slot) + 16, hull.1)
     }
 
-    /// From now on the rank has another piece, with no changes yet.
+    /// Records that the rank has another piece, without changes yet.
     pub(super) fn set_piece(&self, piece: u32) -> Result<(), Errno> {
+        // The count goes first: a reader must not take the old count for one of the new piece.
         self.store(at(self.slot), 0)?;
         self.store(at(self.slot) + 24, u64::from(piece))
     }
 
-    /// Has another rank of this node written bytes under the byte view in `from .. to`?
+    /// Reports whether another rank of this node has written bytes under the byte view in `from ..
+    /// to`.
     pub(super) fn others_wrote(&self, from: u64, to: u64) -> Result<bool, Errno> {
         let words = self.clock.words().ok_or(Errno::IO)?;
         for slot in (0..self.slots).filter(|slot| *slot != self.slot) {
@@ -102,7 +104,7 @@ fn read_slot(words: &dyn Load, slot: usize) -> Result<Slot, Errno> {
     Ok(Slot { changes: found[0], hull: (found[1], found[2]), piece: found[3] as u32 })
 }
 
-/// A node's roll, as a rank of the same open reads it.
+/// The rank table of a node, as a rank of the same open reads it.
 #[derive(Debug)]
 pub(super) struct Roll {
     words: Box<dyn Load>,
@@ -110,18 +112,18 @@ pub(super) struct Roll {
 }
 
 impl Roll {
-    /// The roll of so many ranks in `words`.
+    /// The table of this number of ranks in `words`.
     pub(super) fn new(words: Box<dyn Load>, slots: usize) -> Roll {
         Roll { words, slots }
     }
 
-    /// Looks again.
+    /// Loads the table again.
     pub(super) fn again(&mut self) -> Result<(), Errno> {
         self.words.again(0)?;
         self.words.see(at(self.slots))
     }
 
-    /// As of the last look.
+    /// A slot as of the last load.
     pub(super) fn slot(&self, slot: usize) -> Result<Slot, Errno> {
         read_slot(&*self.words, slot)
     }

@@ -1,4 +1,4 @@
-//! This process's session with a volume, found by a file on one of its mounts.
+//! The session of this process with a volume, found by a file on one of its mounts.
 
 use super::mounts::{self, Mount};
 use crate::error::{Error, Result};
@@ -11,26 +11,26 @@ use std::sync::Arc;
 use tatami_client::{Client, Endpoint, Options, Presence};
 use tatami_wire::{Access as Use, Cap, ClientId, Cred, Ino, NodeId, VolumeId};
 
-/// A client of a volume, at home on the node of a mount.
+/// A client of a volume, on the node of a mount.
 pub struct Session {
     pub(super) client: Arc<Client>,
     /// The node of the mount.
     pub(super) node: NodeId,
     /// Handles of this process that have a file open for writing.
     open: Mutex<HashMap<Ino, Holds>>,
-    /// By which clients of other processes are kept alive at a node, the last ones.
+    /// The last connections that keep clients of other processes alive at a node.
     presences: Mutex<Vec<(ClientId, NodeId, Arc<Presence>)>>,
 }
 
-/// Presences that are kept for the next files: of a job, mostly one rank opens all. One that is no longer needed delays
-/// no more than the end of what that client, had it died, would have left open.
+/// Presences that are kept for later files: in most jobs one rank opens all of them. If that client
+/// is dead, an unused presence delays only the closing of its open files.
 const PRESENCES: usize = 16;
 
 /// How many handles have a file open for writing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Holds {
     all: usize,
-    /// Of these, those in the name of our own client.
+    /// Those in the name of our own client.
     own: usize,
 }
 
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Where a session belongs: a child of the process has sessions of its own, and so has another user.
+/// The key of a session: a child process has its own sessions, and so has another user.
 #[derive(PartialEq, Eq)]
 struct Place {
     process: u32,
@@ -52,31 +52,32 @@ struct Place {
 
 static SESSIONS: Mutex<Vec<(Place, Arc<Session>)>> = Mutex::new(Vec::new());
 
-/// Can this process use the objects of a file on `device`, which is at `path` where it `exists`?
+/// Reports whether this process can use the objects of a file on `device`, at `path` where it
+/// `exists`.
 pub fn is_on_volume(device: u64, path: &Path, exists: bool) -> bool {
     let Some(mount) = mounts::find(device) else { return false };
-    // Journals are a part of the file, so who may write it only cannot write it in this way.
+    // Journals are a part of the file: a user with write access only cannot read them.
     !matches!(mount.key, Ok(None))
         || !exists
         || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
 }
 
-/// A number of the node at which the mount of `path` is at home, from 1; nothing where `path` is on no such mount. Unless
-/// it is `linked`, that is the mount of its directory: of the file itself, which rank 0 is to make or to find,
-/// each mount would have to ask the shard.
+/// Returns the number of the node of the mount of `path`, from 1; `None` where `path` is on no such
+/// mount. Unless it is `linked`, that is the mount of its directory: for the file itself, which
+/// rank 0 creates or looks up, each mount would have to ask the shard.
 pub fn node_of(path: &Path, linked: bool) -> Option<u32> {
     mounts::find(device_for(path, linked)?).map(|mount| u32::from(mount.node.0) + 1)
 }
 
-/// The number of the file system of what is at `path`. It stays as long as the file system is there, so that a mount is
-/// asked for no more than the names of which it does not know.
+/// Returns the number of the file system at `path`. It is constant while the file system is
+/// mounted, so the mount needs requests only for names that it does not know.
 pub(crate) fn device_of(path: &Path) -> Option<u64> {
     let known = AtFlags::STATX_DONT_SYNC;
     let found = rustix::fs::statx(rustix::fs::CWD, path, known, StatxFlags::INO).ok()?;
     Some(makedev(found.stx_dev_major, found.stx_dev_minor))
 }
 
-/// That of the file at `path` where it is `linked`, of its directory otherwise.
+/// The file system of the file at `path` where it is `linked`, and of its directory otherwise.
 fn device_for(path: &Path, linked: bool) -> Option<u64> {
     let itself = if linked { device_of(path) } else { None };
     itself.or_else(|| device_of(parent(path)))
@@ -88,7 +89,7 @@ pub(crate) fn parent(path: &Path) -> &Path {
 }
 
 impl Session {
-    /// The session for a file at `path` that rank 0 has opened, `linked` as for [`node_of`].
+    /// The session for a file at `path` that rank 0 has opened; `linked` as for [`node_of`].
     ///
     /// # Errors
     /// As for [`Session::of`].
@@ -116,6 +117,7 @@ impl Session {
             node: *node,
             has_key: key.is_some(),
         };
+        // The lock is held while connecting, so that two threads do not open two sessions.
         let mut sessions = SESSIONS.lock();
         if let Some((_, session)) = sessions.iter().find(|(place, _)| *place == at) {
             return Ok(session.clone());
@@ -134,12 +136,13 @@ impl Session {
         Ok(session)
     }
 
-    /// Handles of this process that have the file open for writing.
+    /// Counts the handles of this process that have the file open for writing.
     pub(super) fn writers(&self, ino: Ino) -> usize {
         self.open.lock().get(&ino).map_or(0, |holds| holds.all)
     }
 
-    /// Keeps `client`, of another process of this user, alive at the node of the shard that has `ino`.
+    /// Keeps `client`, of another process of this user, alive at the node of the shard that owns
+    /// `ino`.
     fn stand_in(&self, client: ClientId, ino: Ino) -> Option<Arc<Presence>> {
         let node = self.client.map().owner(ino.shard())?.node;
         let mut presences = self.presences.lock();
@@ -164,13 +167,14 @@ impl Session {
 pub(super) struct Held {
     session: Arc<Session>,
     ino: Ino,
-    /// By which the client of another process, which has it open, is kept alive; nothing where our own has it open.
+    /// Keeps the client of another process alive, which has the file open; `None` where our own
+    /// client has it open.
     _presence: Option<Arc<Presence>>,
     is_own: bool,
 }
 
 impl Held {
-    /// Has it opened by our own client, which is one request. Permission has been checked by the mount.
+    /// Opens the file by our own client, with one request. The mount has checked the permission.
     ///
     /// # Errors
     /// Those of the shard.
@@ -178,7 +182,7 @@ impl Held {
         session: &Arc<Session>,
         ino: Ino,
     ) -> std::result::Result<(Held, Cap), tatami_wire::Errno> {
-        // Held on to meanwhile, so that no other thread closes in between.
+        // The lock is held during the request, so that no other thread closes the file in between.
         let mut open = session.open.lock();
         let (_, cap) = session.client.open(&Cred::ROOT, ino, Use::BOTH)?;
         let holds = open.entry(ino).or_default();
@@ -186,10 +190,11 @@ impl Held {
         Ok((Held { session: session.clone(), ino, _presence: None, is_own: true }, cap))
     }
 
-    /// Keeps it as `client` has it open, of this process or another one, with the capability `cap`. No request.
+    /// Uses the file as `client` has it open, of this process or another one, with the capability
+    /// `cap`. No request.
     ///
     /// # Errors
-    /// As for [`Held::new`], which is the way where that client cannot be kept alive.
+    /// As for [`Held::new`], which is the fallback where that client cannot be kept alive.
     pub(super) fn join(
         session: &Arc<Session>,
         ino: Ino,
@@ -226,7 +231,7 @@ impl Drop for Held {
             open.remove(&self.ino);
         }
         if self.is_own && own == 0 {
-            // A daemon that does not hear of it finds out when this process ends.
+            // If this request is lost, the daemon closes the file when this process ends.
             let _ = self.session.client.closed(vec![self.ino], Vec::new(), Vec::new());
         }
     }

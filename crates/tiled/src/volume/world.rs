@@ -1,8 +1,9 @@
-//! What a handle knows of a volume's file: what the shard has published, and the journals of those who
-//! write it.
+//! The cached state of a volume's file at a handle: the published tiles of the shard, and the
+//! journals of the writers.
 //!
-//! The ranks of one's own open are looked at before each read: a few loads for each rank of this node, one
-//! request for each other node. What others do, and what the shard knows, is asked for when a view epoch begins.
+//! Before each read the handle checks the ranks of its own open: a few loads for each rank of this
+//! node, one request for each other node. It asks for the changes of other opens, and for the
+//! shard's tiles, when a view epoch begins.
 
 use super::begin::distinct;
 use super::joined::Numbered;
@@ -22,12 +23,12 @@ use tatami_layout::{Cut, Index, PieceTiles};
 use tatami_wire::tiles::{Growth, Page, PieceInfo};
 use tatami_wire::{NodeId, Piece};
 
-/// How often a look is repeated because pieces were replaced meanwhile.
+/// Attempts to read a consistent state while other ranks replace their pieces.
 const TRIES: usize = 100;
 /// Pieces kept open for reading.
 const FILES_MAX: usize = 256;
 
-/// What this rank itself has written, which nobody needs to tell it.
+/// The state of this rank's own piece, which needs no journal.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own<'a> {
     pub(super) piece: u32,
@@ -35,13 +36,13 @@ pub(super) struct Own<'a> {
     pub(super) tiles: &'a PieceTiles,
 }
 
-/// Where the roll of this node is, and this rank in it.
+/// The position of the rank table of this node, and of this rank in it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OwnSeat {
     /// Number of the object.
     pub(super) roll: u32,
     pub(super) slot: usize,
-    /// How many there are.
+    /// Number of slots.
     pub(super) slots: usize,
 }
 
@@ -50,12 +51,12 @@ pub(super) struct OwnSeat {
 struct Seat {
     roll: usize,
     slot: usize,
-    /// Its piece, and how much of the journal of that is known.
+    /// Its piece, and the changes of its journal that were read.
     piece: u32,
     seen: u64,
 }
 
-/// A piece that somebody else may still write: a rank of another open.
+/// A piece that another process may still write: of a rank of another open.
 #[derive(Debug)]
 struct Foreign {
     piece: u32,
@@ -63,7 +64,7 @@ struct Foreign {
     journal: Option<journal::Reader>,
 }
 
-/// The file as it is known.
+/// The cached state of the file.
 pub(super) struct World {
     volume: Arc<Volume>,
     /// First piece of this handle's open, and its pieces; none for a reader.
@@ -72,7 +73,7 @@ pub(super) struct World {
     rank: Option<u32>,
     seats: Vec<Seat>,
     rolls: Vec<Roll>,
-    /// Of the roll of each node of the open: its number, the node, and its slots.
+    /// The rank table of each node of the open: its number, the node, and its slots.
     places: Vec<(u32, (NodeId, usize))>,
     doubtful: bool,
     version: Option<u64>,
@@ -91,7 +92,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// Nothing is known yet. A rank that writes is `rank` of the open.
+    /// A cache with nothing in it. A rank that writes is `rank` of the open.
     pub(super) fn new(volume: Arc<Volume>, token: &Token, rank: Option<u32>) -> World {
         World {
             volume,
@@ -117,11 +118,11 @@ impl World {
         }
     }
 
-    /// Learns where the ranks of the open are, from the token or the shard; tells where this rank is in the roll of
-    /// its node.
+    /// Locates the ranks of the open, from the token or the shard; returns the position of this
+    /// rank in the rank table of its node.
     ///
     /// # Errors
-    /// Those of the shard; `ESTALE` where the open is over.
+    /// Those of the shard; `ESTALE` where the open has ended.
     pub(super) fn take_seats(&mut self, token: &Token) -> Result<OwnSeat> {
         let path = self.volume.path.clone();
         let stale = || Error::because("open", &path, Errno::STALE, "the open is over");
@@ -152,7 +153,7 @@ impl World {
         Ok(OwnSeat { roll: own.0, slot: own.1, slots: own.2 })
     }
 
-    /// Has the rolls of all nodes at hand, which a rank needs that reads.
+    /// Opens the rank tables of all nodes; a rank needs them only to read.
     fn open_rolls(&mut self) -> Result<()> {
         while let Some((number, (node, slots))) = self.places.get(self.rolls.len()).copied() {
             let (object, path) = (Piece::bytes_of(number), &self.volume.path);
@@ -177,13 +178,13 @@ impl World {
         Ok(())
     }
 
-    /// Which piece a piece of the index is; nothing for the base.
+    /// Returns the number of a piece of the index; `None` for the base.
     pub(super) fn number(piece: Piece) -> Option<u32> {
         (piece != Piece::BASE).then(|| piece.number())
     }
 
-    /// The pieces of the file to which nobody adds, and its cuts, as of now; nothing where somebody
-    /// else adds to one.
+    /// Returns the pieces of the file that no longer grow, and its cuts, as of now; `None` where
+    /// another open adds to a piece.
     ///
     /// # Errors
     /// Those of the shard.
@@ -195,17 +196,17 @@ impl World {
         Ok(alone.then(|| (self.closed.clone(), self.cuts.clone())))
     }
 
-    /// Forgets that anything was asked.
+    /// Invalidates the cached answers of the shard.
     pub(super) fn doubt(&mut self) {
         self.doubtful = true;
     }
 
-    /// The last cut that is known, 0 for none: all that is new must have a later stamp.
+    /// The last known cut, 0 for none: new bytes must have a later stamp.
     pub(super) fn last_cut(&self) -> u64 {
         self.cuts.iter().map(|cut| cut.stamp).max().unwrap_or(0)
     }
 
-    /// Looks again. The file is asked for its size where it is not known to reach `to`.
+    /// Refreshes the cache. Asks for the size of the file unless its known part reaches `to`.
     ///
     /// # Errors
     /// Those of the shard, the nodes and the disk.
@@ -240,9 +241,11 @@ impl World {
         volume.session.client.raw_tiles(volume.ino).told("read", &volume.path)
     }
 
-    /// Asks the shard and the mount.
+    /// Fetches the state from the shard and the mount.
     fn refresh(&mut self) -> Result<bool> {
         let volume = self.volume.clone();
+        // The version comes before the tiles: a change in between makes the next refresh fetch them
+        // again.
         let version = volume.session.client.tiles_version(volume.ino);
         let mut changed = self.version != Some(version.told("read", &volume.path)?);
         if changed {
@@ -297,7 +300,7 @@ impl World {
         Ok(())
     }
 
-    /// The journal of a piece; nothing where there is none (yet, or any more).
+    /// Opens the journal of a piece; `None` where there is none (yet, or any more).
     fn journal(&self, piece: u32) -> Result<Option<journal::Reader>> {
         let Some(node) = self.nodes.get(&piece) else { return Ok(None) };
         let object = Piece::journal_of(piece);
@@ -313,7 +316,7 @@ impl World {
         self.tell_journal(piece, journal::Reader::of_any(words, false))
     }
 
-    /// An error of a piece's journal names the piece and its node.
+    /// Adds the piece and its node to an error of its journal.
     fn tell_journal<T>(&self, piece: u32, read: std::result::Result<T, Trouble>) -> Result<T> {
         read.map_err(|trouble| {
             let (path, node) = (&self.volume.path, self.nodes.get(&piece).map_or(0, |node| node.0));
@@ -331,11 +334,13 @@ impl World {
         })
     }
 
-    /// Takes what the journals of the other ranks tell that is new.
+    /// Reads new records in the journals of the other ranks.
     fn poll(&mut self) -> Result<bool> {
         let path = self.volume.path.clone();
         let mut changed = false;
         self.open_rolls()?;
+        // The counts are loaded before the journals, so each journal has at least the counted
+        // changes.
         self.rolls.iter_mut().try_for_each(Roll::again).context("read", &path)?;
         for rank in 0..self.seats.len() {
             if Some(rank as u32) == self.rank {
@@ -345,7 +350,7 @@ impl World {
             let slot = self.rolls[seat.roll].slot(seat.slot).context("read", &path)?;
             let (old, seen) = (seat.piece, seat.seen);
             if slot.piece != 0 && slot.piece != old {
-                // What it had before was published and closed.
+                // Its old piece was published and closed, so the shard has it.
                 self.journals.remove(&old);
                 self.seats[rank].piece = slot.piece;
                 self.seats[rank].seen = 0;
@@ -394,7 +399,7 @@ impl World {
         if let Some(own) = own {
             add(own.piece, own.tiles.clone());
         }
-        // Cuts have been carried out on what the mount shows.
+        // The mount shows the base after all cuts, so none applies to it any more.
         self.built += 1;
         self.index = Index::with_base(pieces, self.cuts.clone(), self.base_size, u64::MAX);
         self.own = own.map(|own| (own.piece, own.changes));
@@ -435,7 +440,7 @@ impl Source for World {
             self.files.insert(piece, self.volume.object(node, piece)?);
         }
         match self.files[&piece].read_at(bytes, at).told("read", &path)? {
-            // What a tile tells of was written: it is lost.
+            // The bytes of a tile were written before the tile, so missing ones are lost.
             got if got < bytes.len() => {
                 Err(Error::because("read", &path, Errno::IO, "bytes of a piece are missing"))
             }
