@@ -663,7 +663,8 @@ mod tests {
         }
     }
 
-    /// In the first form only the length of the last tile has no check: then the end of the piece bounds it.
+    /// In the first form only the length of the last tile has no check: then the end of the piece
+    /// bounds it.
     #[test]
     fn a_flipped_bit_of_a_journal_of_the_first_form_is_told_but_for_the_last_length() {
         let (piece, good) = journal(Header::of_first_form(1, 3));

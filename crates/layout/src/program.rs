@@ -97,8 +97,8 @@ impl ProgramView {
         self.etype
     }
 
-    /// The view through which the stream bytes `stream .. stream + len` may be accessed as they are;
-    /// `None` where the caller must first bring them into file order.
+    /// The view through which the stream bytes `stream .. stream + len` may be accessed as they
+    /// are; `None` where the caller must first bring them into file order.
     pub fn direct(&self, stream: u64, len: u64) -> Option<&View> {
         let fits = self.direct == u64::MAX || stream.saturating_add(len) <= self.direct;
         self.view.as_ref().filter(|_| fits)

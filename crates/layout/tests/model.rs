@@ -836,7 +836,8 @@ fn a_copy_of_a_short_extent_is_one_tile() {
     assert_eq!((stretch.stream_len(), stretch.size()), (1104, 592));
 }
 
-/// An access is cut into stretches of bounded size, however many blocks it has and however long they are.
+/// An access is cut into stretches of bounded size, however many blocks it has and however long
+/// they are.
 #[test]
 fn stretches_are_bounded() {
     let view = |shape: &Shape, extent| {

@@ -9,7 +9,8 @@ pub fn id() -> u32 {
     static ID: OnceLock<u32> = OnceLock::new();
     *ID.get_or_init(|| {
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        // Containers of one machine have one boot id and one page cache, so the host name is only used without one.
+        // Containers of one machine have one boot id and one page cache, so the host name is only
+        // used without one.
         let name = match boot.is_empty() {
             true => rustix::system::uname().nodename().to_bytes().to_vec(),
             false => boot,

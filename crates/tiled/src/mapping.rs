@@ -17,7 +17,8 @@ pub struct Mapping {
     writable: bool,
 }
 
-// SAFETY: the mapping is memory that no thread owns; it is only touched as atomic words, and unmapped once.
+// SAFETY: the mapping is memory that no thread owns; it is only touched as atomic words, and
+// unmapped once.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}

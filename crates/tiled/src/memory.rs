@@ -84,7 +84,8 @@ impl<'a> Buffer<'a> {
             return None;
         }
         let at = self.dense_at(from, len)?;
-        // SAFETY: the caller of `new` promised these bytes; &mut self keeps it to one slice at a time.
+        // SAFETY: the caller of `new` promised these bytes; &mut self keeps it to one slice at a
+        // time.
         Some(unsafe { std::slice::from_raw_parts_mut(at, len) })
     }
 
@@ -93,7 +94,8 @@ impl<'a> Buffer<'a> {
         let len = (dense.len() as u64).min(self.len.saturating_sub(from));
         let mut at = dense.as_mut_ptr();
         for run in self.shape.runs(from, len) {
-            // SAFETY: the runs of `len` bytes of data fill `len` bytes of `dense`; the rest was promised to `new`.
+            // SAFETY: the runs of `len` bytes of data fill `len` bytes of `dense`; the rest was
+            // promised to `new`.
             at = unsafe { copy_run::<false>(self.at, run, at) };
         }
         len as usize

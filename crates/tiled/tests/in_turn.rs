@@ -1,4 +1,5 @@
-//! Explicit offsets of ranks that write between one another: few tiles, and the last of two writes wins.
+//! Explicit offsets of ranks that write between one another: few tiles, and the last of two writes
+//! wins.
 #![allow(clippy::unwrap_used)] // helpers of tests, too
 
 use parking_lot::Mutex;
@@ -49,8 +50,8 @@ fn writing() -> Flags {
     Flags::RDWR | Flags::CREATE
 }
 
-/// A grid of `SIDE`³ points of 8 bytes, cut in two in each direction. Each rank has two of the eight
-/// cells and writes them row by row, while the others write theirs.
+/// A grid of `SIDE`³ points of 8 bytes, cut in two in each direction. Each rank has two of the
+/// eight cells and writes them row by row, while the others write theirs.
 #[test]
 fn rows_of_a_grid_are_a_few_tiles() {
     const SIDE: u64 = 24;
