@@ -83,6 +83,8 @@ pub fn create(path: &Path, mode: u32) -> Result<()> {
     rustix::fs::mkdir(&new, dirs).context("create", path)?;
     let made = fill(&new, path, files, Marker { id }, old.is_some());
     let placed = made.and_then(|()| place(&new, path, old.is_some()));
+    // After an exchange the hidden name has the program's ordinary file: remove it only while it is
+    // the new directory.
     if placed.is_err() && new.exists() && new.is_dir() {
         let _ = remove_known(&new);
         let _ = std::fs::remove_dir(&new);
@@ -146,8 +148,10 @@ fn place_in_steps(new: &Path, path: &Path) -> Result<()> {
     let linked = base.exists();
     let aside = hidden(path, "gone", machine::draw().context("convert", path)?);
     let away = if linked { &aside } else { &base };
+    // The old file leaves the path first, so that the second rename cannot replace it.
     rustix::fs::rename(path, away).context("convert", path)?;
     if let Err(errno) = rustix::fs::rename(new, path) {
+        // Put the old file back, so that a failure leaves the path as it was.
         let _ = rustix::fs::rename(away, path);
         return Err(errno).context("convert", path);
     }
@@ -383,6 +387,7 @@ impl Container {
             Member::Piece(name) | Member::Journal(name) if name.open == open => Some(name.rank),
             _ => None,
         };
+        // Names of pieces and journals contain the rank, so their number needs no header.
         let ranks = members.iter().filter_map(rank).max().map_or(0, |rank| rank.saturating_add(1));
         let path = self.path.join(marker::roll(open));
         let file = self.open_file(&marker::roll(open), OFlags::RDWR).context("open", &path)?;
@@ -432,6 +437,8 @@ impl Container {
         }
         match (first, self.read_index_file(marker::INDEX_SYNCED)?) {
             (Ok(_), Some(index)) => Ok(index),
+            // A power cut may tear an index that was never synced. A newer index was damaged by the
+            // disk: falling back would silently lose published bytes.
             (Err(_), Some(index)) if self.may_have_lost_power()? => Ok(index),
             (Ok(_), None) => Ok(Published::default()),
             (Err(error), Some(_)) => {
@@ -552,6 +559,7 @@ impl Container {
     /// # Errors
     /// As for truncate(2).
     pub fn cut_base(&self, size: u64) -> Result<()> {
+        // An extension needs no change of the base: bytes beyond it are a hole.
         if self.base_size()? <= size {
             return Ok(());
         }

@@ -95,6 +95,7 @@ pub fn describe(path: &Path, limit: usize) -> Result<Description> {
             }
             offset += found.len;
         }
+        // Always advance, even if a lookup returns nothing.
         at = offset.max(at + 1);
     }
     let more = at < size || stretches.len() > limit;

@@ -57,6 +57,7 @@ pub fn write(
     while done < data.len() {
         let rest = (stream + done, data.len() - done);
         let stretch = next("write", path, view, rest, MAX_OFFSET + 1)?;
+        // The next byte lies past the largest offset of a file.
         if stretch.stream_len() == 0 {
             return Err(Error::new("write", path, Errno::FBIG));
         }

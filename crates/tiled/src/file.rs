@@ -73,6 +73,7 @@ pub fn begin(open: &Begin<'_>) -> Result<Token> {
         let (id, stamp) = tiled::begin(real, exists, open.flags, open.mode, of)?;
         Ok(token(Kind::Container, id, stamp))
     };
+    // The claim counts for the first attempt only: after `ESTALE` the path must be examined again.
     let mut known = claimed(open);
     for _ in 0..TRIES {
         let claim = match known.take() {
@@ -390,6 +391,8 @@ impl File {
             .or_else(|_| std::fs::File::open(&path))
             .context("lock", &path)?;
         let lock = WholeLock::new(file, path)?;
+        // Two threads may both come here. The first one stores its lock, and the other descriptor
+        // is closed.
         Ok(self.lock.get_or_init(|| lock))
     }
 

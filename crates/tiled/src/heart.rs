@@ -32,6 +32,8 @@ pub fn keep(what: &Arc<impl Beat + 'static>) {
     heart.beats.push(Arc::downgrade(&what));
     if !heart.runs {
         let thread = std::thread::Builder::new().name("tatami-beats".to_owned());
+        // Without a thread the process counts as dead after a lease; the next registration tries
+        // again.
         heart.runs = thread.spawn(run).is_ok();
     }
 }
@@ -42,6 +44,7 @@ fn run() {
         std::thread::sleep(EVERY);
         let mut heart = HEART.lock();
         heart.beats.retain(|beat| beat.strong_count() > 0);
+        // Decided under the lock: a registration is either seen here or starts a new thread.
         heart.runs = !heart.beats.is_empty();
         if !heart.runs {
             return;

@@ -47,6 +47,7 @@ impl Writer {
     /// # Errors
     /// `ENOSPC`, and other errors of the disk.
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Writer, Errno> {
+        // Blocks before the mapping: a store into a hole on a full disk would be a signal.
         crate::shared::reserve(&file, STEP_MIN)?;
         let words = Words::new(file, mapped, true)?;
         let header = Header::new(open, rank);
@@ -285,6 +286,7 @@ impl Reader {
             header = read_header(&mut *words);
         }
         match header {
+            // Words of another machine may still arrive, in any order.
             Err(Trouble::Damage(_)) if is_remote => Ok(None),
             header => Ok(header?.map(|header| Reader::at_start(words, header, is_remote))),
         }
@@ -369,10 +371,12 @@ impl Reader {
         self.words.see(self.at + 8)?;
         let first = self.words.load(self.at)?;
         let len = journal::record_len(first) as u64;
+        // No record yet: its first word is stored last.
         if len < 2 {
             return Ok(false);
         }
         self.words.see(self.at + len * 8)?;
+        // The length is not checked yet: it must not make us allocate more than the file has.
         if len > TILE_WORDS as u64 && self.words.readable()? < self.at + len * 8 {
             return Ok(false);
         }

@@ -15,6 +15,7 @@ pub fn id() -> u32 {
             true => rustix::system::uname().nodename().to_bytes().to_vec(),
             false => boot,
         };
+        // 0 stands for "several machines".
         crc32c::crc32c(&name).max(1)
     })
 }

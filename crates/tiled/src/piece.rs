@@ -144,6 +144,7 @@ impl OwnPiece {
             if known == view {
                 return written.meets(stream, stream + len);
             }
+            // Under another view only the hulls in the file are compared; they may overlap in vain.
             written.hull().is_some_and(|(from, to)| {
                 let (known, asked) = (reach(known, from, to), reach(view, stream, stream + len));
                 known.0 <= asked.1 && asked.0 <= known.1
@@ -195,6 +196,7 @@ impl OwnPiece {
         let ends_here = self.tiles.tiles().last().is_some_and(|tile| {
             tile.block == tile.stride && tile.stamp == stamp && tile.end() == end
         });
+        // With one view, and no byte beyond the end, the next bytes cannot be in the piece.
         let alone = self.written.len() == 1 && self.written[0].hull().is_some_and(|h| h.1 == end);
         self.last = (ends_here && alone).then(|| Last {
             view: view.clone(),
@@ -225,6 +227,7 @@ impl OwnPiece {
         if self.written.len() < self.tiles.views().len() {
             self.written.resize_with(self.tiles.views().len(), Ranges::default);
         }
+        // If this write fails half-way, the next one must not continue it.
         self.last = None;
         let mut done = 0;
         while done < len {
@@ -314,6 +317,7 @@ impl OwnPiece {
             files.journal.flush().context("sync the journal of", &self.path)?;
             self.dirty = false;
         }
+        // The publication covers the changes so far, and not those of later writes.
         self.sealed = self.changes;
         if self.changes == self.published {
             return Ok(Vec::new());

@@ -129,6 +129,7 @@ impl Engine for Plain {
                 self.file.write_all_at(part, offset).context("write", &self.path)?;
                 done += len as usize;
             }
+            // The view has ended: a file has no more offsets.
             if done < len {
                 return Err(Error::new("write", &self.path, Errno::FBIG));
             }
@@ -174,6 +175,7 @@ impl Engine for Plain {
             return Ok(());
         }
         match rustix::fs::fallocate(&self.file, FallocateFlags::empty(), 0, size) {
+            // Without fallocate(2) only the length can be set, and it must not shrink.
             Err(Errno::OPNOTSUPP | Errno::NOSYS) if size > self.size()? => self.set_size(size),
             Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
             other => other.context("allocate", &self.path),

@@ -40,6 +40,7 @@ pub fn by_index(
         push(&mut parts, (at, found.len, mine.then_some(found.at)));
         at += found.len;
     }
+    // The lookup stops at the end of the file, and bytes beyond it are new.
     push(&mut parts, (at, stream + len - at, None));
     parts
 }

@@ -69,8 +69,10 @@ impl Pointer {
             }
             other => (other.context("open the shared pointer", path)?, path.to_path_buf()),
         };
+        // Blocks before the mapping: a store into a hole on a full disk would be a signal.
         let reserved = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, LEN);
         let reach = reach::of(&file);
+        // A mapped word needs all ranks on this machine; each other rank must see the change.
         let mapped = here && reach.maps && reserved.is_ok();
         if reserved.is_err() {
             // Sets only the length, so that a value that another rank has stored stays.

@@ -83,6 +83,7 @@ impl Published {
         out.extend(VERSION.to_le_bytes());
         out.extend(if self.durable { DURABLE } else { 0 }.to_le_bytes());
         out.extend(self.generation.to_le_bytes());
+        // The base stamp: a container's base has no stamp of its own.
         out.extend(0u64.to_le_bytes());
         out.extend((self.pieces.len() as u32).to_le_bytes());
         out.extend((self.cuts.len() as u32).to_le_bytes());

@@ -21,6 +21,7 @@ impl Ranges {
         }
         let (start, end) = self.last;
         let fits = start < end && from >= end && to < self.room;
+        // The usual case, a write that continues the last one, needs no lookup in the map.
         if fits && from == end {
             self.last.1 = to;
             return;

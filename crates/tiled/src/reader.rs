@@ -253,6 +253,7 @@ impl Reader {
         mut runs: Vec<FoundRun>,
         bytes: &mut [u8],
     ) -> Result<()> {
+        // In the order of places, so that neighbours in a piece are read together.
         runs.sort_unstable_by_key(|run| (run.piece, run.at));
         let mut wants = Vec::new();
         let mut rest = &runs[..];
@@ -320,6 +321,7 @@ impl Reader {
         wants: &mut [Want],
         bytes: &mut [u8],
     ) -> Result<()> {
+        // Most requests are in order already, and the check costs less than sorting.
         if !wants.is_sorted_by_key(|want| (want.piece, want.at)) {
             wants.sort_unstable_by_key(|want| (want.piece, want.at));
         }

@@ -51,6 +51,7 @@ pub fn to_whole(path: &Path, threads: usize, progress: &(dyn Fn(u64) + Sync)) ->
     settle::settle_dead(&container, settle::Damaged::Refuse)?;
     // An open for writing takes this lock, so no program begins to write from here on.
     let _held = container.lock()?;
+    // Dead opens were recovered above, so a rank table belongs to a living one.
     if container.members()?.iter().any(|member| matches!(member, Member::Roll(_))) {
         let why = "a program has it open for writing";
         return Err(Error::because("relayout", path, Errno::BUSY, why));

@@ -206,6 +206,7 @@ impl Roll {
             Err(errno) => return Err(errno),
         };
         if self.reach.remote && self.is_said_to_live(machine::now(), locked)? {
+            // Without this, ranks that join would be refused.
             if locked {
                 rustix::fs::flock(file, FlockOperation::Unlock)?;
             }
@@ -246,6 +247,7 @@ impl Roll {
             }
             return Ok(());
         }
+        // One read for all slots: each read is a system call here.
         let mut all = vec![0; counts.len() * 8];
         self.words.load_all(SLOT, &mut all)?;
         for (count, slot) in counts.iter_mut().zip(all.chunks_exact(8)) {

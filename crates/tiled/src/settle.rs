@@ -166,6 +166,7 @@ pub fn settle_dead(container: &Container, damaged: Damaged) -> Result<Vec<Settle
     };
     let mut dead = Vec::new();
     let members = container.members()?;
+    // Look without the lock first: most containers have no open.
     if rolls(&members).is_empty() {
         return Ok(Vec::new());
     }
@@ -264,6 +265,7 @@ pub fn tidy(
     let gone = index.drop_emptied();
     let kept: Vec<Entry> = kept;
     index.pieces.extend(kept);
+    // Journals of living opens may have tiles of any age, so all cuts stay while there are any.
     index.drop_cuts((!live.is_empty()).then_some(0));
     Ok(gone)
 }

@@ -63,6 +63,8 @@ impl Words {
     pub fn load(&self, offset: u64) -> Result<u64, Errno> {
         if let Some(map) = &self.map {
             let word = usize::try_from(offset).ok().and_then(|at| map.word(at));
+            // Acquire pairs with the release in `store`: all words stored before this one are
+            // visible, too.
             return Ok(word.map_or(0, |w| u64::from_le(w.load(Ordering::Acquire))));
         }
         let mut word = [0];

@@ -41,6 +41,7 @@ fn of_container(path: &Path, dir: &Metadata) -> Result<Stat> {
     let container = Arc::new(Container::open(path)?);
     let mut world = World::new(container.clone());
     world.look(None)?;
+    // The newest time of all files: a write changes a piece and not the directory.
     let mut modified = (dir.mtime(), dir.mtime_nsec());
     for entry in std::fs::read_dir(path).context("list", path)? {
         // Files come and go while a program writes, so errors are skipped.

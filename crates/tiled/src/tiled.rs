@@ -122,6 +122,7 @@ pub fn begin(path: &Path, exists: bool, flags: Flags, mode: u32, open: Open) -> 
         settle::settle_dead(&container, settle::Damaged::Refuse)?;
         // While this lock is held no process converts the container to an ordinary file.
         let held = container.lock();
+        // The container may have been converted or removed before the lock was acquired.
         if !container.is_in_place() {
             let why = "it was replaced meanwhile";
             return Err(Error::because("open", path, Errno::STALE, why));
@@ -189,6 +190,7 @@ impl Tiled {
                 Some(Writer { roll, _alive: alive, rank, piece, run: None, hull: None })
             }
         };
+        // Stamps of this rank must not be older than its first epoch.
         container.common().observe(token.stamp);
         Ok(Tiled {
             path: path.to_path_buf(),
@@ -418,6 +420,7 @@ impl Engine for Tiled {
             for name in gone {
                 self.container.remove_file(&marker::piece(name))?;
             }
+            // Readers drop the ended open from their caches.
             self.container.common().changed().context("close", &self.path)?;
         }
         Ok(())

@@ -84,6 +84,7 @@ impl Opened {
         });
         let first = &self.homes[..round.unwrap_or(self.homes.len())];
         let runs: Vec<&[NodeId]> = first.chunk_by(|a, b| a == b).collect();
+        // A longer list is left out, and the ranks ask the shard.
         if runs.len() <= RUNS_MAX {
             for run in runs {
                 out.extend(run[0].0.to_le_bytes());
@@ -101,6 +102,7 @@ impl Opened {
         for run in runs {
             let node = NodeId(u16::from_le_bytes([run[0], run[1]]));
             let count = u32::from_le_bytes([run[2], run[3], run[4], run[5]]) as usize;
+            // A forged count must not make us allocate more than one node per rank.
             if count > ranks as usize - homes.len() {
                 return None;
             }

@@ -67,6 +67,7 @@ impl Turns {
     /// # Errors
     /// As for symlink(2).
     pub fn take(&self) -> Result<Turn, Errno> {
+        // The text has a random number, so that no two holders ever have the same.
         let name = format!("{}{SUFFIX}", self.name);
         let text = text()?;
         let (mut seen, mut since, mut wait) = (None, Instant::now(), WAIT_MIN);
@@ -77,6 +78,7 @@ impl Turns {
                 Err(errno) => return Err(errno),
             }
             let now = read(&self.dir, &name)?;
+            // Released meanwhile: try again at once.
             if now.is_none() {
                 continue;
             }

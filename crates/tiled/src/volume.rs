@@ -131,6 +131,8 @@ impl Volume {
             Ok(found) if found.ino == self.ino => {
                 Ok(Some(self.mounted.get_or_init(|| found.mounted)))
             }
+            // The name leads to another file. The handle keeps the inode, and reads it from the
+            // nodes.
             Ok(_) => Ok(None),
             Err(e)
                 if matches!(

@@ -74,6 +74,7 @@ impl WholeLock {
             }
             Way::Shard(job) => job.lock().told("lock", &self.path),
         };
+        // Other threads of the handle must not wait for a lock that nobody has.
         if locked.is_err() {
             self.free();
         }
@@ -109,6 +110,8 @@ impl WholeLock {
         }
         let unlocked = match &self.way {
             Way::Flock { file, turns } => {
+                // In the reverse order of `lock_file`, so that the next process that gets the flock
+                // finds the mutex free.
                 self.turn.lock().take();
                 match rustix::fs::flock(file, FlockOperation::Unlock) {
                     Err(errno) if turns.is_some() && reach::has_no_locks(errno) => Ok(()),

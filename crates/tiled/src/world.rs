@@ -273,6 +273,7 @@ impl World {
             }
             for rank in 0..other.counts.len() {
                 let (now, name) = (other.counts[rank], Name { open, rank: rank as u32 });
+                // Skip journals without news, and the own piece, whose tiles are in memory.
                 if now == other.seen[rank] && now != UNSURE || Some(name) == own {
                     continue;
                 }
@@ -430,6 +431,7 @@ impl Other {
         if changes == 0 {
             return Ok(false);
         }
+        // Beyond the limit the answer is "in doubt", which costs one more tile and no wrong byte.
         let full = self.watched.len() >= WATCHED_MAX;
         let watched = match self.watched.entry(rank) {
             std::collections::btree_map::Entry::Occupied(known) => known.into_mut(),

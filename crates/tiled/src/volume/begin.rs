@@ -54,6 +54,7 @@ pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result
         let (held, cap) = Held::new(&session, ino).told("open", real)?;
         let made = session.client.add_pieces(&Cred::ROOT, ino, wanted);
         let (first, stamp) = made.told("open", real)?;
+        // The first epoch must be later than each stamp that the shard has issued for the file.
         (token.first, token.stamp) = (first, token.stamp.max(stamp.saturating_add(1)));
         (Some(held), cap, homes)
     } else {
@@ -62,6 +63,7 @@ pub fn begin(open: &Begin<'_>, real: &Path, linked: bool, number: u64) -> Result
     };
     token.volume = Some(Opened { cap, client: session.client.id(), linked, homes });
     let mut begun = BEGUN.lock();
+    // A program may begin an open and never open it; its file must not stay open for ever.
     if begun.len() >= BEGUN_MAX {
         begun.remove(0);
     }

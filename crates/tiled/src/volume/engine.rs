@@ -491,6 +491,7 @@ impl Writer {
         let again = roll.try_clone().context("open", &volume.path)?;
         let roll = OwnRoll::new(roll, self.name.open, seat.slot, seat.slots);
         let roll = roll.context("open", &volume.path)?;
+        // The clock of this node may be behind the epoch that another node began.
         roll.clock().observe(epoch);
         *self.made.lock() = Some(PieceFiles { number, bytes, journal });
         let _ = volume.roll.set(again);
@@ -526,6 +527,8 @@ impl Engine for Native {
         if view.offset_of(stream + data.len() - 1) >= tatami_wire::FILE_SIZE_MAX {
             return Err(Error::new("write", &self.path, Errno::FBIG));
         }
+        // A long view would fill the shard's record of the piece, so its blocks are written one by
+        // one under the byte view.
         if view.is_default() || !self.writer()?.is_wide(view) {
             return self.put(view, stream, data.len(), data, 0, by_epoch);
         }
@@ -558,6 +561,7 @@ impl Engine for Native {
         self.world.doubt();
         self.look(0)?;
         let cut = self.world.last_cut();
+        // New writes need stamps after the cut, or the cut would remove them.
         if let Some(roll) = self.open_roll()? {
             roll.clock().observe(cut);
         }
@@ -631,8 +635,10 @@ impl Engine for Native {
         }
         self.take_sealed(sealed)?;
         let mut parts = self.parts(closing);
+        // The shard takes parts in the order of piece numbers only.
         parts.sort_by_key(|part| part.piece);
         let (session, ino, path) = (&self.volume.session, self.volume.ino, &self.path);
+        // The parts are kept for a second attempt without the pieces that were closed meanwhile.
         let mut result = publish_all(session, ino, path, parts.clone());
         if closing && result.as_ref().is_err_and(|e| e.errno == Errno::STALE) {
             // Another client has closed some of them: by a truncation to 0, or by the end of the
@@ -651,6 +657,7 @@ impl Engine for Native {
             };
         }
         match result {
+            // The file was removed, so there is nothing to publish.
             Err(error) if closing && error.errno == Errno::NOENT => return Ok(()),
             other => other?,
         }

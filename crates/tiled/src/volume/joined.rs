@@ -104,6 +104,7 @@ fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
     let mut new = PieceTiles::new(tiles.rank());
     let view = new.add_view(&View::bytes()).ok()?;
     for tile in tiles.tiles() {
+        // Only `append` joins writes; a strided tile stays as it is.
         if tile.is_contiguous() {
             new.append(stamp, view, tile.start, tile.len, tile.at).ok()?;
         } else {

@@ -69,6 +69,7 @@ pub(super) fn find(device: u64) -> Option<Arc<Mount>> {
             mount
         }
     };
+    // Store the cache only now: a failure above leaves an empty one, which is filled again.
     *held = Some(known);
     found
 }

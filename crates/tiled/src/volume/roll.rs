@@ -52,9 +52,11 @@ impl OwnRoll {
     pub(super) fn new(file: File, open: u64, slot: usize, slots: usize) -> Result<OwnRoll, Errno> {
         reserve(&file, at(slots))?;
         let words = Words::new(file, true, true)?;
+        // Ranks of this node count on seeing each other's stores without a request.
         if !words.is_mapped() {
             return Err(Errno::NODEV);
         }
+        // Each rank of the node stores the same header, so their order does not matter.
         words.store(OPEN, open)?;
         words.store(0, MAGIC)?;
         Ok(OwnRoll { clock: Common::over(words), slot, slots })
@@ -162,6 +164,7 @@ impl Fetched {
 
 impl Load for Fetched {
     fn again(&mut self, from: u64) -> Result<(), Errno> {
+        // Bytes before `from` never change, and need not be read again.
         self.bytes.truncate(usize::try_from(from).unwrap_or(usize::MAX));
         self.ended = false;
         self.fetch()

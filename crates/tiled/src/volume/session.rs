@@ -148,6 +148,7 @@ impl Session {
         let mut presences = self.presences.lock();
         let known = presences.iter().position(|(of, at, _)| (*of, *at) == (client, node));
         if let Some(at) = known {
+            // A lost connection keeps no client alive: replace it.
             if presences[at].2.is_there() {
                 return Some(presences[at].2.clone());
             }
@@ -206,6 +207,7 @@ impl Held {
         {
             let mut open = session.open.lock();
             let own = open.get(&ino).map_or(0, |holds| holds.own);
+            // Our own client has the file open only while another handle of this process does.
             if presence.is_some() || (is_own && own > 0) {
                 let holds = open.entry(ino).or_default();
                 holds.all += 1;

@@ -255,6 +255,7 @@ impl World {
         let size = volume.size()?;
         changed |= self.base_size != size;
         self.base_size = size;
+        // Open the base again before the next read: the open file may have older bytes cached.
         self.base = None;
         for i in 0..self.foreign.len() {
             changed = true;
@@ -279,6 +280,7 @@ impl World {
             self.nodes.insert(piece, node);
             let ours = piece >= self.first && piece - self.first < self.count
                 || self.seats.iter().any(|seat| seat.piece == piece);
+            // Living pieces of this open are read from their journals.
             if ours && growth != Growth::Closed {
                 continue;
             }
@@ -362,6 +364,7 @@ impl World {
             }
             changed = true;
             if !self.journals.contains_key(&old) {
+                // The piece was closed or replaced meanwhile, so the shard has its tiles.
                 let Some(journal) = self.journal(old)? else {
                     self.doubtful = true;
                     return Ok(true);
