@@ -4,7 +4,19 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-libraries soak bench predict bench-mpi lint install tools packages fmt
+.PHONY: help quickstart check test test-libraries soak bench predict bench-mpi lint install tools packages fmt
+
+# The compiler is pinned (rust-toolchain.toml). Where rustup has not got it yet, it is fetched; where
+# it cannot be fetched, the default compiler does, and a word says so.
+ifneq ($(shell command -v rustup),)
+ifeq ($(shell rustc --version 2>/dev/null),)
+$(shell rustup toolchain install >&2 2>/dev/null)
+ifeq ($(shell rustc --version 2>/dev/null),)
+$(warning the pinned compiler cannot be had; using the default one)
+export RUSTUP_TOOLCHAIN := $(firstword $(shell rustup toolchain list))
+endif
+endif
+endif
 
 PREFIX ?= /usr/local
 # How much more than `make test` the long forms do.
@@ -16,6 +28,9 @@ help: ## list what there is
 
 quickstart: ## start four nodes on this machine, run LAMMPS and PnetCDF on them
 	@scripts/quickstart.sh
+
+check: ## format, clippy and unit tests: no root, no packages, two minutes when built
+	@scripts/check.sh
 
 test: packages tools ## format, clippy, unit, property and end-to-end tests
 	@scripts/test.sh
