@@ -1,5 +1,5 @@
-//! Why a node cannot be reached, as far as can be seen from here, and what to do about it: each of these
-//! looks like a daemon that is down, and for most of them `tatami up` is no help.
+//! Finds out why a node cannot be reached, as far as this machine can see, and names a remedy. Each
+//! case looks like a stopped daemon. For most of them `tatami up` does not help.
 
 use crate::daemon;
 use crate::place::Place;
@@ -13,24 +13,24 @@ use tatami_cluster::NodeEntry;
 /// Longest wait for a port to answer.
 const PORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// See the module.
+/// The cause and the remedy of a node that cannot be reached; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Absence {
-    /// What is wrong, part of a sentence.
+    /// The cause, as a part of a sentence.
     pub why: String,
-    /// What to do.
+    /// The remedy.
     pub remedy: String,
-    /// It may be busy: it took the question and did not answer.
+    /// The daemon accepted the request and did not reply in time. It may be busy.
     pub is_silence: bool,
 }
 
 impl Absence {
-    /// An absence that is no mere silence.
+    /// Returns an absence with a known cause, which is not mere silence.
     pub fn new(why: String, remedy: String) -> Absence {
         Absence { why, remedy, is_silence: false }
     }
 
-    /// Looks why the node could not be reached.
+    /// Finds the cause of a failed connection to the node.
     pub fn of(place: &Place, entry: &NodeEntry, error: &ConnectError) -> Absence {
         let flag = place.dir_flag();
         let socket_failed = match error {
@@ -99,7 +99,7 @@ impl Absence {
         Absence::new(format!("down ({error})"), format!("to start what is down: tatami up{flag}"))
     }
 
-    /// The node took the question and did not answer within `timeout`.
+    /// Returns the absence of a node that accepted the request and did not reply within `timeout`.
     pub fn of_silent(place: &Place, entry: &NodeEntry, timeout: Duration) -> Absence {
         let silent = format!("silent for {} s", timeout.as_secs());
         let why = match daemon::running(entry) {

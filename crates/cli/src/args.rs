@@ -1,4 +1,4 @@
-//! The command line as a whole. Arguments of a command stand beside its code.
+//! The command line as a whole. The arguments of a command are defined beside its code.
 
 use crate::{
     bench_cmd, config_cmd, copy, dir_cmd, down, exec, files, fsck_cmd, manual, mount_cmd, mpi_cmd,
@@ -30,7 +30,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// What to do.
+/// The commands.
 #[derive(Debug, clap::Subcommand)]
 pub enum Command {
     /// Start a file system on this machine and mount it

@@ -1,7 +1,8 @@
-//! `tatami relayout` in the background: a process of its own, and what it notes of its progress for whoever
-//! asks with `--status`.
+//! `tatami relayout` in the background: a process of its own, and its progress notes for
+//! `--status`.
 //!
-//! Notes lie where those of mounts do: below `/run/tatami`, or an ordinary user's runtime directory.
+//! The notes lie beside those of mounts: below `/run/tatami`, or below the runtime directory of an
+//! ordinary user.
 
 use crate::error::{Context, Failure, Outcome};
 use crate::place::write_whole;
@@ -18,34 +19,34 @@ use std::time::{Duration, Instant, SystemTime};
 use tatami_cluster::mounted::places;
 use tatami_cluster::trusted::TrustedDir;
 
-/// How often progress is noted.
+/// Shortest interval between two writes of the progress.
 const STEP: Duration = Duration::from_millis(200);
 /// How long a note is kept after its process has ended.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
-/// Failures that one note tells of.
+/// Most failures in one note.
 const FAILURES_MAX: usize = 100;
 
-/// What a process notes of itself.
+/// The state of one background process, as its note file stores it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Note {
-    /// What it was asked for.
+    /// The paths on its command line.
     paths: Vec<String>,
-    /// The file that it is at.
+    /// The file that it copies now.
     file: String,
-    /// Bytes of that, and how many of them are copied.
+    /// Size of that file and the bytes copied so far.
     size: u64,
     copied: u64,
-    /// Files that were laid out anew, and that lay so already.
+    /// Files that were re-laid out, and files that had the wanted layout already.
     changed: u64,
     same: u64,
-    /// What could not be done, a sentence each.
+    /// The failures, one sentence each.
     failures: Vec<String>,
-    /// It has done what it was asked for.
+    /// The process has finished all its files.
     ended: bool,
     process: Record,
 }
 
-/// A note in the making.
+/// A note file that this process keeps up to date.
 #[derive(Debug)]
 pub struct Notes {
     path: PathBuf,
@@ -53,11 +54,11 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Begins one at `path`, leaves the terminal behind, and tells whoever started this process that it goes on
-    /// by itself.
+    /// Creates the note at `path` and detaches this process from the terminal. Then it writes the
+    /// process id to standard output, where the starting command waits for it.
     ///
     /// # Errors
-    /// Where the note cannot be written.
+    /// The note cannot be written.
     pub fn begin(path: &Path, paths: Vec<String>) -> Outcome<Notes> {
         if let Err(error) = rustix::process::setsid() {
             tracing::debug!(%error, "it has a session of its own already");
@@ -68,7 +69,7 @@ impl Notes {
         let note = Note { paths, file, size, copied, changed, same, failures, ended, process };
         let notes = Notes { path: path.to_path_buf(), state: Mutex::new((note, Instant::now())) };
         notes.change(true, |_| {})?;
-        // Whoever waited may have gone.
+        // The command that waits for this line may have ended.
         let _ = writeln!(std::io::stdout(), "{}", notes.state.lock().0.process.pid);
         Ok(notes)
     }
@@ -84,33 +85,33 @@ impl Notes {
         write_whole(&self.path, &toml::to_string(&state.0).context(what)?)
     }
 
-    /// A note that cannot be brought up to date is no reason to stop.
+    /// Updates the note and ignores failures: a stale note is no reason to stop the copy.
     fn try_change(&self, now: bool, change: impl FnOnce(&mut Note)) {
         if let Err(failure) = self.change(now, change) {
             tracing::debug!("{}", failure.what);
         }
     }
 
-    /// A file of so many bytes is begun, or begun again.
+    /// Records the start of a file of `size` bytes. A repeated attempt starts the file again.
     pub fn file(&self, name: &str, size: u64) {
         self.try_change(true, |note| {
             (note.file, note.size, note.copied) = (name.to_owned(), size, 0);
         });
     }
 
-    /// So many bytes more are copied.
+    /// Adds `bytes` to the copied bytes of the current file.
     pub fn copied(&self, bytes: u64) {
         self.try_change(false, |note| note.copied += bytes);
     }
 
-    /// A file is done.
+    /// Records a finished file.
     pub fn done(&self, changed: bool) {
         self.try_change(false, |note| {
             *(if changed { &mut note.changed } else { &mut note.same }) += 1;
         });
     }
 
-    /// Something could not be done.
+    /// Records a failure.
     pub fn failed(&self, failure: &Failure) {
         self.try_change(true, |note| {
             if note.failures.len() < FAILURES_MAX {
@@ -119,7 +120,7 @@ impl Notes {
         });
     }
 
-    /// All is done.
+    /// Records that all files are finished.
     pub fn end(&self) {
         self.try_change(true, |note| note.ended = true);
     }
@@ -129,7 +130,7 @@ fn below(place: &Path) -> PathBuf {
     place.join("relayout")
 }
 
-/// Where a new note can be made.
+/// Returns a path for a new note, in the first directory that this user can write to.
 fn new_path() -> Outcome<PathBuf> {
     let mut last = None;
     for place in places() {
@@ -171,10 +172,11 @@ fn notes_in(place: &Path) -> Vec<(PathBuf, Note)> {
     entries.flatten().filter_map(|entry| read(entry.path())).collect()
 }
 
-/// Starts this command again, in the background, with `--report` in the place of `--background`. Its number.
+/// Starts this command again in the background, with `--report` in place of `--background`. Returns
+/// its process id.
 ///
 /// # Errors
-/// Those of the system.
+/// Those of the system; `--background` behind the first file; a note that cannot be written.
 pub fn start() -> Outcome<i32> {
     let note = new_path()?;
     let mut report = OsString::from("--report=");
@@ -198,7 +200,7 @@ pub fn start() -> Outcome<i32> {
         .map_err(|_| Failure::new(what()).because(format!("it could not write {}", note.display())))
 }
 
-/// Tells what processes in the background are doing and have done.
+/// Prints the progress and the results of all background processes.
 ///
 /// # Errors
 /// Those of writing.
@@ -232,7 +234,7 @@ pub fn status(json: bool) -> Outcome {
 }
 
 impl Note {
-    /// In one word.
+    /// Returns the state in one word.
     fn state(&self) -> &'static str {
         match (self.ended, self.failures.is_empty()) {
             (true, true) => "done",

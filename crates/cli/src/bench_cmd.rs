@@ -1,4 +1,4 @@
-//! `tatami bench`: hands over to the workloads of `tatami_bench`.
+//! `tatami bench`: runs the workloads of `tatami_bench`.
 
 use crate::error::{Failure, Outcome};
 use crate::place::At;
@@ -17,7 +17,7 @@ pub struct Args {
 /// Runs a workload.
 ///
 /// # Errors
-/// One that did not come to its end.
+/// The workload did not finish.
 pub fn run(args: &Args) -> Outcome {
     let options = || {
         let place = args.at.open().map_err(|e| BenchError::Usage(e.report()))?;

@@ -1,7 +1,7 @@
-//! The effective configuration: for each key the value, and who set it.
+//! The effective configuration: the value of each key and the origin of that value.
 //!
-//! A flag wins over an environment variable, that over the file, that over
-//! what an earlier `tatami up` was told, that over the default.
+//! Precedence: a flag, an environment variable, the file, a setting of an earlier `tatami up`, the
+//! default.
 
 use crate::error::{Context, Failure, Outcome};
 use crate::keys::{self, KEYS, Key, Value};
@@ -14,12 +14,12 @@ use toml::de::{DeTable, DeValue};
 /// Longest configuration file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
 
-/// Who set a value.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody.
+    /// No origin: the default applies.
     Default,
-    /// An earlier `tatami up` was told so.
+    /// A flag of an earlier `tatami up`.
     Remembered,
     /// This line of this file.
     File(PathBuf, usize),
@@ -82,7 +82,7 @@ impl clap::Args for Overrides {
 }
 
 impl Overrides {
-    /// As arguments, for a daemon that we start.
+    /// Returns the overrides as arguments, for a daemon that this process starts.
     pub fn arguments(&self) -> impl Iterator<Item = String> {
         self.0.iter().map(|(key, value)| format!("--{}={value}", key.flag))
     }
@@ -97,13 +97,13 @@ pub struct Config {
     pub file: Option<PathBuf>,
 }
 
-/// Where values may come from.
+/// The sources of values.
 pub struct Layers<'a> {
     /// The volume's directory: where relative paths start.
     pub dir: &'a Path,
-    /// The file, and whether the user named it: then it must exist.
+    /// The file, and whether the user named it. A named file must exist.
     pub file: (&'a Path, bool),
-    /// What an earlier `up` was told.
+    /// Settings of earlier calls of `tatami up`.
     pub remembered: &'a BTreeMap<String, String>,
     /// Looks up an environment variable.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
@@ -112,11 +112,12 @@ pub struct Layers<'a> {
 }
 
 impl Config {
-    /// Puts the layers on each other.
+    /// Combines the layers; a later layer overrides an earlier one.
     ///
     /// # Errors
-    /// Unknown keys, values out of range, a file that cannot be read: with
-    /// the file, the line and the names that may have been meant.
+    /// Unknown keys, values out of range, a file that cannot be read. Errors in the file have the
+    /// line
+    /// and the names that were possibly meant.
     pub fn load(layers: &Layers) -> Outcome<Config> {
         let values = KEYS.iter().map(|key| (key.default_value(layers.dir), Origin::Default));
         let mut config = Config { values: values.collect(), file: None };
@@ -125,7 +126,7 @@ impl Config {
             config.values[at] = (key.resolve(value, layers.dir), origin);
         };
         for (name, text) in layers.remembered {
-            // What another version wrote may not fit: then the default does.
+            // A value that another version wrote may not be valid here. Then the default applies.
             if let Some(key) = keys::find(name)
                 && let Ok(value) = key.parse(text)
             {
@@ -156,23 +157,23 @@ impl Config {
         Ok(config)
     }
 
-    /// Key, value and origin of everything.
+    /// Returns key, value and origin of every key.
     pub fn all(&self) -> impl Iterator<Item = (&'static Key, &Value, &Origin)> {
         KEYS.iter().zip(&self.values).map(|(key, (value, origin))| (key, value, origin))
     }
 
-    /// One key, by a name of [`keys::name`].
+    /// Returns value and origin of one key, by a name of [`keys::name`].
     pub fn get(&self, name: &str) -> (&Value, &Origin) {
         let found = self.all().find(|(key, ..)| key.name == name);
         found.map(|(_, value, origin)| (value, origin)).expect("names are those of the table")
     }
 
-    /// A key of type bool.
+    /// Returns the value of a key of type bool.
     pub fn flag(&self, name: &str) -> bool {
         matches!(self.get(name).0, Value::Bool(true))
     }
 
-    /// A key of type number.
+    /// Returns the value of a key of type number.
     pub fn number(&self, name: &str) -> u64 {
         match self.get(name).0 {
             Value::Int(n) => *n,
@@ -180,12 +181,12 @@ impl Config {
         }
     }
 
-    /// A key of type text or path.
+    /// Returns the value of a key of type text or path.
     pub fn text(&self, name: &str) -> String {
         self.get(name).0.to_string()
     }
 
-    /// A key that ends in `_sec` or `_ms`.
+    /// Returns the value of a key that ends in `_sec` or `_ms`.
     pub fn duration(&self, name: &str) -> Duration {
         let n = self.number(name);
         if name.ends_with("_ms") { Duration::from_millis(n) } else { Duration::from_secs(n) }
@@ -198,7 +199,7 @@ fn read_file(path: &Path, named: bool) -> Outcome<Option<String>> {
     let file = match std::fs::File::open(path) {
         Ok(file) => file,
         Err(e) if !named && e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        // Other users' volumes: who may not look inside gets the defaults.
+        // Without permission to read the directory of another user's volume, the defaults apply.
         Err(e) if !named && e.kind() == std::io::ErrorKind::PermissionDenied => return Ok(None),
         Err(e) => return Err(Failure::usage(what()).because(e)),
     };
@@ -210,10 +211,10 @@ fn read_file(path: &Path, named: bool) -> Outcome<Option<String>> {
     Ok(Some(text))
 }
 
-/// Reads the file key by key. Serde's `deny_unknown_fields` would refuse the
-/// same files; walking the table ourselves tells the line and the near matches.
+/// Reads the file key by key. Serde's `deny_unknown_fields` would refuse the same files. This walk
+/// over the table also finds the line and the similar names.
 fn parse(path: &Path, text: &str) -> Outcome<Vec<(&'static Key, Value, usize)>> {
-    // Bytes, not text: a position may lie within a character.
+    // Counts bytes, not characters: a position may lie within a character.
     let line_of = |at: usize| text.bytes().take(at).filter(|b| *b == b'\n').count() + 1;
     let wrong = |at: usize, what: String| {
         Failure::usage(format!("{}, line {}: {what}", path.display(), line_of(at)))
@@ -272,11 +273,11 @@ fn unknown(failure: Failure, name: &str) -> Failure {
     failure.try_this(format!("{meant}`tatami config --defaults` lists all keys"))
 }
 
-/// Refuses environment variables that look like ours and are not: a typo in
-/// one would otherwise go unseen.
+/// Refuses environment variables that look like a configuration key but name none. Without this
+/// check, a typing error would have no effect and no message.
 ///
 /// # Errors
-/// A usage error with the near matches.
+/// A usage error with the similar names.
 pub fn check_variables(names: impl Iterator<Item = String>) -> Outcome {
     for variable in names {
         let ours = KEYS.iter().filter_map(|key| key.name.split_once('.')).any(|(section, _)| {
@@ -327,7 +328,7 @@ mod tests {
         }
     }
 
-    /// Some value of the key that is not its default; `n` chooses.
+    /// Returns some value of the key that is not its default; `n` chooses.
     fn sample(key: &Key, n: u64) -> (String, Value) {
         match key.range {
             keys::Range::Bool => {
@@ -351,7 +352,7 @@ mod tests {
         format!("{} = {quoted}\n", key.name)
     }
 
-    /// Every key can be set by file, variable and flag, and the later wins.
+    /// Every key can be set by file, variable and flag, and a later layer overrides an earlier one.
     #[test]
     fn each_layer_overrides_the_one_below_for_every_key() {
         for key in &KEYS {
@@ -413,7 +414,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever a file holds, reading it ends, with values in range or an error.
+        /// Reading any file ends, with values in range or an error.
         #[test]
         fn any_text_is_read_or_refused(text in proptest::prop_oneof![
             ".{0,200}",

@@ -1,4 +1,4 @@
-//! `tatami config`: what is in force, and why.
+//! `tatami config`: the values in force and their origins.
 
 use crate::error::Outcome;
 use crate::keys::{KEYS, Value};
@@ -24,7 +24,7 @@ pub struct ConfigArgs {
 /// Prints the configuration.
 ///
 /// # Errors
-/// A configuration that is wrong.
+/// A wrong configuration.
 pub fn run(args: &ConfigArgs) -> Outcome {
     let mut out = Out::new();
     if args.defaults {
@@ -81,7 +81,7 @@ pub fn run(args: &ConfigArgs) -> Outcome {
     Ok(())
 }
 
-/// `docs/CONFIG.md`, as it must be. A test compares the two.
+/// Returns the text of `docs/CONFIG.md`. A test compares the two.
 pub fn reference() -> String {
     let mut text = String::from(
         "# Configuration\n\n\

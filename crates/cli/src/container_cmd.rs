@@ -1,5 +1,4 @@
-//! Containers: what `tatami recover`, `tatami relayout` and `tatami where` do
-//! with one.
+//! Containers in `tatami recover`, `tatami relayout` and `tatami where`.
 
 use crate::error::{Failure, Outcome};
 use crate::term::{self, DIM, HEAD, Out, Table};
@@ -10,17 +9,17 @@ use tatami_tiled::describe::{Description, describe};
 use tatami_tiled::settle::Damaged;
 use tatami_tiled::{marker, relayout};
 
-/// Stretches of a file that `tatami where` lists.
+/// Most stretches of a file that `tatami where` lists.
 const LISTED: usize = 64;
-/// Stretches that it tells as JSON.
+/// Most stretches in its JSON output.
 const LISTED_JSON: usize = 65_536;
 
 fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
     Failure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the whole records of damaged journals.
-/// Prints the report to `out`, or returns it if `json`.
+/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the intact records of
+/// damaged journals. Prints the report to `out`, or returns it if `json`.
 ///
 /// # Errors
 /// A path that is no container, or cannot be written; damage that is not accepted.
@@ -84,7 +83,7 @@ pub fn recover(
     Ok(None)
 }
 
-/// Makes an ordinary file a container.
+/// Turns an ordinary file into a container.
 ///
 /// # Errors
 /// A path that is neither; those of the file system.
@@ -96,10 +95,10 @@ pub fn to_container(path: &Path) -> Outcome<&'static str> {
     Ok("is a container now")
 }
 
-/// Makes a container an ordinary file, by so many threads.
+/// Turns a container into an ordinary file, with `threads` threads.
 ///
 /// # Errors
-/// A file that somebody writes, a full disk, a path that is neither.
+/// A file that a program is writing, a full disk, a path that is neither.
 pub fn to_whole(path: &Path, threads: usize) -> Outcome<String> {
     if !tatami_tiled::is_container(path) && path.is_file() {
         return Ok("is an ordinary file already".to_owned());
@@ -112,7 +111,7 @@ pub fn to_whole(path: &Path, threads: usize) -> Outcome<String> {
     Ok(format!("is an ordinary file now, {}", term::size(size)))
 }
 
-/// Says which piece has which stretch of the container at `path`.
+/// Lists the pieces of the container at `path` and the stretch of the file in each.
 ///
 /// # Errors
 /// A container that cannot be read.

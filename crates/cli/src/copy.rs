@@ -32,29 +32,29 @@ pub struct CpArgs {
     paths: Vec<AnyPath>,
 }
 
-/// What is needed of a file to copy it.
+/// The attributes of a file that a copy needs.
 #[derive(Clone, Copy)]
 pub struct Facts {
     pub kind: Kind,
     pub mode: u16,
     pub size: u64,
     pub mtime: Timestamp,
-    /// Tells two paths of one file.
+    /// Equal for two paths of one file.
     pub identity: (u64, u64),
 }
 
-/// Of an inode of the volume, as [`Facts::identity`].
+/// The identity of an inode of the volume, for [`Facts::identity`].
 fn in_volume(ino: Ino) -> (u64, u64) {
     (u64::MAX, ino.0)
 }
 
-/// A file being written, on either side.
+/// A file being written, in the volume or on this machine.
 enum Sink {
     Local(std::fs::File),
     Volume(Box<FileHandle>),
 }
 
-/// Both sides with one set of verbs.
+/// The same operations on the volume and on this machine.
 pub struct Sides<'a> {
     pub tree: &'a Tree,
     pub umask: u16,
@@ -122,7 +122,7 @@ impl Sides<'_> {
     }
 
     fn mkdir(&self, path: &AnyPath, mode: u16) -> Result<(), Errno> {
-        // We must be able to fill it, whatever the original allows.
+        // The copy must be able to fill it, regardless of the mode of the original.
         let mode = (mode & 0o777) | 0o700;
         let made = match path {
             AnyPath::Volume(path) => self.tree.mkdir(path, mode, self.umask).map(drop),
@@ -173,7 +173,7 @@ impl Sides<'_> {
     }
 }
 
-/// `name` below a path of either side.
+/// Returns `path` with `name` appended, in the volume or on this machine.
 pub fn below(path: &AnyPath, name: &[u8]) -> AnyPath {
     match path {
         AnyPath::Volume(path) => AnyPath::Volume(join(path, name)),
@@ -186,17 +186,17 @@ fn last_name(path: &AnyPath) -> Vec<u8> {
         AnyPath::Volume(path) => last(path).to_vec(),
         AnyPath::Local(path) => {
             let name = path.file_name().map(|n| n.as_bytes().to_vec());
-            // `.` and `..` have a name once they are resolved.
+            // `.` and `..` have a name only after they are resolved.
             let resolved = || path.canonicalize().ok()?.file_name().map(|n| n.as_bytes().to_vec());
             name.or_else(resolved).unwrap_or_default()
         }
     }
 }
 
-/// Copies.
+/// Copies files.
 ///
 /// # Errors
-/// The first thing that cannot be copied.
+/// The first path that cannot be copied.
 pub fn cp(args: &CpArgs) -> Outcome {
     let (to, from) = args.paths.split_last().expect("clap asks for two");
     if args.paths.iter().all(|p| matches!(p, AnyPath::Local(_))) {
@@ -230,7 +230,8 @@ pub fn cp(args: &CpArgs) -> Outcome {
 }
 
 fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcome {
-    // A link that is named is followed; those found below are copied as links.
+    // A symbolic link on the command line is followed. Links found below a directory are copied as
+    // links.
     let facts = sides.facts(from, !args.recursive).map_err(|e| from.failed("cannot copy", e))?;
     if facts.kind == Kind::Dir && !args.recursive {
         let failure = from.failed("cannot copy", Errno::EISDIR);
@@ -239,7 +240,8 @@ fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcom
     let bar = term::byte_bar(facts.size);
     let mut todo = vec![Item { from: from.clone(), to, facts, made: None }];
     let mut dirs: Vec<(AnyPath, Facts)> = Vec::new();
-    // What we make below the target is not copied into itself for ever.
+    // The copy skips the directory that it makes itself: a copy into its own source would never
+    // end.
     let mut made = None;
     while let Some(Item { from, to, facts, made: known }) = todo.pop() {
         let tell = |from: &AnyPath, to: &AnyPath| {
@@ -285,7 +287,7 @@ fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcom
             _ => bar.suspend(|| term::note(&format!("{from}: skipped, it is no file"))),
         }
     }
-    // The innermost first: each copy below changes the times of what is above.
+    // The innermost first: each copy inside a directory changes the times of that directory.
     for (to, facts) in dirs.iter().rev().filter(|_| args.preserve) {
         sides.keep(to, facts).map_err(|e| to.failed("cannot set times of", e))?;
     }
@@ -313,10 +315,10 @@ fn copy_file(
     Ok(())
 }
 
-/// Copies the bytes of a file, from where to where, of about so many bytes.
+/// Copies the bytes of one file. `size` is its expected size and bounds the buffer.
 ///
 /// # Errors
-/// What cannot be read or written.
+/// Those of reading and writing.
 pub fn fill(
     (from, to): (&AnyPath, &AnyPath),
     size: u64,

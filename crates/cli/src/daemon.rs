@@ -1,5 +1,4 @@
-//! Daemons of nodes: running one in this process, starting and stopping them
-//! in the background.
+//! Daemons of nodes: running one in this process, starting and stopping them in the background.
 
 use crate::absence::Absence;
 use crate::error::{Context, Failure, Outcome};
@@ -19,17 +18,17 @@ use tatami_node::{Node, NodeOptions};
 use tatami_wire::NodeId;
 use tatami_wire::admin::{AdminCall, AdminReply};
 
-/// Longest wait for a daemon to end: it syncs what it has.
+/// Longest wait for a daemon to end: it syncs its files first.
 const END_WAIT: Duration = Duration::from_secs(120);
-/// Longest wait for one that does not answer to turn out to be dying.
+/// Longest wait for the end of a daemon that does not answer: it may be shutting down.
 const DYING_WAIT: Duration = Duration::from_secs(10);
-/// The same for one that was killed.
+/// Longest wait for the end of a daemon that was killed.
 const KILLED_WAIT: Duration = Duration::from_secs(15);
 
-/// Longest wait for a node that reads what is left of its damaged stores, and writes it anew.
+/// Longest wait for a node to read the intact part of its damaged stores and to rewrite them.
 const ACCEPT_WAIT: Duration = Duration::from_secs(300);
 
-/// How one daemon is started: `tatami node run`.
+/// The arguments of `tatami node run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
     /// Data directory of the node; made if it is not there [default: the one
@@ -57,27 +56,28 @@ pub struct RunArgs {
     pub ready_fd: Option<i32>,
 }
 
-/// File in which a daemon notes its process.
+/// Returns the file in which a daemon records its process.
 pub fn pid_file(node_dir: &Path) -> PathBuf {
     node_dir.join("pid")
 }
 
-/// File to which a daemon in the background logs.
+/// Returns the log file of a daemon in the background.
 pub fn log_file(node_dir: &Path) -> PathBuf {
     node_dir.join("log")
 }
 
-/// Runs a daemon in this process until it is told to end.
+/// Runs a daemon in this process until a signal or a request ends it.
 ///
 /// # Errors
-/// It does not start, or does not end well.
+/// The daemon does not start, or ends with an error.
 pub fn run(args: &RunArgs) -> Outcome {
     let mut ready = Ready::take(args.ready_fd)?;
     tatami_node::note_deaths();
     let (node, pid_file) = launch(args).map_err(|e| ready.failed(e))?;
     ready.ready();
     let result = node.run();
-    // Gone before the lock on the directory is. Somebody may have removed the directory, and made it again.
+    // The file is removed before the lock on the directory is released. Another process may have
+    // removed the directory and made it again; then the file is not ours.
     if Record::load(&pid_file) == Some(Record::of_self()) {
         let _ = std::fs::remove_file(pid_file);
     }
@@ -131,7 +131,7 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
     Ok((node, pid_file))
 }
 
-/// The node meant: by name, or by its directory.
+/// Returns the node of the arguments: by its name, or by its directory.
 fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&'a NodeEntry> {
     if let Some(node) = &args.node {
         return place.find_node(volume, node);
@@ -147,20 +147,20 @@ fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&
     }
 }
 
-/// Whether the daemon of this node runs on this machine.
+/// Returns the process of the node's daemon, if it runs on this machine.
 pub fn running(entry: &NodeEntry) -> Option<process::Running> {
     process::recorded(&pid_file(&entry.dir))
 }
 
-/// Whether the daemon of this node runs and answers. One that is just dying is
-/// waited for.
+/// Returns whether the daemon of this node runs and answers. Waits for the end of a daemon that is
+/// shutting down.
 ///
 /// # Errors
-/// It runs and does not answer.
+/// The daemon runs and does not answer.
 pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome<bool> {
     let Some(process) = running(entry) else { return Ok(false) };
     let Err(error) = place.ask(volume, entry, &AdminCall::Ping) else { return Ok(true) };
-    // One that is dying refuses; one that hangs keeps silent.
+    // A daemon that is shutting down refuses connections; one that hangs does not reply.
     if !error.is_timeout() && process.wait(DYING_WAIT) {
         return Ok(false);
     }
@@ -185,7 +185,8 @@ pub fn answers(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Outcome
 /// Those of the system.
 pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
     if place.remembered(&made_key(entry)).is_some() && !entry.dir.join("FORMAT").exists() {
-        // An empty directory would do for a new node, and the old one's files would be gone.
+        // The daemon would take an empty directory for a new node, and the files of the old node
+        // would be lost.
         return Err(Failure::new(format!("the data of {} is not there", entry.name))
             .because(format!("{} held a node and holds none now", entry.dir.display()))
             .try_this(format!(
@@ -195,8 +196,8 @@ pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
                 place.dir_flag()
             )));
     }
-    // Others may pass through to the socket, where the daemon knows them by
-    // their user id; what lies beside it is closed to them.
+    // Other users may pass through to the socket, where the daemon checks their user id. The files
+    // beside the socket are closed to them.
     TrustedDir::open_or_create(&entry.dir, Mode::from_raw_mode(0o711))?;
     let mut arguments: Vec<OsString> = ["node", "run", "--dir"].map(Into::into).into();
     arguments.push(entry.dir.clone().into());
@@ -207,7 +208,7 @@ pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
     ready::start(&entry.name, &arguments, Some(&log_file(&entry.dir)))
 }
 
-/// The node is to begin empty, if its data directory is not there.
+/// Allows the node to begin empty, if its data directory is missing.
 ///
 /// # Errors
 /// Those of the file system.
@@ -218,12 +219,13 @@ pub fn let_begin_empty(place: &Place, volume: &VolumeFile, entry: &NodeEntry) ->
     place.forget(&made_key(entry))
 }
 
-/// The file that tells that a node has had a data directory: it lies beside the volume file, and not in that directory.
+/// Returns the register file of a node: its presence records that the node has had a data
+/// directory. It lies beside the volume file, because the data directory itself may be lost.
 fn made_file(base: &Path, entry: &NodeEntry) -> PathBuf {
     base.join("made").join(entry.id.to_string())
 }
 
-/// Records that the node has a data directory now, so that `status` can report the loss of that directory later.
+/// Records that the node has a data directory, so that `status` can report its loss later.
 fn note_directory(register: &Path, volume: &VolumeFile) -> Outcome {
     if has_directory(register, volume) {
         return Ok(());
@@ -240,18 +242,18 @@ fn note_directory(register: &Path, volume: &VolumeFile) -> Outcome {
         .map_err(|e| Failure::new(format!("cannot write {}", register.display())).because(e))
 }
 
-/// Whether the register says that a node of this volume has a data directory, or had one.
+/// Returns whether a node of this volume is registered as having, or having had, a data directory.
 fn has_directory(register: &Path, volume: &VolumeFile) -> bool {
     std::fs::read_to_string(register).is_ok_and(|text| text.trim_end() == volume.volume.to_string())
 }
 
-/// Under which name it is noted that the node's data directory is in use.
+/// Returns the key under which `up` remembers that the node's data directory is in use.
 pub fn made_key(entry: &NodeEntry) -> String {
     format!("made-{}", entry.id)
 }
 
-/// Notes that the node's data directory is in use from now on: it is not to be
-/// made anew when it is missing.
+/// Records that the node's data directory is in use. From now on a missing directory is an error
+/// and `up` does not create it again.
 ///
 /// # Errors
 /// Those of the file system.
@@ -259,12 +261,12 @@ pub fn note_made(place: &Place, entry: &NodeEntry) -> Outcome {
     place.remember(&[(made_key(entry).as_str(), entry.dir.display().to_string())])
 }
 
-/// Returns a failure that names the executors of these nodes that refuse to start because their stores are damaged;
-/// `None` if there are none. With `accept_loss` each node first starts them with the records that it can read, and
-/// this function prints what the node did.
+/// Returns a failure that names the executors of these nodes that refuse to start because their
+/// stores are damaged; `None` if there are none. With `accept_loss` each node first starts them
+/// with the records that it can read, and this function prints the result.
 ///
 /// # Errors
-/// A node does not answer the order, or refuses it.
+/// A node does not answer the request, or refuses it.
 pub fn settle_damage<'a>(
     place: &Place,
     volume: &VolumeFile,
@@ -273,7 +275,7 @@ pub fn settle_damage<'a>(
 ) -> Outcome<Option<Failure>> {
     let refused = |entry: &NodeEntry| match place.ask(volume, entry, &AdminCall::Status) {
         Ok(AdminReply::Status(status)) => status.refused,
-        // Whether it is well otherwise, `status` tells.
+        // `status` reports other faults of the node.
         Ok(_) | Err(_) => Vec::new(),
     };
     let mut all = Vec::new();
@@ -308,17 +310,17 @@ pub fn settle_damage<'a>(
     }))
 }
 
-/// Stops the daemon of a node. False if it does not run.
+/// Stops the daemon of a node. Returns false if it does not run.
 ///
 /// # Errors
-/// It does not end.
+/// The daemon does not end.
 pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) -> Outcome<bool> {
     let Some(process) = running(entry) else { return Ok(false) };
-    // A daemon that was started anew since may answer under another number:
-    // then the order reaches it and the wait below ends at once.
+    // A daemon that was restarted in between may answer under another process id. Then that daemon
+    // receives the request, and the wait below ends at once.
     if let Err(error) = place.ask(volume, entry, &AdminCall::Shutdown) {
         tracing::debug!(node = entry.name, %error, "no answer to the order, so a signal");
-        // Who has kept silent for so long would not hear that either.
+        // A daemon that did not reply for the whole timeout would not handle SIGTERM either.
         let hangs = force && error.is_timeout();
         process.signal(if hangs { Signal::KILL } else { Signal::TERM });
     }

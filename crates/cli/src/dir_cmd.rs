@@ -1,4 +1,4 @@
-//! `tatami dir`: in which partitions the entries of a directory are, and on which nodes.
+//! `tatami dir`: the partitions of a directory, their entries, and their nodes.
 
 use crate::error::Outcome;
 use crate::place::{At, executor_name};
@@ -36,23 +36,23 @@ struct Told {
 
 #[derive(Serialize)]
 struct PartTold {
-    /// Lowest and highest hash of the names in it, 63 bits each.
+    /// Lowest and highest hash of the names in the partition, 63 bits each.
     from: u64,
     last: u64,
-    /// Number of leading bits of the hash that tell it from the others.
+    /// Number of leading bits of the hash that all its names share.
     bits: u8,
     shard: u16,
     node: Option<u16>,
-    /// Which executor of the node serves it.
+    /// The executor of the node that serves the partition.
     executor: Option<u8>,
     name: String,
-    /// As it is told to people.
+    /// The name of the server in the table.
     #[serde(skip)]
     server: String,
     entries: u64,
 }
 
-/// Tells where the entries of directories are.
+/// Prints the partitions of directories.
 ///
 /// # Errors
 /// A path that is neither in the volume nor on a mount, or is no directory.
@@ -137,13 +137,13 @@ fn counted(n: u64, one: &str, more: &str) -> String {
     format!("{n} {}", if n == 1 { one } else { more })
 }
 
-/// Which part of all hashes of names a partition has.
+/// Returns the hash range of a partition, as leading digits.
 fn hashes(part: &PartTold) -> String {
     match part.bits {
         0 => "all".to_owned(),
         bits => {
             let digits = usize::from(bits.div_ceil(4));
-            // The hash has 63 bits: the leading ones are made the leading digits.
+            // The hash has 63 bits: one shift makes its leading bits the leading digits.
             let lead = |hash: u64| format!("{:016x}", hash << 1)[..digits].to_owned();
             let (from, last) = (lead(part.from), lead(part.last));
             if from == last { format!("{from}…") } else { format!("{from}… to {last}…") }

@@ -1,4 +1,4 @@
-//! `tatami down`: unmounts and stops what runs of a volume.
+//! `tatami down`: unmounts the volume and stops its daemons.
 
 use crate::daemon;
 use crate::error::{Context, Failure, Outcome};
@@ -20,21 +20,21 @@ pub struct DownArgs {
     force: bool,
 }
 
-/// Stops everything. That nothing runs is no error.
+/// Unmounts and stops everything. A volume that does not run is no error.
 ///
 /// # Errors
-/// A mount is in use (then nothing is stopped), or something does not end.
+/// A mount is in use (then nothing is stopped), or a process does not end.
 pub fn run(args: &DownArgs) -> Outcome {
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
     let volume = place.volume()?;
     let _lock = place.lock()?;
-    // Called from within a mount, we are not to keep it busy ourselves.
+    // If the user calls this from within a mount, this process must not keep the mount busy.
     std::env::set_current_dir("/").context(|| "cannot leave the working directory".to_owned())?;
     let how = format!("tatami down --force{}", place.dir_flag());
     let records = MountRecord::of_volume(&place.dir);
     if !args.force {
-        // All are looked at before the first is unmounted: all or nothing.
+        // All mounts are checked before the first is unmounted, so that a busy one stops nothing.
         refuse_busy(&records, &how)?;
     }
     let spinner = term::spinner("unmounting");
@@ -90,7 +90,7 @@ fn stop_nodes(
 ) -> Outcome<usize> {
     let mut stopped = 0;
     let mut result = Ok(());
-    // Those that serve shards go last: the others hand in their last words.
+    // Nodes with shards stop last: the other nodes still send them their final updates.
     let serves = |id: u16| volume.shards.iter().any(|owner| owner.node.0 == id);
     let mut order: Vec<_> = volume.nodes.iter().collect();
     order.sort_by_key(|n| serves(n.id));

@@ -1,4 +1,4 @@
-//! The one error that a user sees: what happened, why, and what to do next.
+//! The one error type that a user sees: the failure, its cause, and the next step.
 
 use std::error::Error;
 use std::fmt;
@@ -12,16 +12,16 @@ pub enum Exit {
     Failure,
     /// The command line or the configuration is wrong.
     Usage,
-    /// A daemon or the volume cannot be reached, or is not in good health.
+    /// A daemon or the volume cannot be reached, or is not healthy.
     Degraded,
     /// A number that the command defines itself, such as those of fsck(8).
     Code(u8),
-    /// Whoever read our output has gone. Nothing to say, as after `SIGPIPE`.
+    /// The reader of the output has gone. The command prints no message, as after `SIGPIPE`.
     Quiet,
 }
 
 impl Exit {
-    /// The number given to the shell.
+    /// Returns the exit code for the shell.
     pub fn code(self) -> u8 {
         match self {
             Exit::Failure => 1,
@@ -33,24 +33,24 @@ impl Exit {
     }
 }
 
-/// What went wrong, why, and what to do about it.
+/// A failure, its cause and a remedy.
 #[derive(Debug)]
 pub struct Failure {
     /// The exit code.
     pub exit: Exit,
-    /// What did not work, with the path, node or address concerned.
+    /// The failed operation, with the path, node or address concerned.
     pub what: String,
-    /// Why not.
+    /// The cause.
     pub cause: Option<Box<dyn Error + Send + Sync>>,
-    /// What the user can do.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
-/// What commands return.
+/// The result of a command.
 pub type Outcome<T = ()> = Result<T, Failure>;
 
 impl Failure {
-    /// A failure without a known cause.
+    /// Returns a failure without a known cause.
     pub fn new(what: impl Into<String>) -> Failure {
         Failure { exit: Exit::Failure, what: what.into(), cause: None, remedy: None }
     }
@@ -60,28 +60,28 @@ impl Failure {
         Failure { exit: Exit::Usage, ..Failure::new(what) }
     }
 
-    /// Somebody is not there.
+    /// Returns a failure because a node or the volume is not reachable or not healthy.
     pub fn degraded(what: impl Into<String>) -> Failure {
         Failure { exit: Exit::Degraded, ..Failure::new(what) }
     }
 
-    /// With its cause.
+    /// Adds the cause.
     pub fn because(mut self, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         self.cause = Some(cause.into());
         self
     }
 
-    /// With what to do next.
+    /// Adds the remedy.
     pub fn try_this(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// The whole message, several lines.
+    /// Returns the whole message, several lines.
     pub fn report(&self) -> String {
         let mut text = format!("tatami: {}", self.what);
         let mut cause = self.cause.as_deref().map(|e| e as &dyn Error);
-        // The same sentence twice helps nobody: many errors repeat their source.
+        // Many errors repeat the text of their source; a repeated sentence is left out.
         let mut said = self.what.clone();
         while let Some(e) = cause {
             let line = e.to_string();
@@ -106,7 +106,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors without a better text come from writing to standard output.
+/// I/O errors without a better text come from writing to standard output.
 impl From<io::Error> for Failure {
     fn from(e: io::Error) -> Failure {
         if e.kind() == io::ErrorKind::BrokenPipe {
@@ -116,7 +116,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// A directory in which others can have put what they like is never used.
+/// A command never uses a directory that other users could have filled.
 impl From<TrustError> for Failure {
     fn from(e: TrustError) -> Failure {
         let remedy = match &e {
@@ -137,9 +137,9 @@ impl From<TrustError> for Failure {
     }
 }
 
-/// Adds what was tried to an error.
+/// Adds the attempted operation to an error.
 pub trait Context<T> {
-    /// `what` becomes the headline, the error its cause.
+    /// Turns the error into the cause of a failure with the headline `what`.
     fn context(self, what: impl FnOnce() -> String) -> Outcome<T>;
 }
 

@@ -1,8 +1,8 @@
 //! `tatami exec`: runs a program that sees one node's mount at a common path.
 //!
-//! On a real cluster every node mounts the volume at the same place. Several
-//! nodes on one machine cannot, so the program gets a mount namespace of its
-//! own in which that place shows the mount of the node it belongs to.
+//! On a real cluster every node mounts the volume at the same path. Several nodes on one machine
+//! cannot do so. Therefore the program gets a mount namespace of its own, in which that path shows
+//! the mount of its node.
 
 use crate::error::{Context, Failure, Outcome};
 use crate::keys::name;
@@ -36,10 +36,10 @@ pub struct ExecArgs {
     command: Vec<OsString>,
 }
 
-/// Becomes the program.
+/// Replaces this process by the program.
 ///
 /// # Errors
-/// The node has no mount, or no namespace can be had, or there is no such program.
+/// The node has no mount, no mount namespace is available, or the program does not exist.
 pub fn run(args: &ExecArgs) -> Outcome {
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
@@ -65,7 +65,7 @@ pub fn run(args: &ExecArgs) -> Outcome {
         }
         let here = std::env::current_dir();
         bind(&source, &target)?;
-        // Entered again by its path: it may lie on what is now covered.
+        // The working directory is entered again by its path: the new mount may cover the old one.
         if let Ok(here) = here
             && let Err(error) = std::env::set_current_dir(&here)
         {
@@ -77,7 +77,7 @@ pub fn run(args: &ExecArgs) -> Outcome {
     Err(Failure::new(format!("cannot run {}", program.display())).because(error))
 }
 
-/// Where a node is mounted: where `up` put it, if it is still there.
+/// Returns where `up` has mounted the node, if it is still mounted there.
 fn mount_of(dir: &Path, node: u16) -> Option<PathBuf> {
     let records = MountRecord::of_volume(dir);
     let alive = |r: &&MountRecord| {
@@ -89,7 +89,7 @@ fn mount_of(dir: &Path, node: u16) -> Option<PathBuf> {
 fn bind(source: &Path, target: &Path) -> Outcome {
     unshare()?;
     let what = || format!("cannot show {} at {}", source.display(), target.display());
-    // Nothing of ours is to be seen outside; what others unmount, goes here too.
+    // Mounts in this namespace stay invisible outside. Unmounts outside still propagate into it.
     let flags = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
     mount_change("/", flags).context(what)?;
     mount_bind(source, target).context(what)
@@ -99,7 +99,7 @@ fn unshare() -> Outcome {
     // SAFETY: the process has one thread, and no descriptors are shared or closed.
     let own = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) };
     let Err(error) = own else { return Ok(()) };
-    // Ordinary users may have mounts of their own within a user namespace.
+    // An ordinary user may mount within a user namespace.
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     // SAFETY: as above.
     let user =

@@ -1,4 +1,4 @@
-//! `tatami ls | cat | rm | mkdir | df`: files of the volume without a mount.
+//! `tatami ls | cat | rm | mkdir | stat | df`: files of the volume without a mount.
 
 use crate::error::{Failure, Outcome};
 use crate::listing;
@@ -14,7 +14,7 @@ use tatami_client::tree::{Tree, join};
 use tatami_client::{Removing, VolumeSpace};
 use tatami_wire::{Errno, Kind};
 
-/// Bytes read at a time: as much as one request carries.
+/// Bytes of one read: as much as one request carries.
 pub const CHUNK: usize = 4 << 20;
 
 /// `tatami ls`
@@ -48,7 +48,7 @@ pub struct LsArgs {
 /// Lists directories.
 ///
 /// # Errors
-/// A path that is not there; the others are listed.
+/// A path that does not exist; the others are listed.
 pub fn ls(args: &LsArgs) -> Outcome {
     let (_, tree) = open(&args.at)?;
     let mut out = Out::new();
@@ -89,7 +89,7 @@ pub fn ls(args: &LsArgs) -> Outcome {
     result
 }
 
-/// Remembers the first failure and tells the others at once.
+/// Keeps the first failure for the exit code and prints the others at once.
 fn keep_first(result: &mut Outcome, failure: Failure) {
     match result {
         Ok(()) => *result = Err(failure),
@@ -97,7 +97,7 @@ fn keep_first(result: &mut Outcome, failure: Failure) {
     }
 }
 
-/// The place and the volume's tree.
+/// Opens the volume and returns its directory and its tree.
 pub fn open(at: &At) -> Outcome<(Place, Tree)> {
     let place = at.open()?;
     crate::log::start(&place.config, false)?;
@@ -170,7 +170,7 @@ pub struct RmArgs {
 /// Removes files and directories.
 ///
 /// # Errors
-/// Something that cannot be removed; the others are.
+/// A path that cannot be removed; the others are removed.
 pub fn rm(args: &RmArgs) -> Outcome {
     let (_, tree) = open(&args.at)?;
     let mut out = Out::new();
@@ -201,7 +201,8 @@ pub fn rm(args: &RmArgs) -> Outcome {
     result
 }
 
-/// Removes a path with all that is below it. What cannot be removed is told; an error is none of these.
+/// Removes a path with everything below it. Entries that cannot be removed go into `result`.
+/// Returns an error only for other failures.
 fn remove(
     tree: &Tree,
     path: &[u8],
@@ -213,7 +214,7 @@ fn remove(
     let (mut removed, mut is_told) = (0, false);
     let done = tree.remove_all(path, verbose, &mut |step| match step {
         Removing::Path(path) if verbose => {
-            // A closed output shows at the flush at the end.
+            // A closed output shows up as an error of the flush at the end.
             let _ = writeln!(out, "removed :{}", term::safe(path));
         }
         Removing::Path(_) => removed += 1,
@@ -255,7 +256,7 @@ fn octal(text: &str) -> Result<u16, String> {
 /// Makes directories.
 ///
 /// # Errors
-/// One that cannot be made; the others are.
+/// A directory that cannot be made; the others are made.
 pub fn mkdir(args: &MkdirArgs) -> Outcome {
     let (_, tree) = open(&args.at)?;
     let (mode, mask) = args.mode.map_or((0o777, umask()), |mode| (mode, 0));
@@ -317,7 +318,7 @@ pub struct StatArgs {
 /// Shows the attributes of files.
 ///
 /// # Errors
-/// A path that is not there; the others are shown.
+/// A path that does not exist; the others are shown.
 pub fn stat(args: &StatArgs) -> Outcome {
     let (place, tree) = open(&args.at)?;
     let volume = place.volume()?;

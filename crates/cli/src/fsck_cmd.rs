@@ -12,11 +12,11 @@ use tatami_client::Client;
 use tatami_client::fsck::{self, Report, Wrong};
 use tatami_cluster::VolumeFile;
 
-/// Something was wrong and has been mended (fsck(8)).
+/// Exit code of fsck(8): faults were found and repaired.
 const MENDED: u8 = 1;
-/// Something is wrong and was left so (fsck(8)).
+/// Exit code of fsck(8): faults are left.
 const LEFT: u8 = 4;
-/// The check itself did not work (fsck(8)).
+/// Exit code of fsck(8): the check itself failed.
 const NOT_DONE: u8 = 8;
 
 /// `tatami fsck`
@@ -72,7 +72,7 @@ pub fn run(args: &FsckArgs) -> Outcome {
 
 fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
     let volume = place.volume()?;
-    // In this order: the client goes first.
+    // The order matters: the client must be dropped before the nodes.
     let (_nodes, client) = match args.offline {
         true => {
             let (nodes, client) = Offline::start(place, &volume)?;
@@ -102,7 +102,7 @@ fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
     Ok((volume, report))
 }
 
-/// A session with daemons that run.
+/// Connects to the running daemons.
 fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
     refuse_absent(place, volume)?;
     let all_down = || volume.nodes.iter().all(|entry| daemon::running(entry).is_none());
@@ -115,10 +115,11 @@ fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
     })
 }
 
-/// Refuses the check while nodes are away. The check needs all nodes, and would wait for each only when it comes to it.
+/// Refuses the check while nodes are unreachable. The check needs all nodes. Without this test it
+/// would wait for each such node only at its first request to it.
 ///
 /// # Errors
-/// Some nodes are away, and others are not.
+/// Some nodes are unreachable, and others are not.
 fn refuse_absent(place: &Place, volume: &VolumeFile) -> Outcome {
     let answers = status::ask_all(place, volume);
     let absent: Vec<_> = volume

@@ -1,8 +1,9 @@
-//! `tatami node add`, `drain` and `rebalance`: shards of the namespace move to other executors, of the same nodes or
-//! of others, while the volume is in use.
+//! `tatami node add`, `drain` and `rebalance`: move shards of the namespace to other executors, of
+//! the same nodes or of others, while the volume is in use.
 //!
-//! The daemons move them, a block at a time; here it is only said which, and `volume.toml` is rewritten when
-//! it is done. What counts is what the daemons say: whatever breaks off, the same command goes on where that was.
+//! The daemons migrate the shards block by block. This module only plans the migration, and
+//! rewrites `volume.toml` at its end. The shard maps of the daemons are authoritative: after an
+//! interruption the same command continues with their state.
 
 use crate::absence::Absence;
 use crate::daemon;
@@ -21,11 +22,11 @@ use tatami_cluster::{NODES_MAX, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, ClusterMap};
 use tatami_wire::{EXECUTORS_MAX, Errno, ExecutorId, NodeId};
 
-/// Pause between two looks at how far a daemon is.
+/// Pause between two queries of a daemon's shard map.
 const LOOK: Duration = Duration::from_millis(5);
-/// After so long without a change the daemon is asked what it is at.
+/// After this time without a change, the command repeats its request to the daemon.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// Objects asked for at a time.
+/// Objects listed per request.
 const OBJECTS: u32 = 4096;
 
 /// `tatami node add`
@@ -88,7 +89,7 @@ pub struct RebalanceArgs {
     nodes: Vec<String>,
 }
 
-/// What was done. This is what `--json` prints.
+/// The result. `--json` prints it.
 #[derive(Serialize)]
 struct Told {
     volume: String,
@@ -102,11 +103,11 @@ struct NodeTold {
     node: u16,
     name: String,
     shards: usize,
-    /// Its executors that have some of them.
+    /// Its executors that have shards.
     executors: usize,
-    /// Was added by this call.
+    /// This call added the node.
     added: bool,
-    /// Of a node that was drained: objects that lie there still, and their bytes.
+    /// For a drained node: the objects that are still there, and their bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     objects: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -122,7 +123,7 @@ pub fn add(args: &AddArgs) -> Outcome {
     crate::log::start(&place.config, false)?;
     let _lock = place.lock_shards()?;
     let mut volume = place.volume()?;
-    // All must know of the new ones before anybody speaks to them.
+    // All old nodes must have the new entries before a client contacts a new node.
     let map = gather(&place, &volume)?;
     volume.learn(&map);
     let count = if args.address.is_some() { 1 } else { args.nodes };
@@ -150,7 +151,7 @@ pub fn add(args: &AddArgs) -> Outcome {
     for entry in &entries {
         daemon::start(&place, entry)?.wait()?;
         daemon::note_made(&place, entry)?;
-        // Those that it meets may have learnt more meanwhile.
+        // The other nodes may have received a newer shard map meanwhile.
         learn(&place, &volume, entry, &told)?;
     }
     spinner.finish_and_clear();
@@ -181,7 +182,7 @@ pub fn drain(args: &DrainArgs) -> Outcome {
     let mut nodes = holders(&volume.shards);
     nodes.retain(|node| !drained.contains(&node.0));
     if nodes.is_empty() {
-        // One that has none takes them, if there is one.
+        // If all nodes with shards are drained, the nodes without shards get them.
         let others = volume.nodes.iter().map(|entry| entry.id).filter(|id| !drained.contains(id));
         nodes = others.map(NodeId).collect();
     }
@@ -194,7 +195,7 @@ pub fn drain(args: &DrainArgs) -> Outcome {
     finish(&place, &volume, moved, args.json, &BTreeSet::new(), &drained)
 }
 
-/// Deals the shards out evenly to nodes, and to the executors of each.
+/// Distributes the shards evenly over nodes, and over the executors of each.
 ///
 /// # Errors
 /// Those of the daemons.
@@ -221,18 +222,18 @@ fn save(place: &Place, volume: &VolumeFile) -> Outcome {
     volume.save(&place.volume_file()).map_err(|e| Failure::new(e.to_string()))
 }
 
-/// The nodes that have shards.
+/// Returns the nodes that have shards.
 fn holders(shards: &[ExecutorId]) -> BTreeSet<NodeId> {
     shards.iter().map(|owner| owner.node).collect()
 }
 
-/// How many executors of each node have shards.
+/// Returns how many executors of each node have shards.
 fn executors(shards: &[ExecutorId]) -> BTreeMap<NodeId, usize> {
     let owners: BTreeSet<ExecutorId> = shards.iter().copied().collect();
     counts(owners.into_iter().map(|owner| owner.node))
 }
 
-/// How many executors with shards a node has, at most.
+/// Returns the largest number of executors with shards on one node.
 pub fn most_executors(shards: &[ExecutorId]) -> usize {
     executors(shards).into_values().max().unwrap_or(1)
 }
@@ -243,7 +244,7 @@ fn counts<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, usize> {
     counts
 }
 
-/// Whether all executors can have shards, if so many nodes have as many as were asked for.
+/// Checks that each executor can have a shard, with `wanted` executors on each of `nodes` nodes.
 fn check_executors(volume: &VolumeFile, nodes: usize, wanted: Option<u8>) -> Outcome {
     let (shards, wanted) = (volume.shards.len(), usize::from(wanted.unwrap_or(1)));
     if wanted > 1 && nodes * wanted > shards {
@@ -255,8 +256,8 @@ fn check_executors(volume: &VolumeFile, nodes: usize, wanted: Option<u8>) -> Out
     Ok(())
 }
 
-/// The executors that are to have shards: of each of `nodes` as many as wanted, or as the node has now that has
-/// most.
+/// Returns the executors that are to have shards: on each of `nodes` as many as wanted. By default
+/// as many as the node with most executors has now.
 fn targets(
     volume: &VolumeFile,
     nodes: &BTreeSet<NodeId>,
@@ -271,7 +272,7 @@ fn targets(
     nodes.iter().flat_map(of).collect()
 }
 
-/// Entries of new nodes on this machine.
+/// Returns the entries of new nodes on this machine.
 fn near_entries(place: &Place, volume: &VolumeFile, count: u16) -> Outcome<Vec<NodeEntry>> {
     let host = place.config.text(name::NODE_LISTEN);
     let first = volume.nodes.len() as u16;
@@ -286,7 +287,7 @@ fn near_entries(place: &Place, volume: &VolumeFile, count: u16) -> Outcome<Vec<N
     Ok(entries)
 }
 
-/// The entry of a new node on another machine.
+/// Returns the entry of a new node on another machine.
 fn far_entry(volume: &VolumeFile, address: &str, dir: &std::path::Path) -> Outcome<NodeEntry> {
     if !dir.is_absolute() {
         return Err(Failure::usage("--node-dir: the path must begin with a slash"));
@@ -316,7 +317,7 @@ fn tell_far(args: &AddArgs, place: &Place, volume: &VolumeFile, entry: &NodeEntr
     Ok(())
 }
 
-/// What all daemons know together of where shards are.
+/// Returns the shard map, merged from the maps of all daemons that reply.
 fn gather(place: &Place, volume: &VolumeFile) -> Outcome<ClusterMap> {
     let mut map = volume.map();
     for entry in &volume.nodes {
@@ -343,7 +344,7 @@ fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
         .try_this(format!("{}; then the same command goes on", absence.remedy))
 }
 
-/// Shards from one number on, that one executor gives to another.
+/// Consecutive shards that one executor hands over to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Step {
     first: u16,
@@ -352,17 +353,19 @@ struct Step {
     to: ExecutorId,
 }
 
-/// How many shards each executor is to have.
+/// The planned number of shards of each executor.
 type Quotas = BTreeMap<ExecutorId, usize>;
 
-/// Deals so many out evenly. Who has more gets one more, where they do not come out even.
+/// Divides `count` evenly. The remainder goes to the members that have most now, so that fewer
+/// shards move.
 fn evenly<T: Copy + Ord>(count: usize, mut have: Vec<(T, usize)>) -> Vec<(T, usize)> {
     have.sort_by_key(|(who, have)| (std::cmp::Reverse(*have), *who));
     let (each, more) = (count / have.len().max(1), count % have.len().max(1));
     have.iter().enumerate().map(|(at, (who, _))| (*who, each + usize::from(at < more))).collect()
 }
 
-/// How many shards each of `targets` is to have: nodes as many as each other, and so the executors of each.
+/// Returns the planned number of shards for each of `targets`: equal between nodes, then equal
+/// between the executors of a node.
 fn quotas(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Quotas {
     let (have, nodes_have) =
         (counts(shards.iter().copied()), counts(shards.iter().map(|owner| owner.node)));
@@ -375,13 +378,14 @@ fn quotas(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Quotas {
     evenly(shards.len(), nodes.collect()).into_iter().flat_map(of_node).collect()
 }
 
-/// All executors that a node can have.
+/// Returns the range of all executors that a node can have.
 fn executors_of(node: NodeId) -> RangeInclusive<ExecutorId> {
     ExecutorId::first(node)..=ExecutorId { node, index: u8::MAX }
 }
 
-/// What must move so that all have what they are to have, and nobody else any. Few blocks move, from the
-/// ends of those that there are, and as many as can stay on their node.
+/// Plans the moves after which each executor has its quota and no other executor has shards. The
+/// plan moves few blocks, from the ends of the existing ones, and keeps as many as possible on
+/// their node.
 fn plan(shards: &[ExecutorId], quotas: &Quotas) -> Vec<Step> {
     let have = counts(shards.iter().copied());
     let less = |(executor, count): (&ExecutorId, &usize), than: &Quotas| {
@@ -394,7 +398,8 @@ fn plan(shards: &[ExecutorId], quotas: &Quotas) -> Vec<Step> {
     for stays in [true, false] {
         for (first, owner) in now.iter_mut().enumerate().rev() {
             let (from, Some(left)) = (*owner, surplus.get_mut(owner)) else { continue };
-            // The first who lacks some, not who lacks most: that one stays the first when a part has moved.
+            // Takes the first executor that lacks shards, not the one that lacks most. So a
+            // repeated plan picks the same destination after a part has moved.
             let taker = match stays {
                 true => lack.range(executors_of(from.node)).next(),
                 false => lack.iter().next(),
@@ -410,7 +415,7 @@ fn plan(shards: &[ExecutorId], quotas: &Quotas) -> Vec<Step> {
                 lack.insert(to, missing - 1);
             }
             *owner = to;
-            // There are 4,096 at most.
+            // The cast is safe: there are at most 4,096 shards.
             let first = first as u16;
             match steps.last_mut() {
                 Some(last) if (last.first, last.from, last.to) == (first + 1, from, to) => {
@@ -423,7 +428,8 @@ fn plan(shards: &[ExecutorId], quotas: &Quotas) -> Vec<Step> {
     steps
 }
 
-/// Has the daemons move shards until all is as planned; how many moved. `volume` says what is true afterwards.
+/// Makes the daemons move shards until the plan is fulfilled, and returns how many moved. Updates
+/// `volume` to the actual state.
 fn carry_out(
     place: &Place,
     volume: &mut VolumeFile,
@@ -442,7 +448,8 @@ fn carry_out(
         match order(place, volume, *step) {
             Ok(()) => {}
             Err(failure) if last_progress.elapsed() > patience => break Err(failure),
-            // One of both is away, or busy: a moment later it may not be.
+            // The source or the destination is unreachable or busy. The loop retries until the
+            // operation timeout.
             Err(failure) if failure.exit == crate::error::Exit::Degraded => pause(ASK_AGAIN),
             Err(failure) => break Err(failure),
         }
@@ -456,12 +463,13 @@ fn carry_out(
     };
     bar.finish_and_clear();
     let result = result.and_then(|()| await_destinations(place, volume, patience));
-    // What is true now is what clients and daemons begin with, whether or not all has moved.
+    // The file is saved also after a failure: clients and daemons start from the actual shard map.
     let saved = save(place, volume);
     result.and(saved).map(|()| moved)
 }
 
-/// Returns when each node itself says that it has its shards. The source of a migration knows first.
+/// Waits until each node itself reports its shards. The source of a migration reports the result
+/// before the destination.
 fn await_destinations(place: &Place, volume: &VolumeFile, patience: Duration) -> Outcome {
     let start = Instant::now();
     let of = |shards: &[ExecutorId], node: NodeId| -> Vec<bool> {
@@ -482,7 +490,8 @@ fn await_destinations(place: &Place, volume: &VolumeFile, patience: Duration) ->
                 Err(_) => None,
             };
             let knows = |map: &ClusterMap| of(&map.shards, node) == of(&volume.shards, node);
-            // Another command may move the same shards meanwhile. Then this command has not failed.
+            // Another command may move the same shards meanwhile. That is no failure of this
+            // command.
             if map.as_ref().is_some_and(knows) || start.elapsed() >= patience {
                 break;
             }
@@ -492,12 +501,12 @@ fn await_destinations(place: &Place, volume: &VolumeFile, patience: Duration) ->
     Ok(())
 }
 
-#[allow(clippy::disallowed_methods)] // a daemon says nothing by itself
+#[allow(clippy::disallowed_methods)] // a daemon sends no notification
 fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-/// Has a part of a step done, and waits for it.
+/// Requests one step of the migration, and waits until a part of it has taken effect.
 fn order(place: &Place, volume: &mut VolumeFile, step: Step) -> Outcome {
     let Step { first, count, from, to } = step;
     let entry = |node: NodeId| {
@@ -583,7 +592,7 @@ fn told(
     Told { volume: volume.name.clone(), moved, nodes }
 }
 
-/// Number and bytes of the objects of a node, if it tells.
+/// Returns number and bytes of the objects of a node; `None` if the node does not reply.
 fn objects(place: &Place, volume: &VolumeFile, entry: &NodeEntry) -> Option<(u64, u64)> {
     let (mut count, mut bytes, mut after) = (0, 0, None);
     loop {
@@ -654,7 +663,7 @@ fn finish(
 mod tests {
     use super::*;
 
-    /// So many shards of executor 0, or of another one.
+    /// Builds a shard map from (node, executor, number of shards).
     fn blocks(of: &[(u16, u8, usize)]) -> Vec<ExecutorId> {
         let block = |(node, index, count): &(u16, u8, usize)| {
             std::iter::repeat_n(ExecutorId { node: NodeId(*node), index: *index }, *count)
@@ -666,7 +675,7 @@ mod tests {
         blocks(&of.iter().map(|(node, count)| (*node, 0, *count)).collect::<Vec<_>>())
     }
 
-    /// So many executors of each of these nodes.
+    /// Returns the first `executors` executors of each of these nodes.
     fn set(of: &[u16], executors: u8) -> BTreeSet<ExecutorId> {
         let node = |node: &u16| {
             let node = NodeId(*node);
@@ -693,7 +702,7 @@ mod tests {
         steps.iter().map(|step| usize::from(step.count)).sum()
     }
 
-    /// Shards of each of the targets, if nobody else has any.
+    /// Returns the shards of each target. No other executor may have any.
     fn dealt(shards: &[ExecutorId], targets: &BTreeSet<ExecutorId>) -> Vec<usize> {
         let have = counts(shards.iter().copied());
         assert!(have.keys().all(|owner| targets.contains(owner)), "{have:?}");
@@ -746,7 +755,7 @@ mod tests {
         let back = steps(&now, &one);
         assert_eq!((back.len(), moved(&back)), (4, moved(&there)), "{back:?}");
         assert_eq!(after(now.clone(), &back), before);
-        // A node that comes gets its part from executors of both, and those stay even.
+        // A new node gets its share from executors of both nodes, and those stay even.
         let more = set(&[0, 1, 2], 3);
         let come = steps(&now, &more);
         assert!(come.len() <= 8 && come.iter().all(|step| step.to.node == NodeId(2)), "{come:?}");

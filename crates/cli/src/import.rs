@@ -1,4 +1,4 @@
-//! `tatami cp -r` into the volume: what a directory has in it is made, and told to be complete, many at a time.
+//! `tatami cp -r` into the volume: creates and closes the entries of a directory in batches.
 
 use crate::copy::{Facts, Sides, below, fill};
 use crate::error::Outcome;
@@ -11,20 +11,21 @@ use tatami_wire::act::Act;
 use tatami_wire::meta::NewNode;
 use tatami_wire::{Access, Errno, Ino, Kind, SetAttr};
 
-/// Entries that are made in one request: so many files are open at a time.
+/// Entries created by one request. This is also the number of files open at a time.
 const AT_A_TIME: usize = 256;
 
-/// Something that is to be copied.
+/// A file or directory to copy.
 pub struct Item {
     pub from: AnyPath,
     pub to: AnyPath,
     pub facts: Facts,
-    /// Of a directory: it has been made, and has this number.
+    /// The inode number of a directory that this copy has already made.
     pub made: Option<Ino>,
 }
 
-/// Copies what is in a directory of this machine to the directory `dir` of the volume. What is to be done with it
-/// one by one is returned: directories, which are made but for those that were there, and what could not be made.
+/// Copies the entries of a directory of this machine to the directory `dir` of the volume. Returns
+/// the items that the caller must handle one by one: directories, which are made unless they
+/// existed, and entries that could not be made.
 ///
 /// # Errors
 /// The first file that cannot be copied.
@@ -60,7 +61,8 @@ fn make_others(sides: &Sides<'_>, dir: Ino, items: Vec<Item>) -> Vec<Item> {
         };
         match node {
             Some(node) => {
-                // We must be able to fill a directory, whatever the original allows.
+                // The copy must be able to fill a directory, regardless of the mode of the
+                // original.
                 let mode = match item.facts.kind {
                     Kind::Dir => (item.facts.mode & 0o777) | 0o700,
                     _ => 0o777,
@@ -78,7 +80,7 @@ fn make_others(sides: &Sides<'_>, dir: Ino, items: Vec<Item>) -> Vec<Item> {
                 rest.push(item);
             }
             (Ok(_), _) => {}
-            // Alone, it is said what is wrong with it.
+            // The caller retries the item alone, which gives the right error.
             (Err(_), _) => rest.push(item),
         }
     }
@@ -128,12 +130,13 @@ fn copy_files(
     let made = create(sides, dir, new.collect(), Some(Access::WRITE));
     let (mut written, mut result) = (Vec::new(), Ok(()));
     for ((item, mut source), made) in which.into_iter().zip(sources).zip(made) {
-        // A link that is there leads to the file that is meant, and a directory is an error: alone, that is seen.
+        // An existing symbolic link leads to the file to write, and an existing directory is an
+        // error. The caller handles both one by one.
         let Some(made) = made.ok().filter(|made| made.attr.kind == Kind::File) else {
             rest.push(item);
             continue;
         };
-        // Those that were made are closed, too, when one cannot be copied.
+        // After a failed copy, the files that were created still have to be closed.
         match sides.tree.opened(made) {
             Ok(mut file) => {
                 if result.is_ok() {
@@ -148,7 +151,7 @@ fn copy_files(
     result.and(close(sides, written, preserve)).map(|()| rest)
 }
 
-/// Tells that files are complete, and with `preserve` when they were changed.
+/// Commits the sizes of complete files; with `preserve` also their modes and times.
 fn close(sides: &Sides<'_>, written: Vec<(Item, FileHandle)>, preserve: bool) -> Outcome {
     let mut result: Outcome = Ok(());
     let (mut items, mut commits) = (Vec::new(), Vec::new());
@@ -173,7 +176,7 @@ fn close(sides: &Sides<'_>, written: Vec<(Item, FileHandle)>, preserve: bool) ->
 }
 
 impl Facts {
-    /// What is kept of the original besides the bytes.
+    /// Returns the attributes that `--preserve` copies.
     pub fn to_keep(self) -> SetAttr {
         SetAttr {
             mode: Some(self.mode),
@@ -183,10 +186,10 @@ impl Facts {
     }
 }
 
-/// What is to be copied of a directory of this machine: those of `names` that are there.
+/// Returns the items to copy from a directory of this machine: those of `names` that still exist.
 ///
 /// # Errors
-/// A name that cannot be looked at.
+/// The attributes of a name cannot be read.
 pub fn items(
     sides: &Sides<'_>,
     from: &AnyPath,

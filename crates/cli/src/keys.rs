@@ -1,17 +1,17 @@
-//! All configuration keys: one table from which files, flags, environment
-//! variables and `docs/CONFIG.md` are read, written and checked.
+//! All configuration keys. This one table defines files, flags, environment variables and
+//! `docs/CONFIG.md`.
 
 use std::fmt;
 use std::path::Path;
 use tatami_wire::EXECUTORS_MAX;
 use tatami_wire::admin::Durability;
 
-/// What a key holds.
+/// The value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
     /// `true` or `false`.
     Bool(bool),
-    /// A number, in the unit that the key's name ends in.
+    /// A number. The suffix of the key's name is its unit.
     Int(u64),
     /// Text, or a path.
     Text(String),
@@ -27,18 +27,18 @@ impl fmt::Display for Value {
     }
 }
 
-/// What a key may hold.
+/// The values that a key accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Range {
     /// `true` or `false`.
     Bool,
-    /// A whole number between these two, inclusive.
+    /// A whole number from the first to the second, inclusive.
     Int(u64, u64),
     /// Text of 1 to this many bytes.
     Text(usize),
-    /// One of these words.
+    /// One of a list of words.
     OneOf(&'static [&'static str]),
-    /// A path; a relative one is taken from the directory of the volume.
+    /// A path. Relative paths start at the directory of the volume.
     Path,
 }
 
@@ -63,19 +63,19 @@ pub struct Key {
     pub flag: &'static str,
     /// The environment variable.
     pub env: &'static str,
-    /// What it may hold.
+    /// The accepted values.
     pub range: Range,
-    /// Its unit; empty where it has none.
+    /// The unit; empty for keys without one.
     pub unit: &'static str,
-    /// The default as text: for users that are not the superuser, and for the superuser.
+    /// The default as text: for ordinary users, and for the superuser.
     default: [&'static str; 2],
-    /// What it does, in a sentence or two.
+    /// The documentation, a sentence or two.
     pub doc: &'static str,
 }
 
-/// Names of the keys, for those who ask for their values.
+/// Names of the keys, for lookups in a configuration.
 pub mod name {
-    #![allow(missing_docs)] // the table below says what each means
+    #![allow(missing_docs)] // the table below documents each key
     pub const LOG: &str = "log";
     pub const VOLUME_NAME: &str = "volume.name";
     pub const VOLUME_SHARDS: &str = "volume.shards";
@@ -97,7 +97,7 @@ pub mod name {
     pub const MOUNT_ATTR_TIMEOUT: &str = "mount.attr_timeout_ms";
 }
 
-/// Every key. Those of one section follow each other.
+/// All keys. Those of one section follow each other.
 pub static KEYS: [Key; 19] = [
     Key {
         name: name::LOG,
@@ -297,20 +297,21 @@ pub static KEYS: [Key; 19] = [
     },
 ];
 
-/// The key of that name.
+/// Returns the key of that name.
 pub fn find(name: &str) -> Option<&'static Key> {
     KEYS.iter().find(|key| key.name == name)
 }
 
 impl Key {
-    /// The value when nobody sets one, for the current user and a volume in `dir`.
+    /// Returns the default for the current user and a volume in `dir`.
     pub fn default_value(&self, dir: &Path) -> Value {
         let root = rustix::process::geteuid().is_root();
         let value = self.parse(self.default[usize::from(root)]);
         self.resolve(value.expect("defaults are in range, a test checks it"), dir)
     }
 
-    /// The default for people: two where the superuser has another one.
+    /// Returns the default for the documentation: two values where the superuser has a different
+    /// one.
     pub fn default_text(&self) -> String {
         match self.default {
             [one, other] if one == other => one.to_owned(),
@@ -318,10 +319,10 @@ impl Key {
         }
     }
 
-    /// Reads text from a flag or the environment.
+    /// Parses text from a flag or the environment.
     ///
     /// # Errors
-    /// A sentence with what is allowed.
+    /// A sentence with the accepted values.
     pub fn parse(&self, text: &str) -> Result<Value, String> {
         let wrong = || format!("{text:?} is not {}", self.allowed());
         let value = match self.range {
@@ -332,10 +333,10 @@ impl Key {
         self.check(value)
     }
 
-    /// Whether the value is one that the key may hold.
+    /// Checks that the key accepts the value.
     ///
     /// # Errors
-    /// A sentence with what is allowed.
+    /// A sentence with the accepted values.
     pub fn check(&self, value: Value) -> Result<Value, String> {
         let fits = match (&value, self.range) {
             (Value::Bool(_), Range::Bool) => true,
@@ -366,13 +367,13 @@ impl Key {
     }
 }
 
-/// The names most like `name`, for a message; the nearest first.
+/// Returns the names most similar to `name`, for a message; the nearest first.
 pub fn near(name: &str) -> Vec<&'static str> {
     let last = |s: &str| s.rsplit('.').next().unwrap_or_default().to_owned();
     let mut found: Vec<(usize, &str)> = KEYS
         .iter()
         .map(|key| {
-            // A right name in a wrong section is near too.
+            // A right name in a wrong section also counts as similar.
             let whole = strsim::damerau_levenshtein(name, key.name);
             let part = strsim::damerau_levenshtein(&last(name), &last(key.name)) + 1;
             (whole.min(part), key.name)

@@ -1,4 +1,4 @@
-//! What `ls` and `stat` print of a file.
+//! The output of `ls` and `stat`.
 
 use crate::error::Outcome;
 use crate::term::{self, Out};
@@ -11,11 +11,11 @@ use tatami_wire::{Attached, Attr, Errno, Kind, Timestamp};
 
 /// One line of a listing.
 pub struct Row {
-    /// The name, or for a path that is no directory, the path as given.
+    /// The name; for a path that is no directory, the path as given.
     pub name: Vec<u8>,
-    /// What it is.
+    /// The attributes.
     pub attr: Attr,
-    /// Where a symbolic link leads.
+    /// The target of a symbolic link.
     pub target: Option<Vec<u8>>,
 }
 
@@ -23,18 +23,18 @@ pub struct Row {
 pub struct Found {
     /// The path.
     pub path: Vec<u8>,
-    /// Whether the rows are what is in it.
+    /// The rows are the entries of a directory.
     pub is_dir: bool,
     /// The entries, by name.
     pub rows: Vec<Row>,
 }
 
-/// Looks at a path: at what is in it, unless `itself` is wanted.
+/// Reads the entries of a directory, or one row for the path itself if `itself` is set.
 ///
 /// # Errors
 /// Those of the volume.
 pub fn look(tree: &Tree, path: &[u8], itself: bool) -> Result<Found, Errno> {
-    // As ls does: a link to a directory shows the directory.
+    // As in ls(1), a link to a directory lists the directory.
     let own = tree.stat(path, false)?;
     let is_link = own.kind == Kind::Symlink;
     let followed = if is_link && !itself { tree.stat(path, true).unwrap_or(own) } else { own };
@@ -68,7 +68,7 @@ fn link_target(tree: &Tree, path: &[u8], attr: &Attr) -> Option<Vec<u8>> {
 }
 
 impl Row {
-    /// For `ls --json`.
+    /// Returns the object for `ls --json`.
     pub fn json(&self, found: &Found) -> serde_json::Value {
         let path = if found.is_dir { join(&found.path, &self.name) } else { self.name.clone() };
         let mut value = attr_json(&path, &self.attr);
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// The name of a kind.
+/// Returns the name of a kind.
 fn kind_name(kind: Kind) -> &'static str {
     match kind {
         Kind::File => "file",
@@ -92,7 +92,7 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Attributes for scripts. Names that are not UTF-8 are shown with U+FFFD.
+/// Returns attributes as JSON, for scripts. Bytes of names that are not UTF-8 become U+FFFD.
 pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
     let time = |t: Timestamp| json!({ "sec": t.sec, "nsec": t.nsec });
     json!({
@@ -112,7 +112,7 @@ pub fn attr_json(path: &[u8], attr: &Attr) -> serde_json::Value {
     })
 }
 
-/// `drwxr-xr-x`
+/// Returns the mode as `drwxr-xr-x`.
 pub fn mode_text(attr: &Attr) -> String {
     let kind = match attr.kind {
         Kind::File => '-',
@@ -142,7 +142,7 @@ pub fn mode_text(attr: &Attr) -> String {
     text
 }
 
-/// A time in the local zone, to the minute.
+/// Formats a time in the local zone, to the minute.
 fn time_text(time: Timestamp) -> String {
     // SAFETY: `tm` is plain data for which all zero is valid, and both
     // pointers live through the call.
@@ -163,7 +163,7 @@ fn time_text(time: Timestamp) -> String {
     )
 }
 
-/// Names of users or groups, as the local files tell; numbers for others.
+/// Names of users or groups from a local file; other ids are printed as numbers.
 struct Names(HashMap<u32, String>);
 
 impl Names {
@@ -229,10 +229,7 @@ pub fn print(out: &mut Out, found: &Found, long: bool, human: bool) -> Outcome {
     Ok(())
 }
 
-/// Prints one file's attributes for people.
-///
-/// # Errors
-/// Those of the output.
+/// Prints one file's attributes as text.
 pub fn print_attr(
     out: &mut Out,
     tree: &Tree,

@@ -1,4 +1,4 @@
-//! Logging: to standard error, which of a process in the background is its log file.
+//! Logging to standard error. For a background process that is its log file.
 
 use crate::config::{Config, Origin};
 use crate::error::{Failure, Outcome};
@@ -8,8 +8,8 @@ use std::io::{self, IsTerminal, Write};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Starts logging as the configuration says. Commands log only if somebody
-/// asked for it; daemons always.
+/// Starts logging with the filter of the configuration. Commands log only if `log` is set, daemons
+/// always.
 ///
 /// # Errors
 /// A `log` value that is no filter.
@@ -27,7 +27,8 @@ pub fn start(config: &Config, daemon: bool) -> Outcome {
     let started = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(Tolerant::new(std::io::stderr()))
-        // It would tell of them on standard error, and panic where that fails, too: on a full disk, each thread that logs.
+        // The subscriber would report failed writes on standard error, and panic if that fails too.
+        // On a full disk, each thread that logs would panic.
         .log_internal_errors(false)
         .with_ansi(terminal && std::env::var_os("NO_COLOR").is_none())
         .try_init();
@@ -37,15 +38,15 @@ pub fn start(config: &Config, daemon: bool) -> Outcome {
     Ok(())
 }
 
-/// Writes lines to a log that may not take them, as on a full disk: a line that cannot be written is dropped, and the
-/// next one that can be says how many were.
+/// Writes lines to a log that may refuse them, for example on a full disk. A line that cannot be
+/// written is dropped, and the next written line is preceded by the number of dropped ones.
 struct Tolerant<W>(Mutex<State<W>>);
 
 struct State<W> {
     to: W,
-    /// Lines dropped since one could be written.
+    /// Lines dropped since the last written one.
     dropped: u64,
-    /// The log ends within a line.
+    /// The log ends in the middle of a line.
     torn: bool,
 }
 
@@ -84,7 +85,7 @@ impl<W: Write> State<W> {
     }
 }
 
-/// Takes one line.
+/// The writer of one line.
 struct Line<'a, W>(&'a Mutex<State<W>>);
 
 impl<W: Write> Write for Line<'_, W> {
@@ -110,7 +111,7 @@ impl<'a, W: Write + 'a> MakeWriter<'a> for Tolerant<W> {
 mod tests {
     use super::*;
 
-    /// A disk with so much room.
+    /// A disk with `room` free bytes.
     struct Disk {
         room: usize,
         bytes: Vec<u8>,

@@ -1,5 +1,5 @@
-//! The `tatami` command: what a person at a terminal, or a script, says to a
-//! volume. It parses, calls the libraries, and prints; rules live below.
+//! The `tatami` command, for people at a terminal and for scripts. It parses arguments, calls the
+//! libraries and prints. The logic of the file system is in the libraries.
 
 mod absence;
 mod args;
@@ -48,9 +48,9 @@ use error::{Exit, Outcome};
 use std::process::ExitCode;
 use tatami_cluster::mountinfo;
 
-/// A request takes a dozen small pieces of memory and gives them back, in the daemon, in a mount and in
-/// a command. This allocator hands out again what was given back last, which is in the CPU's cache still, where others share
-/// the cache.
+/// A request allocates and frees a dozen small pieces of memory, in the daemon, in a mount and in a
+/// command. This allocator reuses the piece that was freed last, which is still in the CPU's cache,
+/// even if others share the cache.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            // Help and version are "errors" that go to standard output.
+            // Clap returns help and version as "errors" that go to standard output.
             let code = if error.use_stderr() { Exit::Usage.code() } else { 0 };
             let _ = error.print();
             return ExitCode::from(code);
@@ -67,7 +67,7 @@ fn main() -> ExitCode {
     match run(&cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            // A command that has said all by its output leaves the text empty.
+            // A command that has printed its result already returns an empty text.
             if !failure.what.is_empty() {
                 term::complain(&failure.report());
             }

@@ -1,4 +1,4 @@
-//! Completion scripts and manual pages, made from the command line's definition.
+//! Completion scripts and manual pages, generated from the definition of the command line.
 
 use crate::args::Cli;
 use crate::error::{Context, Outcome};
@@ -67,7 +67,7 @@ pub fn pages(args: &ManArgs) -> Outcome {
     }
 }
 
-/// Writes the page of a command and those of the commands below it.
+/// Writes the page of a command and the pages of its subcommands.
 fn write_all(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
     let name = command.get_display_name().unwrap_or_else(|| command.get_name());
     std::fs::write(dir.join(format!("{name}.1")), page(command, top)?)?;
@@ -78,7 +78,7 @@ fn write_all(dir: &Path, command: &clap::Command, top: bool) -> io::Result<()> {
 /// Columns of the help in the Markdown page.
 const PAGE_COLUMNS: usize = 90;
 
-/// The help of all commands as one Markdown page: `docs/reference/command-line.md`.
+/// Returns the help of all commands as one Markdown page: `docs/reference/command-line.md`.
 fn reference_page() -> String {
     let mut command = Cli::command().term_width(PAGE_COLUMNS);
     command.build();
@@ -91,7 +91,7 @@ fn reference_page() -> String {
     page
 }
 
-/// Appends the help of a command and of those below it.
+/// Appends the help of a command and of its subcommands.
 fn append_help(page: &mut String, command: &clap::Command) {
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name());
     let help = command.clone().render_help().to_string();
@@ -104,8 +104,7 @@ fn append_help(page: &mut String, command: &clap::Command) {
     }
 }
 
-/// One page. What stands below a command's help, its examples and notes,
-/// keeps its lines.
+/// Renders one page. The examples and notes below a command's help keep their lines.
 fn page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
     let man = Man::new(command.clone()).manual("Tatami");
     let mut page = Vec::new();
@@ -131,13 +130,13 @@ fn page(command: &clap::Command, top: bool) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A section whose lines stay as they are.
+/// Renders a section and keeps its lines.
 fn section(head: &str, text: &str) -> String {
     format!(".SH {head}\n.nf\n{}\n.fi\n", escape(text.trim_end()))
 }
 
-/// Text that means itself: a line that begins with a dot or a quote would be
-/// a request, a backslash an escape, a hyphen would become a dash.
+/// Escapes text for roff. A line that begins with a dot or a quote would be a request, a backslash
+/// an escape, and a hyphen would become a dash.
 fn escape(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     let lines: Vec<String> = text
@@ -147,7 +146,7 @@ fn escape(text: &str) -> String {
     lines.join("\n")
 }
 
-/// What is true of all commands.
+/// Renders the sections that apply to all commands.
 fn overview() -> String {
     let mut text = section(
         "EXAMPLES",

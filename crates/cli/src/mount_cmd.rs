@@ -17,7 +17,7 @@ use tatami_mount::overlay::Overlay;
 use tatami_mount::{Mount, MountOptions, Passthrough};
 use tatami_wire::NodeId;
 
-/// Name of the directory of logs.
+/// Name of the directory for logs of mounts.
 const LOGS: &str = "mount-logs";
 
 /// `tatami mount`
@@ -61,7 +61,7 @@ pub struct UmountArgs {
     mountpoints: Vec<PathBuf>,
 }
 
-/// Mounts, in the background unless told otherwise.
+/// Mounts a volume or an overlay: in the background, or in this process with `--foreground`.
 ///
 /// # Errors
 /// It cannot be mounted.
@@ -76,13 +76,13 @@ pub fn mount(args: &MountArgs) -> Outcome {
     crate::log::start(&place.config, false)?;
     let volume = place.volume()?;
     let entry = home(&place, &volume, args)?;
-    // What can be said at once is said here, and not in a log.
+    // Wrong options are reported here: the background process would report them in a log.
     check_options(&args.options)?;
     start(&place, entry, &resolve(&args.mountpoint)?, &args.options)?.wait()?;
     Ok(())
 }
 
-/// Mounts an overlay: in the background unless told otherwise.
+/// Mounts an overlay, in the background unless `--foreground` is set.
 fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
     let path = resolve(&args.mountpoint)?;
     let dir = dir.canonicalize().context(|| format!("cannot find {}", dir.display()))?;
@@ -91,7 +91,7 @@ fn overlay(args: &MountArgs, dir: &Path) -> Outcome {
             ["mount", "--foreground", "--overlay"].map(Into::into).into();
         arguments.extend([dir.into_os_string(), path.clone().into()]);
         let name = format!("mount {}", path.display());
-        // It belongs to no volume, in which a log could be kept.
+        // An overlay belongs to no volume, so there is no directory for a log.
         return ready::start(&name, &arguments, None)?.wait();
     }
     let mut ready = Ready::take(args.ready_fd)?;
@@ -108,10 +108,10 @@ fn home<'a>(place: &Place, volume: &'a VolumeFile, args: &MountArgs) -> Outcome<
     }
 }
 
-/// The path as the kernel will name it, if it is there.
+/// Returns the path in the form in which the kernel lists it in its mount table, if it exists.
 pub fn resolve(path: &Path) -> Outcome<PathBuf> {
     let absolute = std::path::absolute(path).context(|| path.display().to_string())?;
-    // Only what is above is looked at: the last part may be a dead mount.
+    // Resolves only the parent: the last component may be a dead mount, where a lookup fails.
     let (Some(parent), Some(last)) = (absolute.parent(), absolute.file_name()) else {
         return Ok(absolute);
     };
@@ -144,8 +144,8 @@ pub fn start(
     ready::start(&format!("mount {}", path.display()), &arguments, Some(&log))
 }
 
-/// Where logs of mounts lie: with the volume; of one that belongs to another user, where this user's notes about
-/// mounts are.
+/// Returns the directory for logs of mounts: in the volume's directory, or, for a volume of another
+/// user, beside this user's records of mounts.
 fn make_log_dir(place: &Place) -> Outcome<PathBuf> {
     let make = |dir: PathBuf| {
         TrustedDir::open_or_create(&dir, rustix::fs::Mode::from_raw_mode(0o755)).map(|_| dir)
@@ -167,7 +167,7 @@ fn serve(args: &MountArgs) -> Outcome {
     let (mount, record) = begin(args).map_err(|e| ready.failed(e))?;
     ready.ready();
     let ended = mount.run();
-    // By now another process may have mounted there.
+    // Another process may have mounted there meanwhile. Its record must stay.
     let of_record = MountRecord::find(&record.dir, &record.path);
     if of_record.is_none_or(|r| r.process == record.process) {
         record.remove();
@@ -190,13 +190,13 @@ fn begin(args: &MountArgs) -> Outcome<(Mount, MountRecord)> {
     options.entry_timeout = config.duration(name::MOUNT_ENTRY_TIMEOUT);
     options.kernel_cache = config.flag(name::MOUNT_KERNEL_CACHE);
     options.allow_other = config.flag(name::MOUNT_ALLOW_OTHER);
-    // Bounded by their ranges.
+    // The casts are safe: the ranges of the keys bound both values.
     options.threads = config.number(name::MOUNT_THREADS) as usize;
     options.threads_max = (config.number(name::MOUNT_THREADS_MAX) as usize).max(options.threads);
     if !config.flag(name::MOUNT_PASSTHROUGH) {
         options.passthrough = Passthrough::Off;
     }
-    // Whoever owns the volume can put there what it likes.
+    // The owner of the volume can store any file in it, including setuid programs and devices.
     let is_own = place.is_own();
     (options.restrictions.nosuid, options.restrictions.nodev) = (!is_own, !is_own);
     for option in &args.options {
@@ -274,17 +274,17 @@ fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
         ("entry_timeout_ms", Some(_)) => {
             options.entry_timeout = milliseconds(timeout(name::MOUNT_ENTRY_TIMEOUT)?);
         }
-        // What mount(8) and fstab pass along and what changes nothing here.
+        // mount(8) and fstab pass these options along; they have no effect here.
         ("defaults" | "auto" | "noauto" | "_netdev", None) => {}
         _ => return Err(wrong()),
     }
     Ok(())
 }
 
-/// Ends mounts.
+/// Unmounts mounts.
 ///
 /// # Errors
-/// One is busy or none of ours. The others are unmounted.
+/// One is busy, or is no mount of Tatami. The others are unmounted.
 pub fn umount(args: &UmountArgs) -> Outcome {
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
@@ -305,11 +305,11 @@ pub fn umount(args: &UmountArgs) -> Outcome {
     result
 }
 
-/// Mounts a node's mount where `up` wants it, unless it is there already.
-/// `None` if nothing had to be done.
+/// Mounts a node at the path that `up` has chosen, unless it is already mounted there. Returns
+/// `None` if it was.
 ///
 /// # Errors
-/// Something else is there.
+/// Another mount is on this path, or the mount process cannot start.
 pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<Starting>> {
     match mounts::look(&place.dir, path) {
         There::Ours(record) if record.dir == place.dir && record.node == entry.id => {
@@ -325,7 +325,7 @@ pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<S
             let what = format!("{} has a {fs_type} file system mounted on it", path.display());
             return Err(Failure::new(what).try_this("choose another place: tatami up --mount PATH"));
         }
-        // Left by a mount process that was killed.
+        // A mount process that was killed leaves its mount behind.
         There::Dead => {
             tatami_mount::unmount(path, true)
                 .context(|| format!("cannot clear away the dead mount on {}", path.display()))?;
@@ -344,7 +344,7 @@ pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<S
     start(place, entry, &resolve(path)?, &[]).map(Some)
 }
 
-/// Where `up` mounts each node.
+/// Returns the path at which `up` mounts each node.
 pub fn planned(place: &Place, volume: &VolumeFile) -> Vec<PathBuf> {
     let root = PathBuf::from(place.config.text(name::MOUNT_PATH));
     match &volume.nodes[..] {

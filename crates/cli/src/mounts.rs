@@ -1,9 +1,8 @@
-//! The mounts of this machine: which process serves each, and for which node
-//! of which volume.
+//! The mounts of this machine: the process that serves each, its node and its volume.
 //!
-//! A record lies in the volume's directory, where `down` and `status` look,
-//! and once more below `/run/tatami` (an ordinary user's below its runtime
-//! directory), so that a path alone is enough to find the volume.
+//! A record lies in the volume's directory, where `down` and `status` look for it. A copy lies
+//! below `/run/tatami`, or below the runtime directory of an ordinary user. With the copy, a path
+//! alone is enough to find the volume.
 
 use crate::error::{Context, Failure, Outcome};
 use crate::mountinfo::{self, FS_TYPE, Mounted};
@@ -20,26 +19,26 @@ use tatami_cluster::mounted::{places, sealed, unsealed};
 use tatami_cluster::trusted::TrustedDir;
 use tatami_mount::UnmountError;
 
-/// Longest wait for a mount process to end once nothing is mounted: it hands
-/// in what its node has not got yet.
+/// Longest wait for a mount process to end after the unmount: it first sends the written data that
+/// its node does not have yet.
 const END_WAIT: Duration = Duration::from_secs(90);
-/// The same for one that is forced.
+/// The same for a forced unmount.
 const FORCED_WAIT: Duration = Duration::from_secs(15);
 
-/// What is noted about a mount.
+/// The record of one mount.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {
-    /// Where it is.
+    /// The mount point.
     pub path: PathBuf,
-    /// Directory of the volume.
+    /// The directory of the volume.
     pub dir: PathBuf,
-    /// Number of the node at which it is at home.
+    /// The number of the home node of the mount.
     pub node: u16,
     /// The process that serves it.
     pub process: Record,
 }
 
-/// Where the records of a volume lie.
+/// Returns the directory for the records of a volume.
 fn place_of(dir: &Path) -> PathBuf {
     dir.join("mounts")
 }
@@ -49,10 +48,10 @@ impl MountRecord {
         place.join(mountinfo::as_file_name(path))
     }
 
-    /// Notes the mount.
+    /// Writes the record.
     ///
     /// # Errors
-    /// When that is possible nowhere.
+    /// It can be written in none of the directories.
     pub fn save(&self) -> Outcome {
         let text = sealed(&toml::to_string(self).context(|| "record of a mount".to_owned())?);
         let write = |place: &Path| {
@@ -60,14 +59,15 @@ impl MountRecord {
             forget_gone(place);
             write_whole(&Self::file(place, &self.path), &text)
         };
-        // Who mounts somebody else's volume cannot write to its directory.
+        // The directory of another user's volume is not writable for this user. One copy is
+        // enough.
         let with_volume = write(&place_of(&self.dir));
         let mut by_path = places().into_iter().map(|place| write(&place));
         let by_path = by_path.find(Result::is_ok);
         if by_path.is_some() { Ok(()) } else { with_volume }
     }
 
-    /// The note about the mount on `path`.
+    /// Reads the record of the mount on `path`.
     pub fn load(path: &Path) -> Option<MountRecord> {
         places().iter().find_map(|place| Self::load_from(place, path))
     }
@@ -77,26 +77,26 @@ impl MountRecord {
     }
 
     fn read(file: &Path) -> Option<MountRecord> {
-        // Of one that is damaged there is another in the other place; without both it is as if nobody had noted the mount.
+        // A damaged record counts as missing: the copy in the other directory replaces it.
         let text = std::fs::read_to_string(file).ok()?;
         let record: MountRecord = toml::from_str(unsealed(&text)?).ok()?;
         record.process.may_be_from(file).then_some(record)
     }
 
-    /// The same where the volume's directory is known.
+    /// Reads the record of the mount on `path` of the volume in `dir`.
     pub fn find(dir: &Path, path: &Path) -> Option<MountRecord> {
         Self::load_from(&place_of(dir), path).or_else(|| Self::load(path))
     }
 
-    /// Forgets it.
+    /// Removes the record.
     pub fn remove(&self) {
         for place in places().into_iter().chain([place_of(&self.dir)]) {
-            // It may be gone, or not ours.
+            // The file may be gone, or belong to another user.
             let _ = std::fs::remove_file(Self::file(&place, &self.path));
         }
     }
 
-    /// All notes about mounts of the volume in `dir`, by path.
+    /// Returns all records of mounts of the volume in `dir`, sorted by path.
     pub fn of_volume(dir: &Path) -> Vec<MountRecord> {
         let mut found: Vec<MountRecord> = Vec::new();
         for place in places().into_iter().chain([place_of(dir)]) {
@@ -109,42 +109,42 @@ impl MountRecord {
         found
     }
 
-    /// Whether it is mounted, or its process still works. A process that was
-    /// killed leaves its mount behind, and one whose mount was detached lives on for a while.
+    /// Returns whether the record is still valid: it is mounted, or its process lives. A killed
+    /// process leaves its mount behind. The process of a detached mount lives on for a while.
     fn means_something(&self) -> bool {
         self.running().is_some() || mountinfo::at(&self.path).is_some_and(|m| m.fs_type == FS_TYPE)
     }
 
-    /// The process that serves it, if it lives.
+    /// Returns the process that serves the mount, if it lives.
     pub fn running(&self) -> Option<Running> {
         self.process.running()
     }
 }
 
-/// Removes records of mounts that are gone without having said so.
+/// Removes the records of mounts that ended without removing them.
 fn forget_gone(place: &Path) {
     let Ok(entries) = std::fs::read_dir(place) else { return };
     for file in entries.flatten().map(|e| e.path()) {
         if MountRecord::read(&file).is_some_and(|record| !record.means_something()) {
-            // Another user's, then; or gone already.
+            // The removal fails for the record of another user, or for one that is gone already.
             let _ = std::fs::remove_file(file);
         }
     }
 }
 
-/// What there is at a place where one could mount.
+/// The kind of file system that is mounted on a path.
 pub enum There {
     /// Nothing is mounted.
     Nothing,
-    /// One of ours, and its process lives.
+    /// A mount of Tatami with a live process.
     Ours(MountRecord),
-    /// One of ours whose process is gone.
+    /// A mount of Tatami without its process.
     Dead,
-    /// Something else of this type.
+    /// A file system of this other type.
     Other(String),
 }
 
-/// What is mounted at `path`, where somebody wants to mount the volume in `dir`.
+/// Looks up the mount on `path`, before the volume in `dir` is mounted there.
 pub fn look(dir: &Path, path: &Path) -> There {
     match mountinfo::at(path) {
         None => There::Nothing,
@@ -156,7 +156,7 @@ pub fn look(dir: &Path, path: &Path) -> There {
     }
 }
 
-/// A failure that names those who keep a mount busy.
+/// Returns a failure that names the processes that keep a mount busy.
 pub fn busy(path: &Path, how: &str) -> Failure {
     let users = users::in_earnest(path);
     let cause = if users.is_empty() {
@@ -169,12 +169,12 @@ pub fn busy(path: &Path, how: &str) -> Failure {
     ))
 }
 
-/// Ends a mount, of the volume in `dir` as far as is known, and waits until its process has handed in everything. With
-/// `force` it is detached even while in use. Copies of it in other mount namespaces, of which nobody uses
-/// anything, end with it.
+/// Ends the mount on `path` of the volume in `dir`, and waits until its process has written all
+/// data to its node. With `force` it is detached even while in use. Unused copies of it in other
+/// mount namespaces end with it.
 ///
 /// # Errors
-/// It is busy, or no mount of ours, or the process does not end.
+/// It is busy, or no mount of Tatami, or the process does not end.
 pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
     let record = MountRecord::find(dir, path);
     let running = record.as_ref().and_then(MountRecord::running);
@@ -206,7 +206,7 @@ pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
                 path.display(),
                 users::describe(&copies)
             ));
-            // It does not end by itself as long as there is a copy.
+            // The process does not end by itself as long as a copy of the mount exists.
             process.signal(Signal::TERM);
         }
         let mut ended = if force {

@@ -1,8 +1,7 @@
 //! `tatami mpirun` and `tatami mpi-check`: MPI programs with the MPI-IO layer.
 //!
-//! The layer is a library that is loaded before the MPI library
-//! (`LD_PRELOAD`); all ranks need it, so the variables must travel with the
-//! job, which every launcher is told in its own way.
+//! The layer is a library that is loaded before the MPI library (`LD_PRELOAD`). All ranks need it,
+//! so the variables must travel with the job. Each launcher has its own option for that.
 
 use crate::error::{Failure, Outcome};
 use crate::term::Out;
@@ -14,7 +13,7 @@ use std::process::{Command, Stdio};
 
 /// The library that is preloaded; its backends lie beside it.
 const FRONT: &str = "libtatami_mpi.so";
-/// Names another place for it.
+/// The environment variable with another path of the library.
 const FRONT_VARIABLE: &str = "TATAMI_MPI_LIBRARY";
 
 /// `tatami mpirun`
@@ -69,7 +68,7 @@ impl Family {
         }
     }
 
-    /// By what a launcher says of its version.
+    /// Recognizes a launcher by the text of its `--version`.
     fn of_version(text: &str) -> Option<Family> {
         if ["Open MPI", "OpenRTE", "Open RTE", "PRRTE"].iter().any(|name| text.contains(name)) {
             Some(Family::OpenMpi)
@@ -80,7 +79,7 @@ impl Family {
         }
     }
 
-    /// By the name of a shared library.
+    /// Recognizes an MPI library by its file name.
     fn of_library(name: &str) -> Option<Family> {
         if name.starts_with("libmpich.so") || name.starts_with("libmpi.so.12") {
             Some(Family::Mpich)
@@ -92,11 +91,10 @@ impl Family {
     }
 }
 
-/// Becomes the launcher, with the layer for all ranks.
+/// Replaces this process by the launcher, with the layer for all ranks.
 ///
 /// # Errors
-/// The layer is not installed, or there is no such launcher, or it is of no
-/// kind that we know.
+/// The layer is not installed, or the launcher does not exist or is of an unknown kind.
 pub fn mpirun(args: &MpirunArgs) -> Outcome {
     let family = launcher_family(&args.launcher)?;
     let front = front()?;
@@ -143,7 +141,7 @@ fn launcher_family(launcher: &Path) -> Outcome<Family> {
     })
 }
 
-/// The layer, where this program was installed or built.
+/// Finds the layer beside this program, as it was installed or built.
 fn front() -> Outcome<PathBuf> {
     if let Some(path) = std::env::var_os(FRONT_VARIABLE) {
         return Ok(PathBuf::from(path));
@@ -161,7 +159,7 @@ fn front() -> Outcome<PathBuf> {
         })
 }
 
-/// Ours first, then what was to be loaded anyway.
+/// Returns the list for `LD_PRELOAD`: the layer first, then the libraries that were in it.
 fn preload(front: &Path) -> OsString {
     let mut all = front.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|o| !o.is_empty()) {
@@ -178,7 +176,7 @@ fn joined(paths: &[PathBuf]) -> Outcome<OsString> {
         .map_err(|e| Failure::usage("a directory's name has a colon in it").because(e))
 }
 
-/// What is known of a program without running it.
+/// The result of inspecting a program without running it.
 #[derive(Debug)]
 struct Findings {
     dynamic: bool,
@@ -186,10 +184,10 @@ struct Findings {
     library: Option<(Family, String)>,
 }
 
-/// Tells whether the layer would be active in a program, and why not.
+/// Checks whether the layer would be active in a program.
 ///
 /// # Errors
-/// It would not be.
+/// It would not be; the failure has the reason.
 pub fn check(args: &MpiCheckArgs) -> Outcome {
     let (program, arguments) = args.command.split_first().expect("clap asks for one");
     let front = front()?;
@@ -241,9 +239,9 @@ fn find_program(program: &OsStr) -> Outcome<PathBuf> {
         .ok_or_else(missing)
 }
 
-/// What the dynamic linker would load; nothing of the program runs.
+/// Asks the dynamic linker for the libraries of a program, without running the program.
 fn look_at(front: &Path, program: &Path) -> Outcome<Findings> {
-    // A static program, or a script, would take no notice of the variable and run.
+    // A static program or a script ignores `LD_TRACE_LOADED_OBJECTS` and would run.
     let dynamic = is_dynamic(program);
     let mut findings = Findings { dynamic, front_loaded: false, library: None };
     if !dynamic {
@@ -267,7 +265,7 @@ fn look_at(front: &Path, program: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Whether an ELF file names a dynamic linker.
+/// Returns whether an ELF file names a dynamic linker.
 fn is_dynamic(program: &Path) -> bool {
     let Ok(bytes) = std::fs::read(program) else { return false };
     program_headers(&bytes).is_some_and(|types| types.contains(&PT_INTERP))
@@ -276,7 +274,7 @@ fn is_dynamic(program: &Path) -> bool {
 /// The program header that names the dynamic linker (elf(5)).
 const PT_INTERP: u32 = 3;
 
-/// The types of the program headers of a 64-bit ELF file of this machine's byte order.
+/// Returns the types of the program headers of a 64-bit ELF file in this machine's byte order.
 fn program_headers(bytes: &[u8]) -> Option<Vec<u32>> {
     let word = |at: usize, len: usize| -> Option<u64> {
         let field = bytes.get(at..at.checked_add(len)?)?;
@@ -294,7 +292,8 @@ fn program_headers(bytes: &[u8]) -> Option<Vec<u32>> {
         .collect()
 }
 
-/// Runs the program with the layer, which says at the first call of MPI-IO whether it is active.
+/// Runs the program with the layer. At the first call of MPI-IO the layer prints whether it is
+/// active.
 fn check_by_running(out: &mut Out, front: &Path, path: &Path, arguments: &[OsString]) -> Outcome {
     let output = Command::new(path)
         .args(arguments)

@@ -1,4 +1,4 @@
-//! `tatami node`: daemons one by one.
+//! `tatami node`: commands on single daemons.
 
 use crate::daemon::{self, RunArgs};
 use crate::error::{Failure, Outcome};
@@ -86,7 +86,7 @@ pub struct ListArgs {
     json: bool,
 }
 
-/// Which nodes are meant.
+/// The nodes on the command line.
 #[derive(Debug, clap::Args)]
 pub struct NodesArgs {
     #[command(flatten)]
@@ -130,10 +130,10 @@ pub struct StopArgs {
     force: bool,
 }
 
-/// Runs one of them.
+/// Runs a subcommand of `tatami node`.
 ///
 /// # Errors
-/// Those of the command.
+/// Those of the subcommand.
 pub fn run(command: &NodeCommand) -> Outcome {
     match command {
         NodeCommand::Run(args) => daemon::run(args),
@@ -155,15 +155,15 @@ struct Listed {
     socket: String,
     dir: String,
     shards: Vec<usize>,
-    /// That have shards.
+    /// Its executors that have shards.
     executors: usize,
     pid: Option<i32>,
 }
 
-/// Where their number stands, if it is told: behind the shards.
+/// Position of the optional column for executors: behind the shards.
 const EXECUTORS_COLUMN: usize = 4;
 
-/// Numbers, in order, with runs put together.
+/// Formats ascending numbers; consecutive ones become a range.
 fn ranges(numbers: &[usize]) -> String {
     let run = |run: &[usize]| match run {
         [first, .., last] => format!("{first}-{last}"),
@@ -293,11 +293,11 @@ fn stop(args: &StopArgs) -> Outcome {
     Ok(())
 }
 
-/// The node of a rank: `--node rank` takes the process's number from the
-/// environment that MPI launchers and Slurm set.
+/// Returns the rank of this process, for `--node rank`: from the environment variables that MPI
+/// launchers and Slurm set.
 ///
 /// # Errors
-/// There is no such variable.
+/// None of these variables is set.
 pub fn rank() -> Outcome<usize> {
     const VARIABLES: [&str; 5] =
         ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"];

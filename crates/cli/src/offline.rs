@@ -1,5 +1,6 @@
-//! A volume whose daemons are stopped, served to this process alone: all its nodes run in here, at addresses and sockets that
-//! nobody else knows. The lock of each data directory keeps others from starting a daemon meanwhile.
+//! A volume with stopped daemons, served to this process alone. All its nodes run in this process,
+//! at addresses and sockets that no other process knows. The locks of the data directories keep
+//! others from starting a daemon meanwhile.
 
 use crate::daemon;
 use crate::error::{Context, Failure, Outcome};
@@ -14,10 +15,10 @@ use tatami_node::{Node, NodeOptions};
 use tatami_wire::NodeId;
 use tempfile::TempDir;
 
-/// The nodes of a volume, within this process. They end when it is dropped.
+/// The nodes of a volume within this process. Dropping it stops them.
 pub struct Offline {
     nodes: Vec<Node>,
-    /// The directory of their sockets, which is removed at the end.
+    /// The directory of their sockets, removed at the end.
     _sockets: TempDir,
 }
 
@@ -25,7 +26,8 @@ impl Offline {
     /// Starts all nodes, and connects to them.
     ///
     /// # Errors
-    /// A daemon of the volume runs, a data directory is not on this machine, or a node does not start.
+    /// A daemon of the volume runs, a data directory is not on this machine, or a node does not
+    /// start.
     pub fn start(place: &Place, volume: &VolumeFile) -> Outcome<(Offline, Arc<Client>)> {
         for entry in &volume.nodes {
             check_directory(place, &entry.name, &entry.dir, daemon::running(entry).is_some())?;
@@ -66,7 +68,7 @@ impl Offline {
 
 impl Drop for Offline {
     fn drop(&mut self) {
-        // All at once: they may wait for one another.
+        // All at once: one may wait for another while it stops.
         self.nodes.iter().for_each(|node| node.stop_handle().stop());
     }
 }

@@ -1,4 +1,4 @@
-//! Where a volume lives on this machine: its directory and the files in it.
+//! The directory of a volume on this machine, and the files in it.
 
 use crate::absence::Absence;
 use crate::config::{self, Config, Layers, Overrides};
@@ -19,10 +19,10 @@ use tatami_wire::admin::{AdminCall, AdminReply, AdminResult};
 use tatami_wire::frame::Class;
 use tatami_wire::{ClientId, ExecutorId, NodeId, VolumeKey};
 
-/// Longest wait for the answer to a question about a node's condition.
+/// Longest wait for the reply to an administrative request.
 pub const ASK_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest wait for a node's word on its health: one that says nothing for so long counts as down.
+/// Longest wait for a node's status; a node that does not reply within it counts as down.
 pub const QUESTION_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Which volume, and how it is configured.
@@ -47,16 +47,16 @@ pub struct At {
 pub struct Place {
     /// The directory.
     pub dir: PathBuf,
-    /// What is in force.
+    /// The effective configuration.
     pub config: Config,
-    /// As the user named it.
+    /// The arguments that the user gave.
     pub at: At,
 }
 
-/// What `up` was told, kept for later ones.
+/// Settings of earlier calls of `up`, kept for later ones.
 pub type Remembered = BTreeMap<String, String>;
 
-/// The directory if none is named.
+/// Returns the default directory.
 fn default_dir() -> Outcome<PathBuf> {
     if rustix::process::geteuid().is_root() {
         return Ok("/var/lib/tatami".into());
@@ -72,7 +72,7 @@ fn default_dir() -> Outcome<PathBuf> {
 }
 
 impl At {
-    /// Finds the directory and reads the configuration. Nothing is written.
+    /// Finds the directory and reads the configuration. Writes nothing.
     ///
     /// # Errors
     /// As [`Config::load`].
@@ -103,7 +103,7 @@ impl At {
         Ok(Place { dir, config, at })
     }
 
-    /// As arguments for a process that is to see the same.
+    /// Returns arguments that give a child process the same configuration.
     pub fn arguments(&self) -> Vec<std::ffi::OsString> {
         let mut arguments: Vec<std::ffi::OsString> = Vec::new();
         if let Some(file) = &self.config {
@@ -117,35 +117,35 @@ impl At {
 const REMEMBERED: &str = "last-up.toml";
 
 fn read_remembered(path: &Path) -> Remembered {
-    // A convenience: a file that is not there or damaged means nothing was said.
+    // These settings are a convenience: a missing or damaged file counts as empty.
     let text = std::fs::read_to_string(path).unwrap_or_default();
     toml::from_str(&text).unwrap_or_default()
 }
 
 impl Place {
-    /// The map of nodes.
+    /// Returns the path of the volume file, the map of nodes.
     pub fn volume_file(&self) -> PathBuf {
         self.dir.join("volume.toml")
     }
 
-    /// The volume's secret.
+    /// Returns the path of the file with the volume's secret.
     pub fn key_file(&self) -> PathBuf {
         self.dir.join("key")
     }
 
-    /// Notes what `up` was told, for the next one.
+    /// Remembers settings of this `up` for the next one.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn remember(&self, said: &[(&str, String)]) -> Outcome {
         let said = said.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
         self.rewrite_remembered(|all| all.extend(said))
     }
 
-    /// Forgets what was noted under `name`.
+    /// Removes the setting `name`.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// The file cannot be written.
     pub fn forget(&self, name: &str) -> Outcome {
         self.rewrite_remembered(|all| _ = all.remove(name))
     }
@@ -167,15 +167,15 @@ impl Place {
         )
     }
 
-    /// What was noted under `name`.
+    /// Returns the remembered setting `name`.
     pub fn remembered(&self, name: &str) -> Option<String> {
         read_remembered(&self.dir.join(REMEMBERED)).remove(name)
     }
 
-    /// The volume that lives here.
+    /// Reads the file of the volume in this directory.
     ///
     /// # Errors
-    /// There is none, or its file is damaged.
+    /// There is none, or it is damaged.
     pub fn volume(&self) -> Outcome<VolumeFile> {
         let path = self.volume_file();
         if !path.exists() {
@@ -193,10 +193,10 @@ impl Place {
         VolumeFile::load(&path).map_err(|e| Failure::new(e.to_string()))
     }
 
-    /// The key, or `None` for a user who may not read it.
+    /// Reads the key. Returns `None` if this user may not read it.
     ///
     /// # Errors
-    /// A key file that is damaged or open to others.
+    /// A key file that is damaged or open to other users.
     pub fn key(&self) -> Outcome<Option<VolumeKey>> {
         match KeyFile::load(&self.key_file()) {
             Ok(key) => Ok(Some(key)),
@@ -205,17 +205,17 @@ impl Place {
         }
     }
 
-    /// Whether a node's home is this machine: its directory is here, or was.
+    /// Returns whether a node belongs to this machine: its directory is here, or was.
     pub fn is_here(&self, entry: &NodeEntry) -> bool {
         entry.dir.exists() || self.remembered(&daemon::made_key(entry)).is_some()
     }
 
-    /// Whether the directory is this user's own, and nobody else can change it.
+    /// Returns whether the directory belongs to this user and no other user can change it.
     pub fn is_own(&self) -> bool {
         trusted::is_own(&self.dir)
     }
 
-    /// ` --dir DIR` for advice, or nothing where that is the default.
+    /// Returns ` --dir DIR` for remedies, or an empty text for the default directory.
     pub fn dir_flag(&self) -> String {
         match default_dir() {
             Ok(default) if default == self.dir => String::new(),
@@ -223,8 +223,8 @@ impl Place {
         }
     }
 
-    /// A session with the volume, at home on `node` or, without one, on the
-    /// first node that answers.
+    /// Opens a session with the volume, with `node` as its home node. Without `node`, the first
+    /// node that answers becomes the home node.
     ///
     /// # Errors
     /// No daemon answers.
@@ -233,7 +233,7 @@ impl Place {
         let mut said: Vec<String> = Vec::new();
         let mut remedies: Vec<String> = Vec::new();
         let meant = |entry: &&NodeEntry| node.is_none_or(|n| n.0 == entry.id);
-        // A node that says nothing is waited for when no other answers.
+        // Nodes that do not reply are retried with the full timeout only when no other answers.
         let mut silent: Vec<&NodeEntry> = Vec::new();
         for entry in volume.nodes.iter().filter(meant) {
             let options = self.options(&volume, entry)?;
@@ -273,7 +273,7 @@ impl Place {
         .try_this(remedies.join("\n")))
     }
 
-    /// How a client reaches the volume through this node.
+    /// Returns the options of a client that reaches the volume through this node.
     ///
     /// # Errors
     /// As [`Place::key`].
@@ -291,10 +291,10 @@ impl Place {
         })
     }
 
-    /// One question or order to one daemon, over a connection of its own.
+    /// Sends one administrative request to one daemon, over a connection of its own.
     ///
     /// # Errors
-    /// The daemon is not there, or refuses.
+    /// The daemon cannot be reached, or refuses.
     pub fn ask(
         &self,
         volume: &VolumeFile,
@@ -304,7 +304,7 @@ impl Place {
         self.ask_within(ASK_TIMEOUT, volume, entry, call)
     }
 
-    /// As [`Place::ask`], of what may take longer.
+    /// As [`Place::ask`], with another timeout.
     ///
     /// # Errors
     /// As [`Place::ask`].
@@ -315,7 +315,8 @@ impl Place {
         entry: &NodeEntry,
         call: &AdminCall,
     ) -> Result<AdminReply, AskError> {
-        // An id belongs to one user for as long as a daemon remembers it.
+        // A daemon binds a client id to one user for as long as it remembers the id. A random id
+        // avoids clashes.
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
         let key = self.key().ok().flatten();
@@ -329,7 +330,7 @@ impl Place {
     /// Finds a node by number (`2`) or name (`node2`).
     ///
     /// # Errors
-    /// There is none like that; the message lists those there are.
+    /// There is no such node; the message lists the nodes.
     pub fn find_node<'a>(&self, volume: &'a VolumeFile, which: &str) -> Outcome<&'a NodeEntry> {
         let fits = |n: &&NodeEntry| n.name == which || n.id.to_string() == which;
         volume.nodes.iter().find(fits).ok_or_else(|| {
@@ -339,8 +340,8 @@ impl Place {
         })
     }
 
-    /// Waits until no other `up` or `down` works on this volume, and keeps
-    /// others out for as long as the result lives.
+    /// Waits until no other `up` or `down` works on this volume. Keeps others out while the
+    /// returned file is open.
     ///
     /// # Errors
     /// Those of the file system.
@@ -348,7 +349,8 @@ impl Place {
         self.lock_file(".lock", "waiting for another tatami up or down on this volume")
     }
 
-    /// As [`Place::lock`], of those who move shards: daemons may be started and stopped meanwhile.
+    /// As [`Place::lock`], for commands that move shards. Daemons may be started and stopped
+    /// meanwhile.
     ///
     /// # Errors
     /// Those of the file system.
@@ -377,14 +379,14 @@ impl Place {
     }
 }
 
-/// An executor, for people: its node, and which one it is where that is not the first.
+/// Returns the name of an executor for output: its node, and its number unless that is the first.
 pub fn executor_name(volume: &VolumeFile, executor: ExecutorId) -> String {
     let ExecutorId { node, index } = executor;
     let name = volume.node(node).map_or_else(|| format!("node {node}"), |n| n.name.clone());
     if index == 0 { name } else { format!("{name}, executor {index}") }
 }
 
-/// How a node is reached: over its socket if it lives on this machine.
+/// Returns how to reach a node: over its socket if the node is on this machine.
 fn endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
     if with_key && !entry.dir.exists() {
         return Endpoint::Tcp(entry.address.clone());
@@ -392,7 +394,7 @@ fn endpoint(entry: &NodeEntry, with_key: bool) -> Endpoint {
     Endpoint::Unix(entry.socket.clone())
 }
 
-/// Why a daemon did not answer a question.
+/// Why a daemon did not answer a request.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum AskError {
@@ -405,7 +407,7 @@ pub enum AskError {
 }
 
 impl AskError {
-    /// Whether the daemon said nothing for as long as we wait.
+    /// Returns whether the daemon did not reply within the timeout.
     pub fn is_timeout(&self) -> bool {
         use std::io::ErrorKind::{TimedOut, WouldBlock};
         use tatami_wire::frame::FrameError;
@@ -417,7 +419,7 @@ impl AskError {
     }
 }
 
-/// Replaces a file as a whole: a crash leaves the old one or the new one.
+/// Replaces a file atomically: a crash leaves the old one or the new one.
 ///
 /// # Errors
 /// Those of the file system.

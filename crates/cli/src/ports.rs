@@ -1,22 +1,22 @@
-//! Ports for daemons, written down when a node is made and used for good.
+//! Ports for daemons, chosen when a node is made and kept for good.
 //!
-//! They lie below the range from which the system takes ports for outgoing connections: one of those
-//! could have the port of a daemon that is just not running.
+//! They lie below the range from which the system takes ports for outgoing connections. Such a
+//! connection could otherwise occupy the port of a daemon that is stopped.
 
 use crate::error::{Failure, Outcome};
 use std::net::TcpListener;
 use std::ops::Range;
 
-/// No port below is chosen: many are somebody's by custom.
+/// Lowest port that is chosen: many lower ones belong to well-known services.
 const LOWEST: u16 = 16 * 1024;
-/// Ports that are tried for each that is wanted, before the system chooses.
+/// Random ports tried for each wanted one, before the system chooses.
 const ATTEMPTS: usize = 64;
 
-/// So many ports of `host` that nobody uses now. All are held until all are found, so that
-/// they differ.
+/// Finds `count` ports of `host` that no process uses now. All are held until the last is found, so
+/// that they differ.
 ///
 /// # Errors
-/// Where the host is not this machine, or has no port left.
+/// The host is not this machine, or has no port left.
 pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
     let refused = |error: std::io::Error| {
         Failure::new(format!("no free port on {host}")).because(error).try_this(
@@ -37,15 +37,15 @@ pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
     held.iter().map(|l| l.local_addr().map(|a| a.port()).map_err(refused)).collect()
 }
 
-/// The first port that outgoing connections may get.
+/// Returns the first port that outgoing connections may get.
 fn first_outgoing() -> u16 {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range");
     let first = range.ok().and_then(|text| text.split_whitespace().next()?.parse().ok());
-    // The kernel's own.
+    // The default of the kernel.
     first.unwrap_or(32768)
 }
 
-/// Any port of the range, which may be empty.
+/// Returns a random port of the range; `None` if the range is empty.
 fn any_of(range: &Range<u16>) -> Option<u16> {
     let mut random = [0; 4];
     getrandom::fill(&mut random).ok()?;
@@ -61,7 +61,7 @@ mod tests {
     fn ports_are_free_and_differ_and_no_outgoing_connection_has_them() {
         let mut ports = free("127.0.0.1", 8).expect("there are eight");
         let range = LOWEST..first_outgoing();
-        // A system may let outgoing connections have all.
+        // A system may use all ports for outgoing connections.
         assert!(range.is_empty() || ports.iter().all(|port| range.contains(port)), "{ports:?}");
         ports.sort_unstable();
         ports.dedup();

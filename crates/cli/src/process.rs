@@ -1,8 +1,8 @@
-//! Processes in the background: who they are, whether they live, how they end.
+//! Processes in the background: their identity, whether they live, how they end.
 //!
-//! A process is known by number, start time and boot: a number alone may have
-//! been given to somebody else since. Once found it is held by a descriptor
-//! (pidfd), so that a signal cannot reach a stranger.
+//! A process is identified by number, start time and boot. The number alone may belong to another
+//! process by now. Once found, the process is held by a descriptor (pidfd), so that a signal cannot
+//! reach a different process.
 
 use crate::error::{Context, Outcome};
 use crate::place::write_whole;
@@ -14,18 +14,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// What a process file says.
+/// The content of a process file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Process number.
     pub pid: i32,
     /// When it started, in clock ticks after the boot.
     pub start: u64,
-    /// Which boot of the machine.
+    /// Id of the boot of the machine.
     pub boot: String,
 }
 
-/// A process that lives, or did when it was looked up.
+/// A process that lives, or lived at the lookup.
 #[derive(Debug)]
 pub struct Running {
     /// Its number.
@@ -38,8 +38,8 @@ fn boot() -> String {
     id.unwrap_or_default().trim().to_owned()
 }
 
-/// State and start time of a process, from the line that begins with its
-/// number and its name in brackets, which may hold anything.
+/// Returns state and start time of a process from its `stat` line. The process name in brackets may
+/// contain any character.
 fn state_and_start(stat: &str) -> Option<(char, u64)> {
     let mut fields = stat.get(stat.rfind(')')? + 1..)?.split_ascii_whitespace();
     let state = fields.next()?.chars().next()?;
@@ -52,13 +52,13 @@ fn look(pid: i32) -> Option<(char, u64)> {
 }
 
 impl Record {
-    /// This process.
+    /// Returns the record of this process.
     pub fn of_self() -> Record {
         let pid = rustix::process::getpid().as_raw_nonzero().get();
         Record { pid, start: look(pid).map_or(0, |(_, start)| start), boot: boot() }
     }
 
-    /// Writes it to a file.
+    /// Writes the record to a file.
     ///
     /// # Errors
     /// Those of the file system.
@@ -67,50 +67,51 @@ impl Record {
         write_whole(path, &text)
     }
 
-    /// Reads it from a file; `None` if there is none, or it is no such file.
+    /// Reads a record from a file; `None` if the file is missing or is no such file.
     pub fn load(path: &Path) -> Option<Record> {
         toml::from_str(&std::fs::read_to_string(path).ok()?).ok()
     }
 
-    /// Whether the file at `path` may speak of this process: it belongs to the same
-    /// user, or to the superuser. Nobody is to make us end others' processes.
+    /// Returns whether the file at `path` may name this process: it belongs to the same user, or to
+    /// the superuser. Otherwise a user could make the superuser end processes of others.
     pub fn may_be_from(&self, path: &Path) -> bool {
         let owner = |path: &Path| std::fs::symlink_metadata(path).map(|m| m.uid()).ok();
         let file = owner(path);
-        // A process that is gone has no owner, and comes to no harm.
+        // A process that is gone has no owner, and signals cannot harm it.
         let process = owner(Path::new(&format!("/proc/{}", self.pid)));
         file == Some(0) || process.is_none() || file == process
     }
 
-    /// The process, if it is still the same one and lives.
+    /// Returns the process, if it lives and is still the same one.
     pub fn running(&self) -> Option<Running> {
         if self.boot != boot() {
             return None;
         }
         let fd = pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
-        // After opening: now the descriptor and the number mean the same.
+        // The state is read after the descriptor is open: only then both refer to the same process.
         let (state, start) = look(self.pid)?;
         (start == self.start && !matches!(state, 'Z' | 'X'))
             .then_some(Running { pid: self.pid, fd })
     }
 }
 
-/// The process that wrote the file at `path`, if it lives.
+/// Returns the process that wrote the file at `path`, if it lives.
 pub fn recorded(path: &Path) -> Option<Running> {
     Record::load(path).filter(|record| record.may_be_from(path))?.running()
 }
 
 impl Running {
-    /// Sends a signal. That it has ended already is no error.
+    /// Sends a signal. A process that has already ended is no error.
     pub fn signal(&self, signal: Signal) {
         if let Err(error) = pidfd_send_signal(&self.fd, signal) {
             tracing::debug!(pid = self.pid, %error, "no signal sent");
         }
     }
 
-    /// Whether the process is stopped, by SIGSTOP or by a debugger.
+    /// Returns whether the process is stopped, by SIGSTOP or by a debugger.
     pub fn is_stopped(&self) -> bool {
-        // Not `stat`: the kernel locks that while a process starts another program.
+        // Reads `status` instead of `stat`: the kernel locks `stat` while a process starts another
+        // program.
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid));
         status.is_ok_and(|status| {
             let state = status.lines().find_map(|line| line.strip_prefix("State:"));
@@ -118,7 +119,7 @@ impl Running {
         })
     }
 
-    /// Waits for its end; false when it still lives after `limit`.
+    /// Waits for the end of the process. Returns false when it still lives after `limit`.
     pub fn wait(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         loop {

@@ -1,5 +1,5 @@
-//! How a process that we start in the background tells that it is ready, or
-//! why it is not: one line over a pipe that it inherits. Nobody sleeps and looks.
+//! Starts background processes and waits until they are ready. A process reports that it is ready,
+//! or why it failed, with one line over an inherited pipe. So the parent never polls.
 
 use crate::error::{Context, Exit, Failure, Outcome};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -16,14 +16,13 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tatami_cluster::trusted;
 
-/// Longest wait for a process to be ready. A store that recovers from its log
-/// takes seconds.
+/// Longest wait for a process to be ready. A store that recovers from its log takes seconds.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Longest answer, in bytes.
+/// Longest report, in bytes.
 const ANSWER_MAX: u64 = 64 << 10;
-/// A log longer than this is put aside when its process starts anew, in bytes.
+/// At its start, a process renames a log longer than this, in bytes.
 const LOG_MAX: u64 = 16 << 20;
-/// Lines of a log that are shown.
+/// Lines of a log that a message shows.
 const LINES: usize = 12;
 
 #[derive(Serialize, Deserialize)]
@@ -32,17 +31,17 @@ enum Answer {
     Failed { code: u8, what: String, causes: Vec<String>, remedy: Option<String> },
 }
 
-/// The daemon's end of the pipe. Whoever starts by hand has none.
+/// The child's end of the pipe. A process that the user starts directly has none.
 #[derive(Debug, Default)]
 pub struct Ready {
     pipe: Option<File>,
-    /// What else we inherited.
+    /// Other inherited descriptors.
     strangers: Vec<OwnedFd>,
 }
 
 impl Ready {
-    /// Takes the descriptor that `--ready-fd` names, and leaves the session
-    /// of the terminal behind.
+    /// Takes over the descriptor that `--ready-fd` names, and detaches from the session of the
+    /// terminal.
     ///
     /// # Errors
     /// A number that is no open descriptor.
@@ -51,9 +50,9 @@ impl Ready {
         if fd < 3 {
             return Err(Failure::usage(format!("--ready-fd {fd}: it must be above 2")));
         }
-        // SAFETY: nothing else in this process owns the descriptor: it was
-        // inherited for this purpose and the command line is read once. If
-        // the number is wrong, the first use fails with EBADF.
+        // SAFETY: nothing else in this process owns the descriptor. It was inherited for this
+        // purpose, and the command line is read once. If the number is wrong, the first use fails
+        // with EBADF.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         if fcntl_setfd(&fd, FdFlags::CLOEXEC).is_err() {
             std::mem::forget(fd);
@@ -66,14 +65,14 @@ impl Ready {
         Ok(Ready { pipe: Some(File::from(fd)), strangers })
     }
 
-    /// Tells that we are ready.
+    /// Reports that the process is ready.
     pub fn ready(&mut self) {
         self.answer(&Answer::Ready);
         let strangers = std::mem::take(&mut self.strangers);
         if !strangers.is_empty() {
-            // They would keep mounts busy as long as we live. Closing a file of a
-            // mount waits for its daemon, which may be us: so not before we
-            // are ready, and not on this thread.
+            // The inherited files would keep mounts busy as long as this process lives. Closing a
+            // file of a mount waits for its daemon, which may be this process. So they are closed
+            // only after the report, and on a thread of their own.
             let closer = std::thread::Builder::new().name("closer".into());
             if let Err(error) = closer.spawn(move || drop(strangers)) {
                 tracing::warn!(%error, "inherited files stay open");
@@ -81,7 +80,7 @@ impl Ready {
         }
     }
 
-    /// Tells why we are not. Returns the failure for the log.
+    /// Reports why the process is not ready. Returns the failure for the log.
     pub fn failed(&mut self, failure: Failure) -> Failure {
         let mut causes = Vec::new();
         let mut next = failure.cause.as_deref().map(|e| e as &dyn std::error::Error);
@@ -97,39 +96,39 @@ impl Ready {
     fn answer(&mut self, answer: &Answer) {
         let Some(mut pipe) = self.pipe.take() else { return };
         let line = serde_json::to_string(answer).expect("answers are plain data");
-        // Whoever started us may have gone: then nobody waits.
+        // The parent process may have ended; then no process waits.
         if let Err(error) = writeln!(pipe, "{line}") {
             tracing::debug!(%error, "nobody waits for us to be ready");
         }
     }
 }
 
-/// Open files that the shell, or whoever started us, has passed along by
-/// accident: all above standard error but `known`.
+/// Returns the open files that the parent has passed on by accident: all above standard error but
+/// `known`.
 fn inherited(known: i32) -> Vec<OwnedFd> {
     let Ok(listing) = std::fs::read_dir("/proc/self/fd") else { return Vec::new() };
     let numbers = listing.flatten().filter_map(|e| e.file_name().to_str()?.parse::<i32>().ok());
-    // Collected first: the listing itself is one of them, and closed then.
+    // Collected before any is used: the listing itself has a descriptor, which is then closed.
     let numbers: Vec<i32> = numbers.filter(|n| *n > 2 && *n != known).collect();
     let is_open = |n: &i32| Path::new(&format!("/proc/self/fd/{n}")).symlink_metadata().is_ok();
     let open = numbers.into_iter().filter(is_open);
-    // SAFETY: this runs before the process has opened anything of its own, so
-    // nobody else owns these descriptors.
+    // SAFETY: this runs before the process has opened any file, so nothing else owns these
+    // descriptors.
     open.map(|n| unsafe { OwnedFd::from_raw_fd(n) }).collect()
 }
 
-/// A process that was started and has not answered yet. Dropped, it is killed.
+/// A started process that has not reported yet. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Starting {
     name: String,
     child: Option<Child>,
     pipe: File,
-    /// Its log, and where in it this process began.
+    /// Its log, and the offset in it at which this process began.
     log: Option<(PathBuf, u64)>,
 }
 
-/// Starts this program again in the background. `name` is for messages; `log`
-/// receives its standard error, if there is a place for one.
+/// Starts this program again in the background. `name` is for messages. `log` receives its standard
+/// error; `None` discards it.
 ///
 /// # Errors
 /// Those of the system.
@@ -149,13 +148,14 @@ pub fn start(name: &str, arguments: &[OsString], log: Option<&Path>) -> Outcome<
     };
     let (reader, writer) =
         rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).context(what)?;
-    // Inherited by this child alone: our end closes before the next starts.
+    // Only this child inherits the descriptor: the parent closes its end before it starts another
+    // one.
     fcntl_setfd(&writer, fcntl_getfd(&writer).context(what)? - FdFlags::CLOEXEC).context(what)?;
     let child = Command::new("/proc/self/exe")
         .arg0("tatami")
         .args(arguments)
         .args(["--ready-fd", &writer.as_raw_fd().to_string()])
-        // It must not keep a directory busy.
+        // The process must not keep a directory busy.
         .current_dir("/")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -172,10 +172,10 @@ impl Starting {
         self.child.as_ref().map_or(0, Child::id)
     }
 
-    /// Waits until it is ready.
+    /// Waits until the process is ready.
     ///
     /// # Errors
-    /// What it says itself; or that it ended or stays silent, with the end of its log.
+    /// The failure that the process reports. If it ended or stays silent, the end of its log.
     pub fn wait(mut self) -> Outcome {
         let text = match read_answer(&mut self.pipe) {
             Ok(text) => text,
@@ -183,7 +183,7 @@ impl Starting {
         };
         match serde_json::from_str(&text) {
             Ok(Answer::Ready) => {
-                // It is on its own now; when we end, init inherits it.
+                // The process now runs on its own; when this one ends, init inherits it.
                 self.child = None;
                 Ok(())
             }
@@ -218,7 +218,7 @@ impl Starting {
 impl Drop for Starting {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // Both fail only if it has ended already.
+            // Both fail only if the process has already ended.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -235,13 +235,13 @@ fn read_answer(pipe: &mut File) -> Result<String, String> {
             Err(e) => return Err(format!("cannot wait for it: {e}")),
         }
     }
-    // The answer is written at once and the pipe then closed.
+    // The child writes the line at once and then closes the pipe.
     let mut text = String::new();
     pipe.take(ANSWER_MAX).read_to_string(&mut text).map_err(|e| e.to_string())?;
     Ok(text)
 }
 
-/// Opens a log, and tells how long it is.
+/// Opens a log and returns its length.
 fn open_log(path: &Path) -> Outcome<(File, u64)> {
     let what = || format!("log {}", path.display());
     let (dir, name) = trusted::open_parent(path)?;
@@ -258,7 +258,7 @@ fn open_log(path: &Path) -> Outcome<(File, u64)> {
     Ok((file, length))
 }
 
-/// The end of a log, from `from` on at most.
+/// Returns the last lines of a log, starting at offset `from` at the earliest.
 fn last_lines(path: &Path, from: u64) -> String {
     let read = || -> std::io::Result<String> {
         let mut file = File::open(path)?;

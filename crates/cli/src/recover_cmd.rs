@@ -1,4 +1,4 @@
-//! `tatami recover`: what is whole of a file after a job died.
+//! `tatami recover`: recovers a file after the death of a job that wrote it.
 
 use crate::container_cmd;
 use crate::error::{Failure, Outcome};
@@ -14,9 +14,9 @@ use tatami_client::{PieceSaved, PieceTold, accept_loss, pieces_told};
 use tatami_wire::tiles::Growth;
 use tatami_wire::{Access, Errno, Kind};
 
-/// Pause between two looks at pieces that are not settled.
+/// Pause between two queries of pieces that are not recovered yet.
 const LOOK: Duration = Duration::from_millis(200);
-/// Pieces listed one by one.
+/// Most pieces that the table lists.
 const LISTED: usize = 64;
 
 /// `tatami recover`
@@ -44,24 +44,24 @@ pub struct RecoverArgs {
 struct Told {
     path: String,
     size: u64,
-    /// Whether nothing is to be learnt any more.
+    /// No piece is open or waits for recovery.
     settled: bool,
     /// Pieces that were open at first.
     found: Vec<Left>,
-    /// Pieces whose bytes are all known, in the end.
+    /// Pieces with all bytes known in the end.
     closed: usize,
-    /// And those that somebody may add to.
+    /// Pieces that a writer may still extend.
     open: usize,
-    /// Pieces with a damaged journal, of which `--accept-loss` kept a part.
+    /// Pieces with a damaged journal that `--accept-loss` kept in part.
     saved: Vec<Saved>,
 }
 
-/// A piece of which only a part is left.
+/// A piece that is left only in part.
 #[derive(Serialize)]
 struct Saved {
     piece: u32,
     bytes: u64,
-    /// What is wrong with its journal.
+    /// The damage of its journal.
     lost: Vec<String>,
 }
 
@@ -72,19 +72,19 @@ struct Left {
     node: u16,
     name: String,
     state: &'static str,
-    /// Bytes that were published.
+    /// Bytes that its writer had published.
     published: u64,
-    /// Bytes that the journal tells of; nothing where it cannot be read.
+    /// Bytes recorded in the journal; `None` if it cannot be read.
     journal: Option<u64>,
-    /// What is wrong with the journal of a writer that is gone.
+    /// The damage of the journal of a dead writer.
     damage: Option<String>,
 }
 
-/// Tells what there is of files whose writers died, and waits until they are settled.
+/// Reports the state of files with dead writers, and waits until they are recovered.
 ///
 /// # Errors
-/// A path that is not there, or is neither a file of a volume nor a container; a journal that is damaged, when the
-/// other paths are done.
+/// A path that does not exist, or is neither a file of a volume nor a container. A damaged journal,
+/// after the other paths are done.
 pub fn run(args: &RecoverArgs) -> Outcome {
     let mut out = Out::new();
     let mut told = Vec::new();
@@ -112,7 +112,7 @@ pub fn run(args: &RecoverArgs) -> Outcome {
     damaged.map_or(Ok(()), Err)
 }
 
-/// What is to be done about journals that are damaged and were left as they are.
+/// Returns the failure for damaged journals that were left as they are.
 fn failure_of(any: &AnyPath, told: &Told) -> Option<Failure> {
     let is_damaged = |left: &&Left| left.damage.is_some();
     let damaged: Vec<&Left> = told.found.iter().filter(is_damaged).collect();
@@ -146,7 +146,7 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outc
     let began = Instant::now();
     let waiting = term::spinner(&format!("waiting for {any} to be settled"));
     while now.iter().any(|piece| is_left(piece) && !is_damaged(piece)) && began.elapsed() < wait {
-        #[allow(clippy::disallowed_methods)] // the shard tells nobody when a file is settled
+        #[allow(clippy::disallowed_methods)] // the shard sends no notification
         std::thread::sleep(LOOK.min(wait.saturating_sub(began.elapsed())));
         now = look()?;
     }
@@ -187,7 +187,7 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outc
     })
 }
 
-/// Its writer is gone, and nobody can tell what it wrote.
+/// Its writer is dead, and the record of its writes is damaged.
 fn is_damaged(piece: &PieceTold) -> bool {
     piece.growth == Growth::Abandoned && piece.damage.is_some()
 }

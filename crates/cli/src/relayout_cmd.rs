@@ -1,4 +1,5 @@
-//! `tatami relayout`: files of the volume whole or in stripes, containers as files and back.
+//! `tatami relayout`: makes files of the volume whole or striped, and converts containers and
+//! ordinary files into each other.
 
 use crate::background::{self, Notes};
 use crate::container_cmd;
@@ -17,11 +18,11 @@ use tatami_client::tree::{Tree, join};
 use tatami_cluster::VolumeFile;
 use tatami_wire::{Attr, Errno, Kind, NodeId};
 
-/// How often a file is copied anew because a program had it open for writing meanwhile.
+/// Attempts to copy a file that a program opened for writing meanwhile.
 const ATTEMPTS: usize = 3;
-/// How long a program may still have a file open for writing.
+/// How long the command waits for a program that has the file open for writing.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Shortest stripes, in bytes: the page of a disk.
+/// Shortest stripe, in bytes: the page of a disk.
 const STRIPE_MIN: u64 = 4096;
 
 /// `tatami relayout`
@@ -63,7 +64,7 @@ pub struct RelayoutArgs {
     paths: Vec<AnyPath>,
 }
 
-/// What a file can become.
+/// The layout that a file is to get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Target {
     /// One object on one node, or one ordinary file
@@ -84,7 +85,7 @@ struct Told {
     error: Option<String>,
 }
 
-/// What is done with each file, and what was done.
+/// The settings of this run, and its results.
 struct Work<'a> {
     args: &'a RelayoutArgs,
     threads: usize,
@@ -94,10 +95,10 @@ struct Work<'a> {
     notes: Option<Notes>,
 }
 
-/// Lays files out anew.
+/// Re-lays out files.
 ///
 /// # Errors
-/// Those of the single files, when all the others are done.
+/// Those of single files, after all others are done.
 pub fn run(args: &RelayoutArgs) -> Outcome {
     if args.status {
         return background::status(args.json);
@@ -222,7 +223,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// A usage error ends everything, other failures the one file.
+    /// Records a failure. A usage error ends the run; other failures affect one file.
     fn fail(&mut self, path: String, failure: Failure) -> Outcome {
         if failure.exit == crate::error::Exit::Usage {
             return Err(failure);
@@ -235,7 +236,7 @@ impl Work<'_> {
     }
 }
 
-/// What the arguments ask for, with the nodes of this volume.
+/// Translates the arguments into a goal with the nodes of this volume.
 fn goal(args: &RelayoutArgs, volume: &VolumeFile) -> Outcome<Goal> {
     let find = |which: &String| {
         let fits = |node: &&tatami_cluster::NodeEntry| {
@@ -267,7 +268,8 @@ fn goal(args: &RelayoutArgs, volume: &VolumeFile) -> Outcome<Goal> {
     }
 }
 
-/// Copies a file to its new place, by so many threads. False if it lay so already.
+/// Copies a file to its new layout, with `threads` threads. Returns false if it had that layout
+/// already.
 fn relayout(
     tree: &Tree,
     goal: &Goal,

@@ -1,4 +1,4 @@
-//! From paths as they are given to the volumes that they are in.
+//! Finds the volume of each path on the command line.
 
 use crate::error::{Context, Failure, Outcome};
 use crate::mountinfo::{self, FS_TYPE};
@@ -14,32 +14,32 @@ use tatami_wire::NodeId;
 
 /// A path in a volume.
 pub struct Found {
-    /// The volume as a tree, from the node of the mount where there is one.
+    /// The tree of the volume, through the node of the mount if there is one.
     pub tree: Tree,
-    /// Its nodes.
+    /// The nodes of the volume.
     pub volume: Arc<VolumeFile>,
-    /// The path within it.
+    /// The path within the volume.
     pub path: Vec<u8>,
 }
 
-/// The volume that was used last: mostly all paths of a command are in one.
+/// The volume that was used last: most often all paths of a command are in one volume.
 pub struct Sessions<'a> {
     at: &'a At,
     open: Option<(Place, Tree, Arc<VolumeFile>)>,
 }
 
 impl<'a> Sessions<'a> {
-    /// `at` says which volume paths with a colon mean.
+    /// `at` names the volume of paths with a colon.
     pub fn new(at: &'a At) -> Sessions<'a> {
         Sessions { at, open: None }
     }
 
-    /// The name of the volume that was used last.
+    /// Returns the name of the volume that was used last.
     pub fn volume(&self) -> Option<String> {
         self.open.as_ref().map(|(.., volume)| volume.name.clone())
     }
 
-    /// The volume's side of a path.
+    /// Returns the volume of a path, and the path within it.
     ///
     /// # Errors
     /// A path that is neither in a volume nor on a mount, and a volume that cannot be reached.
@@ -65,7 +65,7 @@ impl<'a> Sessions<'a> {
         let place = at.open()?;
         crate::log::start(&place.config, false)?;
         let volume = Arc::new(place.volume()?);
-        // The node of the mount, if it can be reached; else any.
+        // Prefers the node of the mount; if it cannot be reached, any node.
         let near = node.and_then(|node| tree(&place, Some(node)).ok());
         let tree = match near {
             Some(tree) => tree,
@@ -75,9 +75,9 @@ impl<'a> Sessions<'a> {
     }
 }
 
-/// Where a path leads to.
+/// The volume and the path within it.
 struct Located {
-    /// The volume's directory, if the path tells.
+    /// The volume's directory, for a path on a mount.
     dir: Option<PathBuf>,
     /// The node of the mount.
     node: Option<NodeId>,
@@ -102,7 +102,7 @@ fn locate(any: &AnyPath) -> Outcome<Located> {
             "tatami status lists the mounts; a path in the volume begins with a colon: :/dir/file",
         )
         })?;
-    // It may be a mount bound to another place: any with a record will do.
+    // A bind mount has no record of its own. Any mount of the same device that has one will do.
     let record = mountinfo::table()
         .iter()
         .filter(|m| m.device == mount.device)

@@ -1,4 +1,4 @@
-//! `tatami status`: is everything well, and if not, what is wrong.
+//! `tatami status`: reports whether everything works, and the faults if not.
 
 use crate::absence::Absence;
 use crate::daemon;
@@ -14,7 +14,7 @@ use std::path::Path;
 use tatami_cluster::{KeyFile, NodeEntry, VolumeFile};
 use tatami_wire::admin::{AdminCall, AdminReply, NodeStatus, TurnedAway};
 
-/// Where the number of executors stands, if it is told: behind that of shards.
+/// Position of the optional column for executors: behind the shards.
 const EXECUTORS_COLUMN: usize = 6;
 
 /// `tatami status`
@@ -27,7 +27,7 @@ pub struct StatusArgs {
     json: bool,
 }
 
-/// The condition of a volume. This is what `--json` prints.
+/// The condition of a volume. `--json` prints it.
 #[derive(Serialize)]
 struct Report {
     volume: String,
@@ -38,9 +38,9 @@ struct Report {
     healthy: bool,
     /// `log` or `sync`.
     durability: &'static str,
-    /// What that promises.
+    /// The guarantee of that mode.
     promise: &'static str,
-    /// What is wrong, a sentence each.
+    /// The faults, one sentence each.
     trouble: Vec<String>,
     inodes: u64,
     /// Bytes, each disk counted once.
@@ -64,9 +64,9 @@ struct NodeReport {
     socket: String,
     dir: String,
     up: bool,
-    /// Why it is down.
+    /// The reason why it is down.
     error: Option<String>,
-    /// What to do about that.
+    /// The remedy.
     remedy: Option<String>,
     version: Option<String>,
     protocol: Option<u32>,
@@ -79,7 +79,7 @@ struct NodeReport {
     inodes: Option<u64>,
     connections: Option<u32>,
     clients: Option<usize>,
-    /// Connections that it has not let in, by reason.
+    /// Connections that it has refused, by reason.
     turned_away: Option<TurnedAway>,
     meta_requests: Option<u64>,
     peer_messages: Option<u64>,
@@ -87,7 +87,7 @@ struct NodeReport {
     bytes_read: Option<u64>,
     bytes_written: Option<u64>,
     trouble: Vec<String>,
-    /// Its data directory was lost: since when it is there without, in seconds since 1970.
+    /// The time at which its data directory was lost, in seconds since 1970.
     lost_since: Option<u64>,
 }
 
@@ -97,16 +97,16 @@ struct MountReport {
     node: u16,
     pid: u32,
     alive: bool,
-    /// `null` while its node cannot tell.
+    /// `null` while its node does not report it.
     passthrough: Option<bool>,
     /// Why passthrough is off.
     why_not: Option<String>,
 }
 
-/// Asks every node and prints what it learnt.
+/// Asks every node and prints the result.
 ///
 /// # Errors
-/// [`Exit::Degraded`] if anything is wrong.
+/// [`Exit::Degraded`] if there is any fault.
 pub fn run(args: &StatusArgs) -> Outcome {
     let place = args.at.open()?;
     crate::log::start(&place.config, false)?;
@@ -139,7 +139,8 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
         nodes: Vec::new(),
         mounts: Vec::new(),
     };
-    // The nodes answer without it here. Others would not.
+    // On this machine the nodes also answer without the key; from other machines they would not. A
+    // damaged key is a fault.
     let key = KeyFile::load(&place.key_file()).err().filter(|e| !e.is_others());
     report.trouble.extend(key.map(|e| e.to_string()));
     let mut disks = BTreeSet::new();
@@ -173,7 +174,7 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
         report.trouble.extend(node.trouble.iter().chain(&node.error).map(prefixed));
         report.nodes.push(node);
     }
-    // Mounts whose node is down, or which have died, are not told by a node.
+    // A node that is down does not report its mounts, nor does any node report a dead mount.
     for record in MountRecord::of_volume(&place.dir) {
         let path = record.path.display().to_string();
         if report.mounts.iter().any(|m| m.path == path) {
@@ -196,8 +197,9 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
     report
 }
 
-/// Asks all nodes at once: one that hangs costs its timeout once. A daemon of this machine that runs, and that nobody has
-/// stopped, is busy: it is given more time than one of which nothing can be known.
+/// Asks all nodes in parallel, so that hanging nodes cost one timeout together. A daemon of this
+/// machine that runs and is not stopped is busy, so it gets a longer timeout than a node with an
+/// unknown state.
 pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<NodeStatus>, Absence>> {
     let odd = |why: String| Absence::new(why, "use the same version of tatami on all nodes".into());
     let ask_within =
@@ -344,7 +346,7 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
         out.table(&table)?;
     }
     for node in &report.nodes {
-        // No trouble of the volume's: anybody can try.
+        // This is no fault of the volume: any program can try to connect.
         if let Some(TurnedAway { wrong_key: n @ 1.., .. }) = node.turned_away {
             let (tries, log) =
                 (if n == 1 { "try" } else { "tries" }, daemon::log_file(Path::new(&node.dir)));

@@ -1,4 +1,4 @@
-//! What output looks like: colours on terminals only, tables, sizes, progress.
+//! The look of the output: colours on terminals only, tables, sizes, progress.
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
-/// Green: as it should be.
+/// Green: in order.
 pub const GOOD: Style = AnsiColor::Green.on_default();
-/// Yellow: not as it should be.
+/// Yellow: not in order.
 pub const WARN: Style = AnsiColor::Yellow.on_default();
 /// Red: broken.
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
@@ -17,7 +17,7 @@ pub const HEAD: Style = Style::new().bold();
 /// Less important.
 pub const DIM: Style = Style::new().dimmed();
 
-/// Whether a stream takes colours: a terminal, and the user wants them
+/// Returns whether a stream gets colours: it is a terminal, and the user wants them
 /// (<https://no-color.org>).
 fn colours(terminal: bool) -> bool {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty());
@@ -38,19 +38,19 @@ impl Out {
         Out { stream: io::BufWriter::new(stream), colours }
     }
 
-    /// `text` in `style`, or plain.
+    /// Returns `text` in `style`, or plain without colours.
     pub fn paint(&self, style: Style, text: &str) -> String {
         paint(self.colours, style, text)
     }
 
-    /// One JSON object and a newline.
+    /// Writes one JSON object and a newline.
     pub fn json(&mut self, value: &impl serde::Serialize) -> io::Result<()> {
         serde_json::to_writer_pretty(&mut self.stream, value)?;
         writeln!(self.stream)?;
         self.stream.flush()
     }
 
-    /// A table with the columns of `table`.
+    /// Writes a table.
     pub fn table(&mut self, table: &Table) -> io::Result<()> {
         let text = table.render(self.colours);
         self.stream.write_all(text.as_bytes())
@@ -76,11 +76,11 @@ pub fn complain(text: &str) {
     let mut stream = io::stderr().lock();
     let on = colours(stream.is_terminal());
     let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
-    // Nobody is left to be told when standard error is closed.
+    // There is no other way to report that standard error is closed.
     let _ = writeln!(stream, "{} {rest}", paint(on, BAD, first));
 }
 
-/// A note to standard error that is no error.
+/// Prints a note that is no error to standard error.
 pub fn note(text: &str) {
     let mut stream = io::stderr().lock();
     let on = colours(stream.is_terminal());
@@ -104,12 +104,12 @@ impl Table {
         Table { heads, rows: Vec::new() }
     }
 
-    /// One more row.
+    /// Adds a row.
     pub fn row<const N: usize>(&mut self, cells: [(String, Style); N]) {
         self.cells(cells.into());
     }
 
-    /// One more row, of a table whose columns vary.
+    /// Adds a row to a table with a variable number of columns.
     pub fn cells(&mut self, cells: Vec<(String, Style)>) {
         debug_assert_eq!(cells.len(), self.heads.len());
         self.rows.push(cells);
@@ -145,7 +145,7 @@ impl Table {
     }
 }
 
-/// Bytes as people read them: `1.5 GiB`.
+/// Formats bytes for people: `1.5 GiB`.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -161,7 +161,7 @@ pub fn size(bytes: u64) -> String {
     format!("{value:.1} {}", UNITS[unit])
 }
 
-/// Seconds as people read them: `2 h 5 min`.
+/// Formats seconds for people: `2 h 5 min`.
 pub fn duration(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -171,8 +171,8 @@ pub fn duration(seconds: u64) -> String {
     }
 }
 
-/// A name that may hold anything, safe to print: control characters, which
-/// could drive a terminal, are shown as `\x..`.
+/// Makes a name safe to print. Control characters could drive a terminal, so they are shown as
+/// `\x..`.
 pub fn safe(name: &[u8]) -> String {
     let mut text = String::new();
     for chunk in name.utf8_chunks() {
@@ -190,13 +190,13 @@ pub fn safe(name: &[u8]) -> String {
     text
 }
 
-/// A share as a bar of up to 20 blocks.
+/// Formats a share as a bar of up to 20 blocks.
 pub fn bar(share: f64) -> String {
     let blocks = (share * 20.0).round().clamp(0.0, 20.0) as usize;
     format!("{:3.0}% {}", share * 100.0, "█".repeat(blocks))
 }
 
-/// A spinner on a terminal, nothing elsewhere.
+/// Returns a spinner on a terminal, a hidden one elsewhere.
 pub fn spinner(text: &str) -> ProgressBar {
     if !colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
@@ -206,7 +206,7 @@ pub fn spinner(text: &str) -> ProgressBar {
     bar
 }
 
-/// A bar that counts things on a terminal, nothing elsewhere.
+/// Returns a bar that counts things on a terminal, a hidden one elsewhere.
 pub fn count_bar(total: u64, what: &str) -> ProgressBar {
     if !colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();
@@ -216,7 +216,7 @@ pub fn count_bar(total: u64, what: &str) -> ProgressBar {
     ProgressBar::new(total).with_style(style).with_message(what.to_owned())
 }
 
-/// A bar that counts bytes on a terminal, nothing elsewhere.
+/// Returns a bar that counts bytes on a terminal, a hidden one elsewhere.
 pub fn byte_bar(total: u64) -> ProgressBar {
     if !colours(io::stderr().is_terminal()) {
         return ProgressBar::hidden();

@@ -1,5 +1,5 @@
-//! `tatami up`: lays out a volume, starts its daemons, mounts it; again and
-//! again, doing what is missing.
+//! `tatami up`: creates a volume, starts its daemons and mounts it. A repeated call only does the
+//! missing steps.
 
 use crate::daemon;
 use crate::error::{Context, Failure, Outcome};
@@ -53,10 +53,10 @@ pub struct UpArgs {
     name: Option<String>,
 }
 
-/// Makes the volume run.
+/// Creates, starts and mounts the volume.
 ///
 /// # Errors
-/// Something does not start; what this call had started is stopped again.
+/// A part does not start. The parts that this call had started are stopped again.
 pub fn run(args: &UpArgs) -> Outcome {
     let place = open(args)?;
     crate::log::start(&place.config, false)?;
@@ -82,7 +82,8 @@ pub fn run(args: &UpArgs) -> Outcome {
     match (outcome, damage) {
         (Ok(()), None) => tell(&place, &volume, fresh, &started),
         (Err(e), None) => Err(started.undo(e)),
-        // What is not damaged is served. What failed besides failed most likely because of the damage.
+        // The intact part of the namespace stays served. Another failure is most likely a
+        // consequence of the damage, so it is only a note.
         (outcome, Some(damage)) => {
             if let Err(e) = outcome {
                 term::note(&e.report());
@@ -92,7 +93,7 @@ pub fn run(args: &UpArgs) -> Outcome {
     }
 }
 
-/// The place with what these flags mean put on top of the configuration.
+/// Opens the directory with a configuration that includes the flags of `up`.
 fn open(args: &UpArgs) -> Outcome<Place> {
     let mut at = args.at.clone();
     let mut remember = Vec::new();
@@ -119,7 +120,7 @@ fn open(args: &UpArgs) -> Outcome<Place> {
         at.overrides.0.extend(value.map(|value| (key, value)));
     }
     let mut place = at.open()?;
-    // Daemons get what the user set; what was derived from flags of `up` they don't need.
+    // Daemons get the settings of the user, without those derived from flags of `up`.
     place.at.overrides = args.at.overrides.clone();
     if !remember.is_empty() {
         make_dir(&place.dir)?;
@@ -141,11 +142,10 @@ fn make_dir(dir: &Path) -> Outcome {
     }
 }
 
-/// Makes the files of a new volume. `volume.toml` comes last: without it
-/// there is no volume yet.
+/// Creates the files of a new volume. `volume.toml` comes last: without it there is no volume yet.
 fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let count = args.nodes.unwrap_or(1);
-    // The configuration takes nothing else.
+    // The range of the key excludes other values.
     let executors = place.config.number(name::VOLUME_EXECUTORS).try_into().unwrap_or(1);
     let shards = shards(&place.config.text(name::VOLUME_SHARDS), count, executors)?;
     let dir = |id: u16| place.dir.join(format!("node{id}"));
@@ -192,7 +192,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let volume = VolumeFile {
         volume: VolumeId(id),
         name: place.config.text(name::VOLUME_NAME),
-        // The configuration takes nothing else.
+        // The range of the key excludes other values.
         durability: place.config.text(name::VOLUME_DURABILITY).parse().unwrap_or_default(),
         epoch: 1,
         moves: vec![0; shards.len()],
@@ -203,8 +203,8 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     Ok(volume)
 }
 
-/// The executor of each shard, when these nodes of `count` keep names with so many `executors` each: `all`, or
-/// numbers and ranges.
+/// Returns the executor of each shard. `wanted` names the nodes that keep names: `all`, or numbers
+/// and ranges below `count`. Each gets `executors` executors.
 fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let mut nodes = BTreeSet::new();
     let wrong = |what: String| {
@@ -242,8 +242,8 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     Ok(owners.flatten().collect())
 }
 
-/// The root directory of an ordinary user's volume belongs to that user, who
-/// could make nothing in it otherwise.
+/// Makes an ordinary user the owner of the root directory of a new volume. Without that, the user
+/// could create nothing in it.
 fn give_root(place: &Place) -> Outcome {
     let me = crate::volume_path::cred();
     if me.is_root() {
@@ -259,7 +259,7 @@ fn give_root(place: &Place) -> Outcome {
     Ok(())
 }
 
-/// A configuration file in which every key is explained and none is set.
+/// Returns a configuration file that explains every key and sets none.
 fn documented(place: &Place) -> String {
     let mut text = String::from(
         "# Configuration of this Tatami volume. Lines that begin with # show defaults.\n\
@@ -289,7 +289,7 @@ fn documented(place: &Place) -> String {
     text
 }
 
-/// Words in lines of at most `width` characters.
+/// Breaks text into lines of at most `width` characters.
 pub fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
@@ -346,7 +346,7 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
     Ok(())
 }
 
-/// What this call has started, to be stopped again if the rest fails.
+/// The parts that this call has started, to be stopped again if a later step fails.
 struct Started<'a> {
     place: &'a Place,
     volume: &'a VolumeFile,
@@ -355,7 +355,7 @@ struct Started<'a> {
 }
 
 impl Started<'_> {
-    /// Starts the daemons that do not run, all at once.
+    /// Starts all stopped daemons in parallel.
     fn nodes(&mut self, spinner: &ProgressBar) -> Outcome {
         let mut failure = None;
         let mut starting: Vec<(&NodeEntry, Starting)> = Vec::new();
@@ -371,8 +371,8 @@ impl Started<'_> {
                 }
             }
         }
-        // Those under way are waited for even so: what is ready can be
-        // stopped in good order.
+        // The loop waits also after a failure: a process that is ready can be stopped in good
+        // order.
         for (entry, process) in starting {
             spinner.set_message(format!("waiting for {}", entry.name));
             match process.wait() {
@@ -386,7 +386,7 @@ impl Started<'_> {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Mounts what is not mounted, likewise.
+    /// Mounts all nodes that are not mounted, in parallel.
     fn mounts(&mut self, paths: &[PathBuf], spinner: &ProgressBar) -> Outcome {
         let mut failure = None;
         let mut starting = Vec::new();
@@ -473,7 +473,7 @@ mod tests {
         for key in &KEYS {
             assert!(text.contains(key.env), "{}", key.name);
         }
-        // With every default uncommented it must still be a good file.
+        // With every default uncommented, the file must still be valid.
         let set: String = text
             .lines()
             .map(|l| {

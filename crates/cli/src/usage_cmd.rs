@@ -1,4 +1,4 @@
-//! `tatami du`: what is below a path, added up by the servers.
+//! `tatami du`: disk usage below a path, summed by the servers.
 
 use crate::error::{Failure, Outcome};
 use crate::place::At;
@@ -8,7 +8,7 @@ use crate::volume_path::{AnyPath, failed};
 use std::io::Write;
 use tatami_client::Used;
 
-/// Storage is counted in units of so many bytes.
+/// Bytes of a unit of storage.
 const BLOCK: u64 = 512;
 
 /// `tatami du`
@@ -36,10 +36,10 @@ pub struct DuArgs {
     paths: Vec<AnyPath>,
 }
 
-/// Adds up what is below paths.
+/// Sums the disk usage below paths.
 ///
 /// # Errors
-/// What cannot be looked at; the rest is counted.
+/// Paths that cannot be read; the rest is counted.
 pub fn run(args: &DuArgs) -> Outcome {
     let mut out = Out::new();
     let mut result = Ok(());
@@ -89,7 +89,7 @@ fn amount(args: &DuArgs, used: &Used) -> String {
     if args.human_readable { term::size(bytes) } else { bytes.div_ceil(1024).to_string() }
 }
 
-/// Remembers the first failure and tells the others at once.
+/// Keeps the first failure for the exit code and prints the others at once.
 fn keep_first(result: &mut Outcome, failure: Failure) {
     match result {
         Ok(()) => *result = Err(failure),

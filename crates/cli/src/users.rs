@@ -1,7 +1,6 @@
-//! Who uses a mount: processes with their working directory, their root, an
-//! open file or a mapped file below it, or a mount namespace of their own that
-//! shows it. Found in /proc by reading links, which does not touch the file
-//! system in question and so cannot hang on it.
+//! Finds the processes that use a mount: by their working directory, their root, an open file or a
+//! mapped file below it, or a mount namespace of their own that shows it. This module reads links
+//! in /proc only. That does not access the mounted file system, and so cannot hang on it.
 
 use crate::mountinfo;
 use crate::term;
@@ -13,7 +12,7 @@ use std::time::Duration;
 
 /// Most users that a message lists.
 const LISTED: usize = 8;
-/// Longest wait for what /proc tells of one process.
+/// Longest wait for the entries of one process in /proc.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// One process that keeps a mount busy.
@@ -23,21 +22,24 @@ pub struct User {
     pub pid: i32,
     /// Its name.
     pub name: String,
-    /// How it uses the mount.
+    /// How the process uses the mount.
     pub what: String,
-    /// It uses nothing there: its mount namespace was copied from ours, and our mount with it.
+    /// The process uses nothing there. Its mount namespace is a copy of ours and so contains the
+    /// mount.
     pub has_copy_only: bool,
 }
 
-/// Those of [`of`] who would lose something if the mount went away.
+/// Returns those of [`of`] that would lose something if the mount went away.
 pub fn in_earnest(path: &Path) -> Vec<User> {
     of(path).into_iter().filter(|user| !user.has_copy_only).collect()
 }
 
-/// Everybody who uses something at or below `path`, or whose mount namespace has it, by process number.
+/// Returns the processes that use a file at or below `path`, or have it in their mount namespace,
+/// by process number.
 ///
-/// While a process starts another program, the kernel locks its directory in /proc, also when that waits for a file
-/// system which does not answer. Such a process is passed over after a while: unmounting tells whether it uses `path`.
+/// While a process starts another program, the kernel locks its directory in /proc, even while the
+/// start waits for a file system that does not reply. Such a process is skipped after a timeout.
+/// The unmount itself fails if that process uses `path`.
 pub fn of(path: &Path) -> Vec<User> {
     let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
     let me = std::process::id() as i32;
@@ -45,14 +47,15 @@ pub fn of(path: &Path) -> Vec<User> {
     look_at_each(pids.filter(|pid| *pid != me).collect(), &Mount::at(path))
 }
 
-/// A thread of its own looks at the processes in turn. One that hangs is left behind with its process.
+/// Inspects the processes on a separate thread. If one blocks, that thread is abandoned and a new
+/// one continues with the next process.
 fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
     let mut found = BTreeMap::new();
     while !pids.is_empty() {
         let (sender, receiver) = channel();
         let (mount, all) = (mount.clone(), pids.clone());
         std::thread::spawn(move || {
-            // The receiver is gone when this thread was left behind.
+            // The receiver is gone once this thread has been abandoned.
             all.into_iter().all(|pid| sender.send(mount.user(pid)).is_ok())
         });
         while let Some(pid) = pids.pop_front() {
@@ -69,7 +72,7 @@ fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
     found.into_values().collect()
 }
 
-/// A mount, as far as it matters to find those who use it.
+/// The properties of a mount that identify its users.
 #[derive(Clone)]
 struct Mount {
     path: PathBuf,
@@ -88,8 +91,8 @@ impl Mount {
 
     fn user(&self, pid: i32) -> Option<User> {
         let process = PathBuf::from(format!("/proc/{pid}"));
-        // A process that ends meanwhile, or is another user's, shows nothing.
-        // Where it cannot be read, it counts as ours.
+        // A process that ends meanwhile, or belongs to another user, shows nothing. A namespace
+        // that cannot be read counts as ours.
         let theirs = std::fs::read_link(process.join("ns/mnt")).ok();
         let elsewhere = theirs.is_some() && theirs != self.namespace;
         let (what, has_copy_only) = match (&self.device, elsewhere) {
@@ -102,16 +105,17 @@ impl Mount {
     }
 }
 
-/// A process with another mount namespace keeps the file system as long as it
-/// is mounted there, unless our unmounting reaches it. Whether that is a mere copy of our mount, of which
-/// the process uses nothing: what somebody has put at another place, somebody wants to use.
+/// Returns how a process with another mount namespace holds the file system, and whether that is
+/// only an unused copy of our mount. The process holds it as long as it is mounted there, unless
+/// our unmount propagates. A mount at another path, or of a subdirectory, is deliberate and so
+/// counts as used.
 fn holds(process: &Path, path: &Path, device: &str) -> Option<(String, bool)> {
     let table = std::fs::read(process.join("mountinfo")).ok()?;
     let mut held: Vec<_> = mountinfo::parse(&table)
         .into_iter()
         .filter(|m| m.device == device && !(m.path == path && m.propagates))
         .collect();
-    // What was put somewhere on purpose first: it is told.
+    // Deliberate mounts sort first: the message names the first one.
     held.sort_by_key(|m| m.path == path && m.root == Path::new("/"));
     let first = held.first()?;
     let shown = term::safe(first.path.as_os_str().as_bytes());
@@ -150,7 +154,7 @@ fn uses(process: &Path, path: &Path) -> Option<String> {
     mapped.into_iter().next()
 }
 
-/// One line a process.
+/// Formats one line per process.
 pub fn describe(users: &[User]) -> String {
     let mut lines: Vec<String> = users
         .iter()

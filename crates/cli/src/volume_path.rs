@@ -20,8 +20,8 @@ pub enum AnyPath {
 }
 
 impl From<OsString> for AnyPath {
-    /// `:/a` and `tatami:/a` mean the volume, and so does `:a`. A local file
-    /// whose name begins with a colon is `./:name`.
+    /// `:/a`, `:a` and `tatami:/a` are paths in the volume. A local file with a name that begins
+    /// with a colon is written `./:name`.
     fn from(text: OsString) -> AnyPath {
         let bytes = text.as_bytes();
         let rest = bytes.strip_prefix(b":").or_else(|| bytes.strip_prefix(b"tatami:"));
@@ -33,7 +33,7 @@ impl From<OsString> for AnyPath {
     }
 }
 
-/// As clap's value parser.
+/// Clap's parser for paths.
 #[derive(Clone, Debug)]
 pub struct Parser;
 
@@ -69,10 +69,10 @@ impl std::fmt::Display for AnyPath {
 }
 
 impl AnyPath {
-    /// The path within the volume; a local one is an error that says what to do.
+    /// Returns the path within the volume.
     ///
     /// # Errors
-    /// It is local.
+    /// The path is local; the failure has the remedy.
     pub fn in_volume(&self) -> Outcome<&[u8]> {
         match self {
             AnyPath::Volume(path) => Ok(path),
@@ -87,13 +87,13 @@ impl AnyPath {
         }
     }
 
-    /// A failure with a file of the volume, with what helps against it.
+    /// Returns a failure for this path, with a remedy for the error number.
     pub fn failed(&self, what: &str, errno: Errno) -> Failure {
         failed(&format!("{what} {self}"), errno)
     }
 }
 
-/// A failure of an operation of the volume, with what helps against it.
+/// Returns a failure of an operation on the volume, with a remedy for the error number.
 pub fn failed(what: &str, errno: Errno) -> Failure {
     let failure = Failure::new(format!("{what}: {errno}"));
     match errno {
@@ -109,23 +109,23 @@ pub fn failed(what: &str, errno: Errno) -> Failure {
     }
 }
 
-/// The user that runs the command.
+/// Returns the credentials of the calling user.
 pub fn cred() -> Cred {
     let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let groups = getgroups().unwrap_or_default();
     Cred { uid, gid, groups: groups.iter().map(|g| g.as_raw()).take(GROUPS_MAX).collect() }
 }
 
-/// The permission bits that new files do not get.
+/// Returns the umask: the permission bits that new files do not get.
 pub fn umask() -> u16 {
-    // There is no other way to read it than to set it; nothing else runs in
-    // this process that makes files meanwhile.
+    // Setting the umask is the only way to read it. No other thread of this process makes files
+    // meanwhile.
     let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     rustix::process::umask(mask);
     mask.bits() as u16 & 0o777
 }
 
-/// The volume as the user sees it.
+/// Connects to the volume as the calling user.
 ///
 /// # Errors
 /// No daemon answers.
@@ -133,7 +133,7 @@ pub fn tree(place: &Place, node: Option<NodeId>) -> Outcome<Tree> {
     Ok(Tree::new(place.client(node)?, cred()))
 }
 
-/// The last name of a path; empty for the root.
+/// Returns the last component of a path; empty for the root.
 pub fn last(path: &[u8]) -> &[u8] {
     let end = path.iter().rposition(|b| *b != b'/').map_or(0, |i| i + 1);
     let start = path[..end].iter().rposition(|b| *b == b'/').map_or(0, |i| i + 1);

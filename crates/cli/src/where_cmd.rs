@@ -1,4 +1,4 @@
-//! `tatami where`: on which nodes the bytes of files lie.
+//! `tatami where`: the nodes that have the bytes of files.
 
 use crate::container_cmd;
 use crate::error::{Failure, Outcome};
@@ -29,14 +29,14 @@ pub struct WhereArgs {
     paths: Vec<AnyPath>,
 }
 
-/// What is told of a file, or of all files below a directory.
+/// The report on a file, or on all files below a directory.
 #[derive(Serialize)]
 struct Told {
     path: String,
     kind: &'static str,
     ino: u64,
     size: u64,
-    /// How many files: 1, or those below a directory.
+    /// Number of files: 1, or those below a directory.
     files: u64,
     extents: Vec<ExtentTold>,
     /// Bytes and files by node.
@@ -46,10 +46,10 @@ struct Told {
 #[derive(Serialize)]
 struct ExtentTold {
     offset: u64,
-    /// Bytes in all.
+    /// Total bytes.
     len: u64,
-    /// So many blocks of so many bytes, each so far behind the start of the last; the last may
-    /// be shorter. 0 blocks: many, at no regular distances.
+    /// `count` blocks of `block` bytes; their starts are `stride` bytes apart. The last one may be
+    /// shorter. 0 blocks: many, at irregular distances.
     count: u64,
     block: u64,
     stride: u64,
@@ -57,7 +57,7 @@ struct ExtentTold {
     name: String,
     address: String,
     piece: u32,
-    /// First byte in the object.
+    /// Offset of the first byte in the object.
     at: u64,
     /// The backing file, on that node.
     object: String,
@@ -71,10 +71,10 @@ struct NodeTold {
     bytes: u64,
 }
 
-/// Tells where files lie.
+/// Prints the data locations of files.
 ///
 /// # Errors
-/// A path that is neither in the volume nor on a mount, or not there.
+/// A path that is neither in the volume nor on a mount, or does not exist.
 pub fn run(args: &WhereArgs) -> Outcome {
     let mut out = Out::new();
     let mut told = Vec::new();
@@ -163,7 +163,7 @@ fn count(by_node: &mut ByNode, attr: &Attr, runs: &[Whereabouts]) {
     }
 }
 
-/// Sums up all files below a directory: their bytes and their number.
+/// Sums all files below a directory: their bytes and their number.
 fn sum(tree: &Tree, path: &[u8], by_node: &mut ByNode) -> Result<(u64, u64), Errno> {
     let mut todo = vec![path.to_vec()];
     let (mut bytes, mut files) = (0, 0);
@@ -261,7 +261,7 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
     Ok(())
 }
 
-/// One line a pattern, with its blocks where any has several.
+/// Prints one line per pattern, with a column for blocks if a pattern has several.
 fn stretches(out: &mut Out, extents: &[ExtentTold]) -> Outcome {
     let plain = Style::new();
     let simple = extents.iter().all(|extent| extent.count == 1);

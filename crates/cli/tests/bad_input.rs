@@ -1,4 +1,4 @@
-//! What is wrong gets an error that says what is wrong and what to do.
+//! Wrong input gets an error with the cause and the remedy.
 
 mod common;
 
@@ -241,7 +241,7 @@ fn garbage_on_the_port_harms_nobody() {
     }
     for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &noise, b"", b"TATAMI\r\n", &[0xff; 64]] {
         let mut stream = TcpStream::connect(&address).expect("connected");
-        // The daemon may hang up before all is sent.
+        // The daemon may close the connection before all bytes are sent.
         let _ = stream.write_all(bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         let mut rest = Vec::new();

@@ -1,5 +1,5 @@
-//! `tatami bench` as a command: what it takes, prints and leaves. The figures
-//! themselves depend on the machine and are not tested.
+//! `tatami bench` as a command: its arguments, its output and its files. The figures depend on the
+//! machine and are not tested.
 
 mod common;
 
@@ -63,7 +63,8 @@ fn a_figure_that_cannot_exist_is_refused_at_once() {
     assert!(help.works().out.contains("--only <NAMES>"), "{help:?}");
 }
 
-/// Runs it with a standard output, and perhaps a standard error, that nobody reads.
+/// Runs the command with a standard output that no process reads; with `errors_too` also the
+/// standard error.
 fn unread(mut command: Command, errors_too: bool) -> Said {
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("it starts");

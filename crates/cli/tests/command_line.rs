@@ -1,4 +1,4 @@
-//! Help, completions, manual pages, configuration: what needs no daemon.
+//! Commands that need no daemon: help, completions, manual pages, configuration.
 
 mod common;
 

@@ -18,12 +18,12 @@ fn byte_at(at: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 9) as u8
 }
 
-/// What the ranks write together.
+/// The bytes that the ranks write together.
 fn expected() -> Vec<u8> {
     (0..BLOCK * BLOCKS * u64::from(RANKS)).map(byte_at).collect()
 }
 
-/// A job that writes a file in turns of blocks, and dies if it is told to.
+/// A job that writes a file in alternating blocks, and dies if `dies` is set.
 fn job(path: &Path, dies: bool) {
     let flags = Flags::RDWR | Flags::CREATE;
     let hints = Hints::new([("tatami_container", "true")]);
@@ -91,7 +91,7 @@ fn a_container_becomes_a_file_and_back_with_the_same_bytes() {
     assert!(path.is_dir());
     run(["relayout".as_ref(), "--threads".as_ref(), "3".as_ref(), os]).works();
     assert!(std::fs::read(&path).unwrap() == expected());
-    // Nothing is left beside it.
+    // No other file is left beside it.
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 

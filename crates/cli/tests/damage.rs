@@ -1,4 +1,4 @@
-//! A disk that gives other bytes back than were written, or takes none any more.
+//! A disk that returns wrong bytes, or refuses writes.
 
 mod common;
 
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 const NOTHING: [&str; 0] = [];
-/// How long something may take that happens by itself.
+/// Longest wait for an event that happens by itself.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Directories, and files in each.
 const DIRS: usize = 12;
 const FILES: usize = 40;
 
-/// Flips a bit of a file in the middle of what is not zero, and says where.
+/// Flips a bit in the middle of the bytes of a file that are not zero. Returns its position.
 fn flip_in_the_middle(file: &Path) -> usize {
     let mut bytes = std::fs::read(file).expect("read");
     let used = bytes.iter().rposition(|b| *b != 0).expect("something is in it");
@@ -23,7 +23,7 @@ fn flip_in_the_middle(file: &Path) -> usize {
     used / 2
 }
 
-/// The names that `tatami ls` shows, or `None` where it says that it cannot.
+/// Counts the names that `tatami ls` shows; `None` if it reports an error.
 fn names(volume: &Volume, dir: usize) -> Option<usize> {
     let said = volume.run("ls", [format!(":/tree/d{dir}")]);
     match said.code {
@@ -64,7 +64,8 @@ fn one_flipped_bit_stops_one_executor_and_the_loss_can_be_accepted() {
     assert_eq!((status.code, &status.json()["healthy"]), (Some(3), &false.into()), "{status:?}");
     let trouble = status.json()["nodes"][0]["trouble"].to_string();
     assert!(trouble.contains("00000001.log") && trouble.contains("executor 1"), "{trouble}");
-    // What the other executor has is all there; of what this one has nothing is shown, rather than a part.
+    // The names of the other executor are complete. Of the damaged one none are shown, rather than
+    // a part.
     let seen: Vec<_> = (0..DIRS).map(|dir| names(&volume, dir)).collect();
     assert!(seen.iter().all(|n| n.is_none_or(|n| n == FILES)), "{seen:?}");
     assert!(seen.iter().any(Option::is_some) && seen.iter().any(Option::is_none), "{seen:?}");
@@ -76,7 +77,7 @@ fn one_flipped_bit_stops_one_executor_and_the_loss_can_be_accepted() {
     volume.run("status", NOTHING).works();
     volume.run("fsck", ["--repair"]);
     volume.run("fsck", NOTHING).works();
-    // What one batch told is lost: the requests that came together, which are few as they come one by one.
+    // The names of one batch are lost. The names were created one by one, so a batch has few.
     let left: usize = (0..DIRS).filter_map(|dir| names(&volume, dir)).sum();
     assert!(left > DIRS * FILES * 3 / 4, "{left} of {} names are left", DIRS * FILES);
     volume.run("down", NOTHING).works();
@@ -84,7 +85,7 @@ fn one_flipped_bit_stops_one_executor_and_the_loss_can_be_accepted() {
     assert_eq!((0..DIRS).filter_map(|dir| names(&volume, dir)).sum::<usize>(), left);
 }
 
-/// Every command that needs the key says that the file is damaged, and what to do.
+/// Every command that needs the key reports the damage and a remedy.
 #[test]
 fn a_damaged_key_is_told_by_every_command() {
     let volume = Volume::new();
@@ -92,7 +93,7 @@ fn a_damaged_key_is_told_by_every_command() {
     let file = volume.path("key");
     let mut bytes = std::fs::read(&file).expect("read");
     let good = bytes.clone();
-    // Still a hexadecimal digit.
+    // The byte stays a hexadecimal digit.
     bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
     std::fs::write(&file, &bytes).expect("written");
     let told =
@@ -129,7 +130,7 @@ fn wait_for(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Each line that a daemon logs fails. It serves, and keeps house, as if it did not.
+/// Each line that a daemon logs fails. It serves and does its background work all the same.
 #[test]
 fn a_daemon_that_cannot_log_does_all_else() {
     let volume = Volume::up(1);

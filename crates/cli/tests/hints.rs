@@ -1,5 +1,5 @@
-//! What users are told when something is in the way that looks like a daemon that is down; and strangers, who
-//! must not be in the way at all.
+//! Messages about obstacles that look like a stopped daemon; and connections of strangers, which
+//! must not be an obstacle at all.
 
 mod common;
 
@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 
 const NOTHING: [&str; 0] = [];
 
-/// What the kernel's table says of the options of a mount.
+/// Returns the mount options in the kernel's mount table.
 fn options_of(path: &std::path::Path) -> Vec<String> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").expect("a table");
     let fields = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
@@ -33,7 +33,7 @@ fn a_volume_is_as_open_to_others_as_its_mount() {
         }
         assert!(!told.contains("to start what is down"), "{told}");
     }
-    // The socket's mode is not all.
+    // The mode of the socket alone does not grant access.
     users.set_mode(&users.volume().join("node0/socket"), 0o666);
     users.run(OTHER, "ls", &[]).fails(3, &["may not use this volume", "mount.allow_other"]);
     users.run(0, "cat", &[":/f"]).works();
@@ -93,7 +93,7 @@ fn mounts_are_restricted_as_they_are_asked_to() {
     assert_eq!(run.expect_err("not run"), std::io::ErrorKind::PermissionDenied);
     let (options, run) = mount(&[]);
     assert_eq!(run.expect("run").code(), Some(7));
-    // Of the superuser; whoever is not mounts with these two only.
+    // For the superuser; other users mount with these two options only.
     if rustix::process::geteuid().is_root() {
         assert!(!options.iter().any(|o| ["nosuid", "nodev", "noexec"].contains(&o.as_str())));
     }
@@ -103,7 +103,7 @@ fn mounts_are_restricted_as_they_are_asked_to() {
 fn mounting_for_others_without_permission_is_told() {
     let Some(users) = Users::new() else { return };
     users.run(OWNER, "up", &["--no-mount"]).works();
-    // The helper as it is on a machine where the administrator has not allowed it.
+    // The mount helper on a machine where the administrator has not allowed `allow_other`.
     let bin = users.path("bin");
     std::fs::create_dir(&bin).expect("made");
     let text = "#!/bin/sh\necho \"fusermount3: option allow_other only allowed if 'user_allow_other' is set in \
@@ -138,7 +138,7 @@ fn a_socket_that_is_gone_is_told_and_the_advice_helps() {
 #[test]
 fn a_node_of_another_machine_is_not_started_here() {
     let volume = Volume::up(1);
-    // The volume as another machine has it: its files, but no directory of the node.
+    // The volume as another machine has it: its files, without the directory of the node.
     let there = Volume::new();
     std::fs::copy(volume.path("key"), there.path("key")).expect("copied");
     let map = std::fs::read_to_string(volume.path("volume.toml")).expect("text");
@@ -170,7 +170,7 @@ fn a_crowd_at_the_door_keeps_no_mount_out_and_hides_no_wrong_key() {
     let (address, socket) = (volume.address(0), volume.path("node0/socket"));
     let mnt = volume.path("mnt");
     std::fs::create_dir(&mnt).expect("made");
-    // Those that are dropped come again: there is a new crowd for each command.
+    // Dropped connections come again: there is a new crowd for each command.
     let crowd = || {
         let tcp = (0..CROWD).map(|_| TcpStream::connect(&address).expect("connected"));
         let unix = (0..CROWD).map(|_| UnixStream::connect(&socket).expect("connected"));
@@ -182,7 +182,7 @@ fn a_crowd_at_the_door_keeps_no_mount_out_and_hides_no_wrong_key() {
     let here = crowd();
     std::fs::write(mnt.join("file"), "here").expect("written");
     volume.run("status", NOTHING).works();
-    // Somebody with another key.
+    // A client with another key.
     let stranger = Volume::new();
     let map = std::fs::read_to_string(volume.path("volume.toml")).expect("text");
     let (map, _) = map.split_once("# checksum").expect("its last line");
@@ -201,7 +201,7 @@ fn a_crowd_at_the_door_keeps_no_mount_out_and_hides_no_wrong_key() {
     let log = std::fs::read_to_string(volume.path("node0/log")).expect("a log");
     assert!(log.contains("the key does not fit"), "{log}");
     volume.run("umount", [&mnt]).works();
-    // Its error is no daemon that is down.
+    // The error of this command is not that of a stopped daemon.
     tatami(["ls", "--dir", "/nowhere/at/all"]).fails(3, &["there is no volume"]);
 }
 
@@ -234,12 +234,12 @@ fn a_copy_of_a_mount_in_another_namespace_does_not_keep_it() {
         child.wait().expect("it ends");
         text
     };
-    // Whoever uses it keeps it.
+    // A process that uses the mount keeps it busy.
     let user = elsewhere("exec 3< \"$1/file\"; echo up; read line");
     let said = volume.run("down", NOTHING);
     said.fails(1, &["in use", &format!("(process {})", user.id()), "open", "namespace"]);
     end(user);
-    // Whoever has a copy and uses nothing does not.
+    // A process with an unused copy does not.
     let holder = elsewhere("echo up; read line; ls \"$1\" 2>&1");
     let said = volume.run("down", NOTHING);
     let pid = holder.id();

@@ -1,4 +1,4 @@
-//! Starting, stopping, finding everything again; what commands print of it.
+//! Starting, stopping and restarting volumes, and the output of these commands.
 
 mod common;
 
@@ -29,7 +29,7 @@ fn what_was_written_is_there_after_down_and_up() {
     assert!(!file.exists());
     let said = volume.run("down", NOTHING);
     assert!(said.works().out.contains("did not run"), "{said:?}");
-    // The mount point was given to the first `up` only.
+    // Only the first `up` got the mount point.
     volume.run("up", NOTHING).works();
     assert_eq!(std::fs::read(&file).expect("found again"), b"kept");
     assert_eq!(volume.address(0), address);
@@ -51,7 +51,7 @@ fn up_starts_what_is_missing() {
     volume.run("up", NOTHING).works();
     assert_eq!(volume.pid(0), kept);
     assert_eq!(volume.mounts().len(), 2);
-    // A daemon started anew learns of its mounts from them.
+    // A restarted daemon learns of its mounts when they reconnect.
     volume.run("status", NOTHING).works();
 }
 
@@ -149,7 +149,7 @@ fn exec_shows_a_node_at_the_common_path() {
     let file = mnt.join("from-rank");
     let script = format!("echo here > {}", file.display());
     let mut command = volume.command("exec", ["--node", "rank", "--", "sh", "-c", &script]);
-    // Started from the place that is about to be covered.
+    // Started from a directory that the new mount covers.
     let command = command.current_dir(&mnt).env("OMPI_COMM_WORLD_RANK", "3");
     Said::from(command.output().expect("tatami can be run")).works();
     assert!(!file.exists(), "only the program saw it there");
@@ -257,7 +257,7 @@ fn fsck_finds_and_mends() {
     assert_eq!((said.code, &kinds(&said)[..]), (Some(4), &all.map(String::from)[..]), "{said:?}");
     let said = volume.run("fsck", NOTHING);
     assert!(said.code == Some(4) && said.out.contains("/lost on node0"), "{said:?}");
-    // What is lost stays so, until the file is written anew.
+    // Lost bytes stay lost until the file is written again.
     volume.run("cat", [":/lost"]).fails(1, &["cannot read :/lost"]);
     let anew = volume.path("good");
     volume.run("cp", [anew.to_str().expect("UTF-8"), ":/lost"]).works();
@@ -320,7 +320,7 @@ fn daemons_do_not_keep_the_files_of_whoever_starts_them() {
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", script]).arg(volume.dir()).arg(env!("CARGO_BIN_EXE_tatami"));
     Said::from(shell.output().expect("sh runs")).works();
-    // The daemon lets go a moment after it is ready.
+    // The daemon closes inherited files a moment after it is ready.
     let busy = || volume.run("down", NOTHING).code != Some(0);
     let start = std::time::Instant::now();
     while busy() {
@@ -397,11 +397,11 @@ fn durability_is_chosen_with_the_volume_and_told() {
             "{said}"
         );
         assert_eq!(volume.run("status", ["--json"]).works().json()["durability"], durability);
-        // It is the volume's from then on, whatever the next command says.
+        // From then on the volume keeps its durability, regardless of flags.
         volume.run("down", NOTHING).works();
         volume.run("up", ["--no-mount", "--volume-durability", "log"]).works();
         assert_eq!(volume.run("status", ["--json"]).works().json()["durability"], durability);
-        // Who edits the file is told which daemons do not know yet.
+        // After an edit of the file, status names the daemons that still use the old value.
         let (file, other) =
             (volume.path("volume.toml"), if durability == "log" { "sync" } else { "log" });
         let text = std::fs::read_to_string(&file).expect("the volume's file");

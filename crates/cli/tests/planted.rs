@@ -1,4 +1,5 @@
-//! What other users have put in the way: a superuser's `tatami` does not use it, and says so.
+//! Files that other users have planted: the superuser's `tatami` refuses to use them and reports
+//! why.
 
 mod common;
 
@@ -9,7 +10,7 @@ use std::path::Path;
 
 const NOTHING: [&str; 0] = [];
 
-/// Nobody may be told to make what was found one's own.
+/// A remedy must not advise to take over the planted file.
 #[track_caller]
 fn is_refused(said: &Said, parts: &[&str]) {
     said.fails(1, parts);
@@ -29,7 +30,7 @@ fn a_directory_of_another_user_is_refused() {
         is_refused(&up(&dir), &["belongs to user 12345"]);
     }
     assert_eq!(std::fs::read_dir(&home).expect("listed").count(), 0, "nothing was made there");
-    // A link of theirs, to a directory of ours as well.
+    // A link of that user, also to a directory of ours.
     let (ours, link) = (users.path("ours"), users.path("link"));
     std::fs::create_dir(&ours).expect("made");
     symlink(&ours, &link).expect("linked");
@@ -39,7 +40,7 @@ fn a_directory_of_another_user_is_refused() {
     symlink(&home, &link).expect("linked");
     is_refused(&up(&link), &["belongs to user 12345"]);
     assert_eq!(std::fs::read_dir(&ours).expect("listed").count(), 0);
-    // One where all may write is nobody's.
+    // A directory where all users may write belongs to no one user.
     users.set_mode(&ours, 0o1777);
     is_refused(&up(&ours), &["can write to"]);
     symlink(&home, ours.join("planted")).expect("linked");
@@ -69,7 +70,7 @@ fn links_that_were_planted_in_a_volume_are_not_followed() {
         std::fs::remove_file(&place).expect("removed");
         std::fs::rename(&aside, &place).expect("put back");
     }
-    // Logs of mounts, and what is written as a whole and then renamed.
+    // Logs of mounts, and temporary files that are renamed into place.
     std::fs::create_dir_all(volume.path("mount-logs")).expect("made");
     std::fs::create_dir(volume.path("mnt")).expect("made");
     let log = volume.path("mnt").display().to_string().replace('/', "-2f") + ".log";
@@ -95,7 +96,7 @@ fn a_planted_key_is_not_used_and_not_made_ones_own() {
     chown(volume.path("key"), Some(OWNER), None).expect("given away");
     is_refused(&volume.run("up", ["--no-mount"]), &["key", "user 12345", "may have put it there"]);
     chown(volume.path("key"), Some(0), None).expect("taken back");
-    // Nor at the first start.
+    // The same at the first start.
     let fresh = Volume::new();
     std::fs::copy(volume.path("key"), fresh.path("key")).expect("copied");
     chown(fresh.path("key"), Some(OWNER), None).expect("given away");
@@ -109,7 +110,7 @@ fn the_quick_start_takes_no_folder_of_others() {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/quickstart.sh");
     let start = |dir: &Path| -> Said {
         let mut command = std::process::Command::new(&script);
-        // It would find no compiler either: the folder comes first.
+        // The script would find no compiler either: it checks the folder first.
         command.env_clear().env("PATH", "/usr/bin:/bin").env("TATAMI_QUICKSTART_DIR", dir);
         command.output().expect("it runs").into()
     };

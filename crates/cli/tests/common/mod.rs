@@ -1,5 +1,5 @@
-//! A volume in a temporary directory, driven by the built `tatami`. Whatever
-//! a test started is gone when it ends, also when it fails.
+//! A volume in a temporary directory, driven by the built `tatami`. At the end of a test everything
+//! that it started is gone, also after a failure.
 #![allow(dead_code)] // each test file uses its own part of this
 
 pub mod users;
@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What a command said.
+/// The output and exit code of a command.
 #[derive(Debug)]
 pub struct Said {
     pub code: Option<i32>,
@@ -28,7 +28,7 @@ impl From<Output> for Said {
 }
 
 impl Said {
-    /// It must have ended so, and have said all of this to standard error.
+    /// Asserts this exit code and these parts of the standard error.
     #[track_caller]
     pub fn fails(&self, code: i32, parts: &[&str]) -> &Said {
         assert_eq!(self.code, Some(code), "{self:#?}");
@@ -38,21 +38,21 @@ impl Said {
         self
     }
 
-    /// It must have gone well.
+    /// Asserts success.
     #[track_caller]
     pub fn works(&self) -> &Said {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self
     }
 
-    /// Its output as JSON.
+    /// Returns the output as JSON.
     #[track_caller]
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.out).unwrap_or_else(|e| panic!("{e}: {self:#?}"))
     }
 }
 
-/// `tatami` with these arguments and none of the caller's settings.
+/// Returns `tatami` with these arguments and without settings of the caller.
 pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tatami"));
     for (name, _) in std::env::vars_os() {
@@ -64,25 +64,25 @@ pub fn command<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs `tatami` with these arguments.
 pub fn tatami<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Said {
     command(args).output().expect("tatami can be run").into()
 }
 
-/// A directory for a volume, and the volume in it once `up` was called.
+/// A directory for a volume, and the volume in it after `up`.
 pub struct Volume {
     dir: tempfile::TempDir,
 }
 
 impl Volume {
-    /// An empty directory.
+    /// Makes an empty directory.
     pub fn new() -> Volume {
-        // Short, because the path of a UNIX socket is.
+        // A short name: the path of a UNIX socket is limited.
         let dir = tempfile::Builder::new().prefix("ttm").tempdir_in("/tmp");
         Volume { dir: dir.expect("a temporary directory") }
     }
 
-    /// A running volume without mounts.
+    /// Starts a volume without mounts.
     #[track_caller]
     pub fn up(nodes: u16) -> Volume {
         let volume = Volume::new();
@@ -90,7 +90,7 @@ impl Volume {
         volume
     }
 
-    /// A running volume with mounts at `mnt`.
+    /// Starts a volume with mounts at `mnt`.
     #[track_caller]
     pub fn mounted(nodes: u16) -> Volume {
         let volume = Volume::new();
@@ -108,7 +108,7 @@ impl Volume {
         self.dir.path().join(below)
     }
 
-    /// `tatami VERB --dir DIR ARGS`; the verb may have two words.
+    /// Returns `tatami VERB --dir DIR ARGS`; the verb may have two words.
     pub fn command<S: AsRef<OsStr>>(
         &self,
         verb: &str,
@@ -119,24 +119,24 @@ impl Volume {
         command
     }
 
-    /// Runs that to its end.
+    /// Runs that command.
     pub fn run<S: AsRef<OsStr>>(&self, verb: &str, args: impl IntoIterator<Item = S>) -> Said {
         self.command(verb, args).output().expect("tatami can be run").into()
     }
 
-    /// The TCP address of a node.
+    /// Returns the TCP address of a node.
     pub fn address(&self, node: usize) -> String {
         let said = self.run("node list", ["--json"]);
         let listed = said.works().json();
         listed["nodes"][node]["address"].as_str().expect("an address").to_owned()
     }
 
-    /// Process number of a daemon, if it runs.
+    /// Returns the process number of a daemon, if it runs.
     pub fn pid(&self, node: usize) -> Option<i64> {
         self.run("node list", ["--json"]).works().json()["nodes"][node]["pid"].as_i64()
     }
 
-    /// All processes whose command line names the directory.
+    /// Returns all processes with the directory in their command line.
     pub fn processes(&self) -> Vec<i32> {
         let needle = self.dir().as_os_str().as_encoded_bytes();
         let mut found = Vec::new();
@@ -154,7 +154,7 @@ impl Volume {
         found
     }
 
-    /// Mount points below the directory, the last first.
+    /// Returns the mount points below the directory, the last first.
     pub fn mounts(&self) -> Vec<PathBuf> {
         let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let paths = table.lines().filter_map(|l| l.split(' ').nth(4)).map(PathBuf::from);

@@ -1,4 +1,5 @@
-//! Other users of this machine, who run `tatami` as themselves. Only the superuser can play them.
+//! Other users of this machine, each with an own `tatami` process. Only the superuser can run
+//! programs as other users.
 
 use super::Said;
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -6,7 +7,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Who has a volume here, and who has not.
+/// The user with a volume, and the user without.
 pub const OWNER: u32 = 12_345;
 pub const OTHER: u32 = 12_346;
 
@@ -16,7 +17,7 @@ pub struct Users {
 }
 
 impl Users {
-    /// `None` where nobody else can be played.
+    /// `None` if this process may not run programs as other users.
     pub fn new() -> Option<Users> {
         if !rustix::process::geteuid().is_root() {
             eprintln!("only root can play another user");
@@ -43,12 +44,13 @@ impl Users {
         chown(self.path(below), Some(uid), Some(uid)).expect("given away");
     }
 
-    /// Directory of the owner's volume.
+    /// Returns the directory of the owner's volume.
     pub fn volume(&self) -> PathBuf {
         self.path("home/volume")
     }
 
-    /// `tatami VERB --dir THE-OWNER'S-VOLUME ARGS` of a user; the verb may have two words.
+    /// Returns `tatami VERB --dir THE-OWNER'S-VOLUME ARGS` run by user `uid`; the verb may have two
+    /// words.
     pub fn command(&self, uid: u32, verb: &str, args: &[&str]) -> Command {
         let mut command = Command::new(self.path("tatami"));
         command.args(verb.split(' ')).arg("--dir").arg(self.volume()).args(args);
