@@ -41,9 +41,9 @@ Examples:
   tatami up --executors 4                    one node that serves names with four threads
   tatami up --dir ~/fs --no-mount            daemons only
 
-The first time, it lays the volume out: tatami.toml (the configuration, documented
-key by key), volume.toml (the nodes), key (the secret, keep it so), node0 ….
-Later it starts and mounts what is missing. It returns when all is ready.")]
+The first call creates the volume: tatami.toml (the configuration, each key documented),
+volume.toml (the nodes), key (the secret of the volume), node0 … (the data).
+Later calls start stopped daemons and mount missing mounts. It returns when all is ready.")]
     Up(Box<up::UpArgs>),
     /// Unmount and stop it
     #[command(after_help = "\
@@ -51,7 +51,7 @@ Examples:
   tatami down
   tatami down --force     even if programs still use the mounts
 
-Nothing is lost: `tatami up` finds everything again.")]
+No data are lost: `tatami up` starts the volume again.")]
     Down(down::DownArgs),
     /// Show nodes, space, health, mounts
     #[command(after_help = "\
@@ -59,7 +59,7 @@ Examples:
   tatami status
   tatami status --json | jq '.nodes[] | select(.up | not) | .name'
 
-Exit code 0: healthy; 3: a node is down, or something else is wrong.")]
+Exit code 0: healthy; 3: a node is down, or there is another fault.")]
     Status(status::StatusArgs),
     /// Run, list, start and stop single nodes
     Node {
@@ -81,39 +81,39 @@ Examples:
   tatami umount /mnt/tatami
   tatami umount --force /mnt/tatami    even if programs still use it
 
-It returns when everything written has been handed in.")]
+It returns after all written data have reached the nodes.")]
     Umount(mount_cmd::UmountArgs),
-    /// Tell on which nodes the bytes of a file lie
+    /// Show which nodes have the bytes of a file
     #[command(after_help = "\
 Examples:
   tatami where /mnt/tatami/results.nc
   tatami where --json :/results.nc
-  tatami where :/            all files, summed up by node
+  tatami where :/            all files, summed by node
 
-Of a file that many processes wrote, or that lies in stripes, each line is a pattern:
-so many blocks, so far apart, on that node.")]
+For a striped file, or a file written by many processes, each line is a pattern:
+the number of blocks, their distance, and their node.")]
     Where(where_cmd::WhereArgs),
-    /// Tell in which partitions, and on which nodes, the entries of a directory are
+    /// Show the partitions of a directory, their entries and their nodes
     #[command(after_help = "\
 Examples:
   tatami dir :/run-17
   tatami dir --json /mnt/tatami/run-17 | jq '.directories[].partitions | length'
 
 A directory with more than 1,024 entries is split into partitions by the hashes of its
-names, as long as that brings them to more nodes.")]
+names, as long as a split spreads them over more nodes.")]
     Dir(dir_cmd::DirArgs),
-    /// Tell what a job that died has left of a file, and settle it
+    /// Recover a file after the death of a job that wrote it
     #[command(after_help = "\
 Examples:
   tatami recover :/checkpoint.h5
   tatami recover --json /mnt/tatami/run-17/*.h5
   tatami recover /scratch/checkpoint.h5          a container
 
-A file of the volume settles by itself when the lease of the dead job has ended: this
-waits for that and tells what is whole. A container is readable without it, too: readers
-look into what the job left, and the next program that writes to it does the same.")]
+The volume recovers a file by itself when the lease of the dead job has ended. This
+command waits for that and reports the result. A container is readable without it, too:
+readers use the journals of the dead job, and so does the next program that writes to it.")]
     Recover(recover_cmd::RecoverArgs),
-    /// Lay files out anew: whole, in stripes over nodes, as containers
+    /// Change the layout of files: whole, striped over nodes, or containers
     #[command(after_help = "\
 Examples:
   tatami relayout :/checkpoint.h5                          one object on one node
@@ -125,9 +125,9 @@ Examples:
   tatami relayout --background -r :/run-17                 and meanwhile:
   tatami relayout --status
 
-Readers are not disturbed: they see the same bytes at any time. A file that a program has
-open for writing, or opens meanwhile, stays as it is: the command waits a little, tries
-again, and then says so. The space of the new copy is needed beside that of the old one.")]
+Readers see the same bytes at any time. A file that a program has open for writing, or
+opens meanwhile, stays unchanged: the command waits a few seconds, retries, and then
+reports it. The new copy needs its space beside the old one.")]
     Relayout(relayout_cmd::RelayoutArgs),
     /// List files of the volume, without a mount
     #[command(
@@ -146,8 +146,8 @@ Examples:
   tatami cp -r :/run-17 ./results
   tatami cp :/a :/b
 
-Paths with a colon in front are in the volume; a local file whose name begins
-with a colon is written ./:name.")]
+Paths with a colon in front are in the volume. Write a local file with such a name
+as ./:name.")]
     Cp(copy::CpArgs),
     /// Print files of the volume, without a mount
     #[command(after_help = "Examples:\n  tatami cat :/run-17/log | tail")]
@@ -158,8 +158,8 @@ Examples:
   tatami rm :/run-17/log
   tatami rm -r :/run-17
 
-With -r the servers do it, all at the same time: names do not come here, but with -v.
-What cannot be removed is told, the rest is removed.")]
+With -r all servers remove files at the same time, and send names only with -v.
+Entries that cannot be removed are reported; the others are removed.")]
     Rm(files::RmArgs),
     /// Make directories in the volume, without a mount
     #[command(after_help = "Examples:\n  tatami mkdir :/run-18\n  tatami mkdir -p :/a/b/c")]
@@ -167,7 +167,7 @@ What cannot be removed is told, the rest is removed.")]
     /// Show attributes of files of the volume, without a mount
     #[command(after_help = "Examples:\n  tatami stat :/run-17/log\n  tatami stat --json :/run-17")]
     Stat(files::StatArgs),
-    /// Add up what is below directories of the volume
+    /// Sum the disk usage below directories of the volume
     #[command(
         disable_help_flag = true,
         after_help = "\
@@ -176,29 +176,29 @@ Examples:
   tatami du -sh :/run-17 :/run-18
   tatami du -s --json /mnt/tatami/run-17
 
-The servers add up, all at the same time. A file with several names counts once. Of a
-file that is being written, it is what its writer has told at close or fsync."
+All servers sum at the same time. A file with several names counts once. A file that is
+being written counts with the size that its writer reported at close or fsync."
     )]
     Du(usage_cmd::DuArgs),
     /// Show the space of the volume and of each node
     #[command(after_help = "Examples:\n  tatami df\n  tatami df --json")]
     Df(files::DfArgs),
-    /// Compare names, inodes and objects; mend what is wrong
+    /// Compare names, inodes and objects, and repair faults
     #[command(after_help = "\
 Examples:
   tatami fsck
   tatami fsck --repair
-  tatami fsck --lost                  files of which bytes are lost
+  tatami fsck --lost                  files with lost bytes
   tatami fsck --offline               while the daemons are stopped
   tatami fsck --json | jq '.findings[]'
 
 The volume stays in use meanwhile. All nodes must be up. --repair removes objects
-that no file owns and entries that lead nowhere, corrects sizes, link counts and the
-places of directories, and gives what lost its name one in /lost+found: # and its number.
-What is changing in this moment is looked at again, and left alone.
+that no file owns and dangling entries, and corrects sizes, link counts and the parents
+of directories. An inode without a name gets one in /lost+found: # and its number.
+Items that change during the check are checked again, and left alone.
 
-Exit codes, as fsck(8): 0 clean, 1 all that was wrong is mended, 4 something wrong
-is left, 8 the check could not be done.")]
+Exit codes, as fsck(8): 0 clean, 1 all faults are repaired, 4 faults are left,
+8 the check failed.")]
     Fsck(fsck_cmd::FsckArgs),
     /// Measure this or any other file system
     #[command(after_help = "\
@@ -226,26 +226,26 @@ Examples:
   tatami mpirun --container /scratch/run -n 4 ./simulation
   tatami mpirun --launcher mpiexec.mpich -n 4 ./simulation
 
-All that follows the options above goes to the launcher as it is. Open MPI and
-MPICH are known; docs/MPI.md tells what to set for others, such as srun.")]
+All further arguments go to the launcher unchanged. Open MPI and MPICH are supported;
+docs/MPI.md lists the variables to set for other launchers, such as srun.")]
     Mpirun(mpi_cmd::MpirunArgs),
-    /// Tell whether the MPI-IO layer is active in a program, and why not
+    /// Check whether the MPI-IO layer is active in a program, with the reason if not
     #[command(after_help = "\
 Examples:
   tatami mpi-check -- ./simulation
   tatami mpi-check --run -- python3 writes_a_file.py
 
-Without --run, nothing of the program runs. Exit code 0: it is; 1: it is not.")]
+Without --run, the program does not run. Exit code 0: active; 1: not active.")]
     MpiCheck(mpi_cmd::MpiCheckArgs),
-    /// Show the configuration in force, and who set what
+    /// Show the configuration in force and the origin of each value
     #[command(after_help = "\
 Examples:
   tatami config
-  tatami config --mount-passthrough=false    what would be in force
+  tatami config --mount-passthrough=false    with this flag
   tatami config --defaults                   all keys, explained
   tatami config --json
 
-A flag wins over a TATAMI_… variable, that over the file, that over the default.")]
+Precedence: a flag, a TATAMI_… variable, the file, the default.")]
     Config(config_cmd::ConfigArgs),
     /// Print a completion script for a shell
     #[command(after_help = "\

@@ -18,16 +18,16 @@ use tatami_wire::{Errno, Ino, Kind, Timestamp};
 pub struct CpArgs {
     #[command(flatten)]
     at: At,
-    /// Directories with all that is in them
+    /// Copy directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
     /// Keep permission bits and times
     #[arg(short, long)]
     preserve: bool,
-    /// Tell what is copied
+    /// Print each copied path
     #[arg(short, long)]
     verbose: bool,
-    /// From where, and last, to where. At least one is in the volume, with a colon in front
+    /// The sources, and last the destination. At least one is in the volume, with a colon in front
     #[arg(required = true, num_args = 2.., value_name = "PATH")]
     paths: Vec<AnyPath>,
 }
@@ -284,7 +284,8 @@ fn copy_one(args: &CpArgs, sides: &Sides, from: &AnyPath, to: AnyPath) -> Outcom
                     sides.keep(&to, &facts).map_err(|e| to.failed("cannot set times of", e))?;
                 }
             }
-            _ => bar.suspend(|| term::note(&format!("{from}: skipped, it is no file"))),
+            _ => bar
+                .suspend(|| term::note(&format!("{from}: skipped, because it is a special file"))),
         }
     }
     // The innermost first: each copy inside a directory changes the times of that directory.

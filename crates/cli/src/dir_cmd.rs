@@ -18,7 +18,7 @@ use tatami_wire::{Errno, ExecutorId};
 pub struct DirArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Directories, on a mount, or in the volume with a colon in front

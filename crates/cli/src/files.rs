@@ -22,25 +22,25 @@ pub const CHUNK: usize = 4 << 20;
 pub struct LsArgs {
     #[command(flatten)]
     at: At,
-    /// Mode, links, owner, group, size, time
+    /// Print mode, links, owner, group, size, time
     #[arg(short)]
     long: bool,
-    /// Also what is below directories
+    /// Also list subdirectories
     #[arg(short = 'R', long)]
     recursive: bool,
-    /// Directories themselves, not what is in them
+    /// List directories themselves, not their entries
     #[arg(short = 'd', long)]
     directory: bool,
-    /// Sizes as 1.5 KiB
+    /// Print sizes like 1.5 KiB
     #[arg(short = 'h', long)]
     human_readable: bool,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
-    /// In the volume, with a colon in front
+    /// Paths in the volume, with a colon in front
     #[arg(default_value = ":/")]
     paths: Vec<AnyPath>,
 }
@@ -110,7 +110,7 @@ pub fn open(at: &At) -> Outcome<(Place, Tree)> {
 pub struct CatArgs {
     #[command(flatten)]
     at: At,
-    /// In the volume, with a colon in front
+    /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -153,16 +153,16 @@ pub fn cat(args: &CatArgs) -> Outcome {
 pub struct RmArgs {
     #[command(flatten)]
     at: At,
-    /// Directories with all that is in them
+    /// Remove directories with all their entries
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
-    /// What is not there is no error
+    /// Ignore paths that do not exist
     #[arg(short, long)]
     force: bool,
-    /// Tell what is removed
+    /// Print each removed path
     #[arg(short, long)]
     verbose: bool,
-    /// In the volume, with a colon in front
+    /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -179,7 +179,10 @@ pub fn rm(args: &RmArgs) -> Outcome {
         let path = any.in_volume()?;
         if matches!(last(path), b"" | b"." | b"..") {
             let what = format!("will not remove {any}");
-            keep_first(&mut result, Failure::usage(what).because("it has no name of its own"));
+            keep_first(
+                &mut result,
+                Failure::usage(what).because("the path does not end in a name"),
+            );
             continue;
         }
         let removed = match tree.stat(path, false) {
@@ -237,13 +240,13 @@ fn remove(
 pub struct MkdirArgs {
     #[command(flatten)]
     at: At,
-    /// Directories above too; one that is there is no error
+    /// Also make missing parents; an existing directory is no error
     #[arg(short, long)]
     parents: bool,
     /// Permission bits, octal [default: 777 without the umask]
     #[arg(short, long, value_name = "MODE", value_parser = octal)]
     mode: Option<u16>,
-    /// In the volume, with a colon in front
+    /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -307,10 +310,10 @@ pub struct StatArgs {
     /// Follow a symbolic link at the end
     #[arg(short = 'L', long)]
     dereference: bool,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// In the volume, with a colon in front
+    /// Paths in the volume, with a colon in front
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -345,7 +348,7 @@ pub fn stat(args: &StatArgs) -> Outcome {
 pub struct DfArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object, in bytes
+    /// Print one JSON object, in bytes
     #[arg(long)]
     json: bool,
 }

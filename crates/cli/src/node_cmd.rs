@@ -22,7 +22,7 @@ Examples:
       --key-file /etc/tatami/key --dir /scratch/tatami
 
 `tatami up` does this for every node of this machine, in the background.
-It ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
+The daemon ends at SIGTERM, SIGINT or `tatami node stop`, and syncs first.")]
     Run(Box<RunArgs>),
     /// List the nodes of the volume
     #[command(after_help = "Examples:\n  tatami node list\n  tatami node list --json")]
@@ -38,7 +38,7 @@ Examples:
     /// Stop the daemons of some nodes; mounts wait for them
     #[command(after_help = "Examples:\n  tatami node stop 1\n  tatami node stop --force node1")]
     Stop(StopArgs),
-    /// Add nodes to the volume, and give them their part of the namespace
+    /// Add nodes to the volume, and move shards of the namespace to them
     #[command(after_help = "\
 Examples:
   tatami node add
@@ -46,8 +46,8 @@ Examples:
   tatami node add --executors 4    from now on, all nodes with four threads for the namespace
   tatami node add --address host2:7400 --node-dir /scratch/tatami
 
-Shards move while the volume is in use: who wants something of one that moves waits
-for a part of a second. What breaks off, goes on with: tatami node rebalance NODE")]
+Shards move while the volume is in use. A request to a moving shard waits for a fraction
+of a second. To continue after an interruption: tatami node rebalance NODE")]
     Add(AddArgs),
     /// Move the namespace away from some nodes
     #[command(after_help = "\
@@ -55,10 +55,10 @@ Examples:
   tatami node drain 3
   tatami node drain node2 node3
 
-Bytes of files stay where they are, so the daemon must go on running; how many there are
-is told at the end. The same command again goes on with what was broken off.")]
+Bytes of files stay on their node, so its daemon must keep running. The command prints how
+many there are at its end. After an interruption, repeat the command: it continues.")]
     Drain(DrainArgs),
-    /// Deal the namespace out evenly to the nodes that have a part of it, and to those named
+    /// Distribute the namespace evenly over the nodes that have a part of it, and those named
     #[command(after_help = "\
 Examples:
   tatami node rebalance
@@ -66,13 +66,13 @@ Examples:
   tatami node rebalance --executors 4    each node serves it with four threads
   tatami node rebalance --executors 1    and with one again")]
     Rebalance(RebalanceArgs),
-    /// Settle that a node lost its data directory and began empty
+    /// Acknowledge that a node lost its data directory and began empty
     #[command(after_help = "\
 Examples:
   tatami fsck --lost                which files have lost bytes
-  tatami node forget --lost node1   and that is settled: the status is healthy again
+  tatami node forget --lost node1   acknowledge it: the status is healthy again
 
-Files that have lost bytes stay as they are: reading what is lost fails.")]
+Files that have lost bytes stay as they are: reading the lost bytes fails.")]
     Forget(ForgetArgs),
 }
 
@@ -81,7 +81,7 @@ Files that have lost bytes stay as they are: reading what is lost fails.")]
 pub struct ListArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -101,11 +101,11 @@ pub struct NodesArgs {
 pub struct StartArgs {
     #[command(flatten)]
     which: NodesArgs,
-    /// Begin with an empty data directory where it is lost for good
+    /// Start with an empty data directory, if the old one is lost for good
     #[arg(long)]
     empty: bool,
-    /// Where metadata are damaged, go on with what can be read: acknowledged changes are lost. The damaged files are
-    /// kept beside, as NAME.cut
+    /// If metadata are damaged, continue with the readable records; acknowledged changes are lost.
+    /// The damaged files are kept beside the new ones, as NAME.cut
     #[arg(long)]
     accept_loss: bool,
 }
@@ -115,7 +115,7 @@ pub struct StartArgs {
 pub struct ForgetArgs {
     #[command(flatten)]
     which: NodesArgs,
-    /// That it lost what it had
+    /// Acknowledge the loss of its data
     #[arg(long, required = true)]
     lost: bool,
 }
@@ -237,11 +237,11 @@ fn forget_loss(args: &ForgetArgs) -> Outcome {
     for which in &args.which.nodes {
         let entry = place.find_node(&volume, which)?;
         place.ask(&volume, entry, &AdminCall::ForgetLost).map_err(|e| {
-            Failure::degraded(format!("{} was not told", entry.name))
+            Failure::degraded(format!("{} did not receive the request", entry.name))
                 .because(e)
                 .try_this(format!("its daemon must run: tatami status{}", place.dir_flag()))
         })?;
-        writeln!(out, "{}: what it lost is settled", entry.name)?;
+        writeln!(out, "{}: its loss is acknowledged", entry.name)?;
     }
     out.flush()?;
     Ok(())
@@ -302,7 +302,7 @@ pub fn rank() -> Outcome<usize> {
     const VARIABLES: [&str; 5] =
         ["OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "SLURM_PROCID"];
     VARIABLES.iter().find_map(|name| std::env::var(name).ok()?.parse().ok()).ok_or_else(|| {
-        Failure::usage("--node rank: this is no process of a parallel job")
+        Failure::usage("--node rank: this process is not part of a parallel job")
             .because(format!("none of {} is set", VARIABLES.join(", ")))
             .try_this("start it with mpirun or srun, or name a node: --node 0")
     })

@@ -16,22 +16,22 @@ const BLOCK: u64 = 512;
 pub struct DuArgs {
     #[command(flatten)]
     at: At,
-    /// Only the paths that are named, not the directories below
+    /// Only the given paths, not the directories below
     #[arg(short, long)]
     summarize: bool,
-    /// Sizes as 1.5 KiB, not in units of 1,024 bytes
+    /// Print sizes like 1.5 KiB, not in units of 1,024 bytes
     #[arg(short = 'h', long)]
     human_readable: bool,
-    /// How long files are, not what they take on disk
+    /// Sum the lengths of files, not their space on disk
     #[arg(long)]
     apparent_size: bool,
-    /// As one JSON object, in bytes
+    /// Print one JSON object, in bytes
     #[arg(long)]
     json: bool,
     /// Print help
     #[arg(long, action = clap::ArgAction::Help)]
     help: Option<bool>,
-    /// On a mount, or in the volume with a colon in front
+    /// Paths on a mount, or in the volume with a colon in front
     #[arg(default_value = ":/")]
     paths: Vec<AnyPath>,
 }
@@ -47,7 +47,7 @@ pub fn run(args: &DuArgs) -> Outcome {
     let mut sessions = Sessions::new(&args.at);
     for any in &args.paths {
         let Found { tree, path, .. } = sessions.find(any)?;
-        let bar = term::spinner("looking");
+        let bar = term::spinner("scanning");
         let mut found = 0;
         let usage = tree.usage(&path, &mut |more| {
             found += more;

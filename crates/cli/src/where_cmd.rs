@@ -20,11 +20,11 @@ use tatami_wire::{Attr, Errno, Kind, NodeId, Piece};
 pub struct WhereArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// On a mount, or in the volume with a colon in front. Of a directory, all
-    /// files below it are summed up by node
+    /// Paths on a mount, or in the volume with a colon in front. For a directory, all files below
+    /// it are summed by node
     #[arg(required = true)]
     paths: Vec<AnyPath>,
 }
@@ -241,7 +241,7 @@ fn print(out: &mut Out, told: &Told, any: &AnyPath, first: bool) -> Outcome {
     writeln!(out, "{title}: {} bytes ({})", told.size, term::size(told.size))?;
     if told.extents.is_empty() {
         let names: Vec<&str> = told.nodes.iter().map(|n| n.name.as_str()).collect();
-        writeln!(out, "no bytes yet; they will lie on {}", names.join(", "))?;
+        writeln!(out, "no bytes yet; they will be on {}", names.join(", "))?;
         return Ok(());
     }
     if told.nodes.len() > 1 {
