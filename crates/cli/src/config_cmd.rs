@@ -13,10 +13,10 @@ use std::io::Write;
 pub struct ConfigArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// All keys with their meaning, range and default, as docs/CONFIG.md
+    /// Print all keys with their meaning, range and default, as in docs/CONFIG.md
     #[arg(long, conflicts_with = "json")]
     defaults: bool,
 }
@@ -90,9 +90,9 @@ pub fn reference() -> String {
          one in which every key is explained and none is set. A key that does not exist is\n\
          an error that names the line.\n\n\
          Each key can be overridden by an environment variable, and that by a flag of any\n\
-         command. `tatami config` shows what is in force and who set it. This page is what\n\
-         `tatami config --defaults` prints.\n\n\
-         `--dir DIR` (`TATAMI_DIR`) says which volume: by default `/var/lib/tatami` for the\n\
+         command. `tatami config` shows the values in force and their origins. This page is the\n\
+         output of `tatami config --defaults`.\n\n\
+         `--dir DIR` (`TATAMI_DIR`) names the volume: by default `/var/lib/tatami` for the\n\
          superuser and `$XDG_DATA_HOME/tatami`, usually `~/.local/share/tatami`, for others.\n\
          Relative paths in the configuration start there.\n\n\
          | key | unit | default | range | variable | flag |\n|---|---|---|---|---|---|\n",
@@ -120,12 +120,13 @@ pub fn reference() -> String {
          | `tatami.toml` | the configuration; yours to edit |\n\
          | `volume.toml` | the nodes with their addresses, sockets and data directories; see \
          [FORMAT.md](FORMAT.md) |\n\
-         | `key` | the secret of the volume, mode 0600: whoever has it may act as any user |\n\
-         | `last-up.toml` | what `tatami up` was told last, and which data directories are in use |\n\
-         | `mounts/` | a record of each mount: its place, node and process |\n\
+         | `key` | the secret of the volume, mode 0600: a process that has it may act as any \
+         user |\n\
+         | `last-up.toml` | settings of the last `tatami up`, and the data directories in use |\n\
+         | `mounts/` | a record of each mount: its mount point, node and process |\n\
          | `mount-logs/` | a log of each mount |\n\
          | `node0/` … | the data directory of a node; in it `FORMAT`, `lock`, `meta/` and \
-         `objects/` (see [FORMAT.md](FORMAT.md)), its `socket`, its `log` (put aside as `log.old` \
+         `objects/` (see [FORMAT.md](FORMAT.md)), its `socket`, its `log` (renamed to `log.old` \
          at a start when it is over 16 MiB) and, while it runs, `pid` |\n",
     );
     text

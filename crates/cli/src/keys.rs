@@ -106,8 +106,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Text(1024),
         unit: "",
         default: ["info", "info"],
-        doc: "What daemons, mounts and commands log: error, warn, info, debug or trace, also by \
-              module, for example info,tatami_node=debug. Commands log to standard error, and \
+        doc: "Log filter of daemons, mounts and commands: error, warn, info, debug or trace, also \
+              by module, for example info,tatami_node=debug. Commands log to standard error, and \
               only when this is set.",
     },
     Key {
@@ -117,7 +117,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Text(255),
         unit: "",
         default: ["tatami", "tatami"],
-        doc: "Name of the volume. Used when `tatami up` makes it; later it is kept in volume.toml.",
+        doc: "Name of the volume. `tatami up` uses it to create the volume; later it is kept in \
+              volume.toml.",
     },
     Key {
         name: name::VOLUME_SHARDS,
@@ -126,8 +127,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Text(4096),
         unit: "",
         default: ["all", "all"],
-        doc: "Which nodes keep names: all, or numbers of nodes and ranges of them, for example \
-              0,4-7. Each gets as many shards as the others. Used when `tatami up` makes the \
+        doc: "The nodes that keep names: all, or numbers of nodes and ranges of them, for example \
+              0,4-7. Each gets the same number of shards. `tatami up` uses it to create the \
               volume; later it is kept in volume.toml.",
     },
     Key {
@@ -137,9 +138,9 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(1, EXECUTORS_MAX as u64),
         unit: "",
         default: ["1", "1"],
-        doc: "Executors of each node that keeps names: threads that serve them, each with shards and \
-              a store of its own. Used when `tatami up` makes the volume; `up --executors` sets it. \
-              `tatami node rebalance --executors` changes it later.",
+        doc: "Executors of each node that keeps names. An executor is a thread that serves names, \
+              with shards and a store of its own. `tatami up` uses it to create the volume; `up \
+              --executors` sets it. `tatami node rebalance --executors` changes it later.",
     },
     Key {
         name: name::VOLUME_DURABILITY,
@@ -148,10 +149,10 @@ pub static KEYS: [Key; 19] = [
         range: Range::OneOf(&Durability::NAMES),
         unit: "",
         default: ["log", "log"],
-        doc: "What an acknowledged change of names survives. log: the death of a daemon, and after \
-              an fsync of a file also a power cut, as with ext4. sync: always a power cut, for one \
-              fsync of the disk for all requests that arrive together. Used when `tatami up` makes \
-              the volume; later it is kept in volume.toml.",
+        doc: "Failures that an acknowledged change of names survives. log: the death of a daemon, \
+              and after an fsync of a file also a power cut, as with ext4. sync: always a power \
+              cut, for one fsync of the disk for all requests that arrive together. `tatami up` \
+              uses it to create the volume; later it is kept in volume.toml.",
     },
     Key {
         name: name::NODE_LISTEN,
@@ -160,7 +161,7 @@ pub static KEYS: [Key; 19] = [
         range: Range::Text(255),
         unit: "",
         default: ["127.0.0.1", "127.0.0.1"],
-        doc: "Host name or address on which new nodes listen. Used when `tatami up` makes the \
+        doc: "Host name or address on which new nodes listen. `tatami up` uses it to create the \
               volume: it chooses a free port for each node and keeps it in volume.toml.",
     },
     Key {
@@ -170,8 +171,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(1, 86_400),
         unit: "seconds",
         default: ["60", "60"],
-        doc: "How long a client may be out of contact before a daemon gives up what that client \
-              holds: files that it keeps open after their unlink, sizes it has not told yet.",
+        doc: "How long a client may be out of contact before a daemon gives up the state of that \
+              client: unlinked files that it keeps open, and sizes that it has not reported yet.",
     },
     Key {
         name: name::NODE_RESERVE,
@@ -180,8 +181,9 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(0, 1 << 20),
         unit: "MiB",
         default: ["256", "256"],
-        doc: "Room that a node keeps on its disk for names, which the bytes of files cannot take: names are \
-              made and removed also where those have filled the disk. A sixteenth of the disk at most.",
+        doc: "Space on a node's disk that is reserved for names and that the bytes of files \
+              cannot take. So names can be created and removed even when files have filled the \
+              disk. A sixteenth of the disk at most.",
     },
     Key {
         name: name::CLIENT_PATIENCE,
@@ -200,9 +202,10 @@ pub static KEYS: [Key; 19] = [
         range: Range::OneOf(&["next", "refuse"]),
         unit: "",
         default: ["next", "next"],
-        doc: "Where new files go when the disk of their own node is full. next: to the next node with room. \
-              refuse: to none, writing to them fails with ENOSPC. A disk is full with less than 64 MiB \
-              available, or a sixteenth of it where that is less.",
+        doc: "Where new files go when the disk of their own node is full. next: to the next node \
+              with space. refuse: to no other node; writing to them fails with ENOSPC. A disk is \
+              full with less than 64 MiB available, or less than a sixteenth of it where that is \
+              smaller.",
     },
     Key {
         name: name::MOUNT_ENABLED,
@@ -220,9 +223,9 @@ pub static KEYS: [Key; 19] = [
         range: Range::Path,
         unit: "",
         default: ["mnt", "/mnt/tatami"],
-        doc: "Where `tatami up` mounts the volume: at this path with one node; with several, \
-              each node has its mount below it: node0, node1 and so on. `up --mount` sets it. \
-              The last one given is remembered by later `up`s.",
+        doc: "Mount point of `tatami up`. With one node it is this path. With several, each node \
+              has its mount below it: node0, node1 and so on. `up --mount` sets it, and later \
+              calls of `up` remember the last one given.",
     },
     Key {
         name: name::MOUNT_PASSTHROUGH,
@@ -231,8 +234,9 @@ pub static KEYS: [Key; 19] = [
         range: Range::Bool,
         unit: "",
         default: ["true", "true"],
-        doc: "Whether the kernel may read and write files of the mount's own node directly on \
-              the disk. Where that is impossible a mount works without; `tatami status` says so.",
+        doc: "Whether the kernel may read and write files of the mount's own node directly on the \
+              disk. Where that is impossible, a mount works without it, and `tatami status` \
+              reports that.",
     },
     Key {
         name: name::MOUNT_ALLOW_OTHER,
@@ -241,9 +245,10 @@ pub static KEYS: [Key; 19] = [
         range: Range::Bool,
         unit: "",
         default: ["false", "true"],
-        doc: "Whether users other than the one to whom the volume belongs may use it: its mounts, and its daemons, \
-              over their sockets, when they start with it. Permissions apply; the superuser may always. \
-              Ordinary users need `user_allow_other` in /etc/fuse.conf for mounts.",
+        doc: "Whether users other than the owner of the volume may use its mounts, and its \
+              daemons over their sockets. A daemon reads this at its start. Permissions apply; \
+              the superuser may always use the volume. For mounts, ordinary users need \
+              `user_allow_other` in /etc/fuse.conf.",
     },
     Key {
         name: name::MOUNT_THREADS,
@@ -261,8 +266,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(1, 1024),
         unit: "",
         default: ["64", "64"],
-        doc: "Most threads of a mount. Each request that waits for a node occupies one; so many \
-              can wait before others have to.",
+        doc: "Most threads of a mount. Each request that waits for a node occupies one. When all \
+              are occupied, further requests wait for a thread.",
     },
     Key {
         name: name::MOUNT_KERNEL_CACHE,
@@ -271,9 +276,9 @@ pub static KEYS: [Key; 19] = [
         range: Range::Bool,
         unit: "",
         default: ["true", "true"],
-        doc: "Whether the kernel may keep names and attributes that are delegated to the mount. It \
-              forgets them before changes of other nodes are seen; those may wait for it, a \
-              fifth of a second at most.",
+        doc: "Whether the kernel may cache names and attributes that are delegated to the mount. \
+              It drops them before changes of other nodes become visible. Such changes may wait \
+              for that, a fifth of a second at most.",
     },
     Key {
         name: name::MOUNT_ENTRY_TIMEOUT,
@@ -282,8 +287,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(0, 3_600_000),
         unit: "milliseconds",
         default: ["0", "0"],
-        doc: "How long the kernel may believe a name without asking. Above 0, lookups are \
-              faster, and other nodes' changes of names are seen that much later.",
+        doc: "How long the kernel may use a cached name without asking. Above 0, lookups are \
+              faster, and changes of names by other nodes become visible that much later.",
     },
     Key {
         name: name::MOUNT_ATTR_TIMEOUT,
@@ -292,8 +297,8 @@ pub static KEYS: [Key; 19] = [
         range: Range::Int(0, 3_600_000),
         unit: "milliseconds",
         default: ["0", "0"],
-        doc: "How long the kernel may believe attributes without asking. Above 0, stat is \
-              faster, and other nodes' changes of attributes are seen that much later.",
+        doc: "How long the kernel may use cached attributes without asking. Above 0, stat is \
+              faster, and changes of attributes by other nodes become visible that much later.",
     },
 ];
 
