@@ -111,7 +111,7 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
             assert!(get(mount.join("f")) == bytes, "after {step:?} on {}", mount.display());
         }
         let again = cluster.tatami("relayout", step);
-        assert!(again.out.contains("lies so already"), "{step:?}: {}", again.out);
+        assert!(again.out.contains("has this layout already"), "{step:?}: {}", again.out);
         let after = stat(mounts[1].join("f"));
         assert_eq!(after.modified().ok(), before.modified().ok(), "the bytes did not change");
         assert_eq!((after.ino(), after.len()), (before.ino(), before.len()));
@@ -228,7 +228,7 @@ fn it_goes_on_in_the_background_and_says_how_far_it_is() {
     assert!(get(cluster.mount(2).join("f")) == bytes);
     let said = cluster.tatami("relayout", &["--status"]);
     let line = said.out.lines().find(|line| line.contains(&format!("process {process},")));
-    assert!(line.is_some_and(|line| line.ends_with("done; 2 files laid out anew")), "{said:?}");
+    assert!(line.is_some_and(|line| line.ends_with("done; 2 files changed")), "{said:?}");
 
     // What could not be done is told, too, and what became of one that was killed.
     let file = writer(&cluster.mount(2).join("f"));

@@ -53,8 +53,8 @@ impl Absence {
             return Absence::new(
                 format!("the volume belongs to {owner} and is not open to others: {error}"),
                 format!(
-                    "run this as that user; or have that user set mount.allow_other = true in {} and start \
-                     the volume anew: tatami down, then tatami up",
+                    "run this as that user; or ask that user to set mount.allow_other = true in {} \
+                     and to restart the volume: tatami down, then tatami up",
                     place.dir.join("tatami.toml").display()
                 ),
             );
@@ -67,12 +67,12 @@ impl Absence {
         {
             return Absence::new(
                 format!(
-                    "its socket {} is gone, though its port {} answers",
+                    "its socket {} is missing, although its port {} answers",
                     entry.socket.display(),
                     entry.address
                 ),
                 format!(
-                    "start it anew: tatami node stop --force{flag} {}, then tatami up{flag}",
+                    "restart it: tatami node stop --force{flag} {}, then tatami up{flag}",
                     entry.name
                 ),
             );
@@ -89,14 +89,15 @@ impl Absence {
         }
         if !place.is_here(entry) {
             return Absence::new(
-                format!("down, or not to be reached from here ({error})"),
+                format!("down, or unreachable from here ({error})"),
                 format!(
-                    "{} is on another machine, {}: look there: tatami status; to start it, there: tatami up",
+                    "{} is on another machine, {}; run there: tatami status; if it is down: \
+                    tatami up",
                     entry.name, entry.address
                 ),
             );
         }
-        Absence::new(format!("down ({error})"), format!("to start what is down: tatami up{flag}"))
+        Absence::new(format!("down ({error})"), format!("to start stopped nodes: tatami up{flag}"))
     }
 
     /// Returns the absence of a node that accepted the request and did not reply within `timeout`.
@@ -116,7 +117,7 @@ impl Absence {
                 entry.name
             ),
             false => format!(
-                "{} is on another machine, {}: look there: tatami status",
+                "{} is on another machine, {}; run there: tatami status",
                 entry.name, entry.address
             ),
         };

@@ -146,7 +146,7 @@ fn new_path() -> Outcome<PathBuf> {
             Err(error) => last = Some(error),
         }
     }
-    let failure = Failure::new("there is no place to note what is done in the background");
+    let failure = Failure::new("there is no directory for the progress of background processes");
     Err(match last {
         Some(error) => failure.because(error),
         None => failure,
@@ -184,9 +184,9 @@ pub fn start() -> Outcome<i32> {
     let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     match arguments.iter().position(|argument| argument == "--background" || argument == "--") {
         Some(at) if arguments[at] == "--background" => arguments[at] = report,
-        _ => return Err(Failure::usage("--background has to stand in front of the files")),
+        _ => return Err(Failure::usage("--background must come before the files")),
     }
-    let what = || "cannot start a process for the background".to_owned();
+    let what = || "cannot start a background process".to_owned();
     let program = std::env::current_exe().context(what)?;
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -224,7 +224,7 @@ pub fn status(json: bool) -> Outcome {
         };
         out.json(&serde_json::json!({ "relayouts": all.iter().map(told).collect::<Vec<_>>() }))?;
     } else if all.is_empty() {
-        writeln!(out, "Nothing is laid out anew in the background, nor was since yesterday.")?;
+        writeln!(out, "No relayout runs in the background, and none ended in the last 24 hours.")?;
     }
     for (_, note) in all.iter().filter(|_| !json) {
         note.print(&mut out)?;
@@ -257,12 +257,12 @@ impl Note {
                 let (file, size) = (term::safe(self.file.as_bytes()), term::size(self.size));
                 format!("at {file}, {percent} % of {size}")
             }
-            "died" => format!("died; {} stays as it was", term::safe(self.file.as_bytes())),
+            "died" => format!("died; {} is unchanged", term::safe(self.file.as_bytes())),
             state => state.to_owned(),
         }];
-        parts.push(files(self.changed, "laid out anew"));
+        parts.push(files(self.changed, "changed"));
         if self.same > 0 {
-            parts.push(format!("{} so already", self.same));
+            parts.push(format!("{} had this layout already", self.same));
         }
         writeln!(out, "{title}: {}", parts.join("; "))?;
         for failure in &self.failures {

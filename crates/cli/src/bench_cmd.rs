@@ -32,6 +32,6 @@ pub fn run(args: &Args) -> Outcome {
     tatami_bench::run(args.bench.clone(), options, &mut Out::new()).map_err(|e| match e {
         BenchError::Usage(text) => Failure::usage(text),
         BenchError::Output(e) => Failure::from(e),
-        other => Failure::new("the workload did not come to its end").because(other),
+        other => Failure::new("the workload did not finish").because(other),
     })
 }

@@ -418,7 +418,8 @@ mod tests {
         #[test]
         fn any_text_is_read_or_refused(text in proptest::prop_oneof![
             ".{0,200}",
-            "(\\[(mount|node|x)\\]\n)?((path|lease_sec|passthrough|log|é) ?= ?(true|-?[0-9]{1,20}|0x[0-9a-f]{1,17}|\"[^\"]{0,9}\"|\\[\\]|\\{a=1\\}|1.5)\n){0,4}",
+            "(\\[(mount|node|x)\\]\n)?((path|lease_sec|passthrough|log|é) ?= \
+            ?(true|-?[0-9]{1,20}|0x[0-9a-f]{1,17}|\"[^\"]{0,9}\"|\\[\\]|\\{a=1\\}|1.5)\n){0,4}",
         ]) {
             if let Ok(found) = parse(Path::new("t.toml"), &text) {
                 for (key, value, line) in found {

@@ -57,24 +57,24 @@ pub fn recover(
     let title = out.paint(HEAD, &path.display().to_string());
     if went_back {
         let size = seen.size;
-        writeln!(out, "{title}: its index was damaged; {size} bytes are there that were synced")?;
+        writeln!(out, "{title}: its index was damaged; {size} synced bytes are there")?;
     } else if settled.is_empty() {
         writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
     }
     for job in &settled {
         writeln!(
             out,
-            "{title}: a job of {} ranks had died; {} of them had written, {}{} bytes are there",
+            "{title}: a job of {} ranks died; {} of them had written, {}{} bytes are there",
             job.ranks,
             job.writers,
             if job.damaged.is_empty() { "all " } else { "" },
             job.bytes,
         )?;
         for (name, damage) in &job.damaged {
-            writeln!(out, "  {} was {damage}: what it told there is lost", marker::journal(*name))?;
+            writeln!(out, "  {} was {damage}: the records there are lost", marker::journal(*name))?;
         }
         if job.lost > 0 {
-            writeln!(out, "  {} bytes that were not synced went with the power", job.lost)?;
+            writeln!(out, "  {} bytes that were not synced were lost in the power cut", job.lost)?;
         }
     }
     if live > 0 {
@@ -205,7 +205,7 @@ fn print(out: &mut Out, path: &Path, told: &Description) -> Outcome {
         out.table(&table)?;
     }
     if told.more {
-        writeln!(out, "and so on: --json tells up to {LISTED_JSON} stretches")?;
+        writeln!(out, "there are more: --json lists up to {LISTED_JSON} stretches")?;
     }
     Ok(())
 }

@@ -31,12 +31,10 @@ const ACCEPT_WAIT: Duration = Duration::from_secs(300);
 /// The arguments of `tatami node run`.
 #[derive(Debug, clap::Args)]
 pub struct RunArgs {
-    /// Data directory of the node; made if it is not there [default: the one
-    /// that the volume file names]
+    /// Data directory of the node, created if it is missing [default: the one in the volume file]
     #[arg(long, value_name = "NODEDIR")]
     pub dir: Option<PathBuf>,
-    /// Which node of the volume this is, by number or name [default: the one
-    /// whose data directory NODEDIR is]
+    /// The node of the volume, by number or name [default: the one with the data directory NODEDIR]
     #[arg(long, value_name = "NODE")]
     pub node: Option<String>,
     /// The map of nodes [default: NODEDIR/../volume.toml]
@@ -51,7 +49,7 @@ pub struct RunArgs {
     /// Keys of the configuration, as flags.
     #[command(flatten)]
     pub overrides: crate::config::Overrides,
-    /// Descriptor of a pipe on which to tell that it is ready
+    /// Descriptor of a pipe for the report that the process is ready
     #[arg(long, value_name = "FD", hide = true)]
     pub ready_fd: Option<i32>,
 }
@@ -92,8 +90,12 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
         (Some(file), _) => absolute(file)?,
         (None, Some(dir)) => dir.join("volume.toml"),
         (None, None) => {
-            return Err(Failure::usage("which node? neither --dir nor --volume-file is given")
-                .try_this("tatami node run --dir NODEDIR; or tatami up, which does it all"));
+            return Err(Failure::usage(
+                "no node is named: neither --dir nor --volume-file is given",
+            )
+            .try_this(
+                "tatami node run --dir NODEDIR; or start all nodes of this machine: tatami up",
+            ));
         }
     };
     let base = volume_file.parent().unwrap_or(Path::new("/")).to_owned();
@@ -122,7 +124,7 @@ fn launch(args: &RunArgs) -> Outcome<(Node, PathBuf)> {
     let node = Node::start(options).map_err(|e| Failure::new(e.to_string()))?;
     if let Err(error) = note_directory(&register, &volume) {
         tracing::warn!(
-            "{}: status could not report it if the data directory were lost",
+            "{}: status cannot report a later loss of the data directory",
             error.report()
         );
     }
@@ -141,7 +143,7 @@ fn which<'a>(place: &Place, volume: &'a VolumeFile, args: &RunArgs) -> Outcome<&
         (None, [only]) => Ok(only),
         (Some(dir), nodes) => nodes.iter().find(|n| n.dir == dir).ok_or_else(|| {
             Failure::usage(format!("no node of the volume has the directory {}", dir.display()))
-                .try_this("say which node it is: --node N")
+                .try_this("name the node: --node N")
         }),
         _ => Err(Failure::usage("the volume has several nodes").try_this("--node N")),
     }
@@ -188,10 +190,13 @@ pub fn start(place: &Place, entry: &NodeEntry) -> Outcome<Starting> {
         // The daemon would take an empty directory for a new node, and the files of the old node
         // would be lost.
         return Err(Failure::new(format!("the data of {} is not there", entry.name))
-            .because(format!("{} held a node and holds none now", entry.dir.display()))
+            .because(format!(
+                "{} held the data of a node, and its file FORMAT is missing now",
+                entry.dir.display()
+            ))
             .try_this(format!(
-                "mount the disk that it lies on; or, if it is lost for good, let {0} begin empty: \
-                 tatami node start --empty{1} {0}",
+                "mount the disk of this directory; or, if the data are lost for good, start {0} \
+                 empty: tatami node start --empty{1} {0}",
                 entry.name,
                 place.dir_flag()
             )));
@@ -287,9 +292,11 @@ pub fn settle_damage<'a>(
                 Ok(AdminReply::Told(done)) => {
                     done.iter().for_each(|done| term::note(&format!("{}: {done}", entry.name)));
                 }
-                Ok(_) => return Err(Failure::new(format!("{}: not understood", entry.name))),
+                Ok(_) => return Err(Failure::new(format!("{}: unexpected reply", entry.name))),
                 Err(e) => {
-                    return Err(Failure::new(format!("{} does not obey", entry.name)).because(e));
+                    return Err(
+                        Failure::new(format!("{} did not accept the loss", entry.name)).because(e)
+                    );
                 }
             }
             here = refused(entry);
@@ -297,13 +304,13 @@ pub fn settle_damage<'a>(
         all.extend(here.into_iter().map(|why| format!("{}: {why}", entry.name)));
     }
     Ok((!all.is_empty()).then(|| {
-        let what = "a part of the namespace is damaged and not served; all else runs";
+        let what = "a part of the namespace is damaged and not served; the rest runs";
         let failure = Failure::degraded(what).because(all.join("\n"));
         match accept_loss {
             true => failure,
             false => failure.try_this(format!(
-                "put an intact copy of what is damaged in its place, or go on with what can be read: tatami up{0} \
-                 --accept-loss, then tatami fsck{0} --repair",
+                "restore the damaged files from a copy; or continue with the readable records: \
+                 tatami up{0} --accept-loss, then tatami fsck{0} --repair",
                 place.dir_flag()
             )),
         }
@@ -319,7 +326,7 @@ pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) 
     // A daemon that was restarted in between may answer under another process id. Then that daemon
     // receives the request, and the wait below ends at once.
     if let Err(error) = place.ask(volume, entry, &AdminCall::Shutdown) {
-        tracing::debug!(node = entry.name, %error, "no answer to the order, so a signal");
+        tracing::debug!(node = entry.name, %error, "no reply to the request; sending a signal");
         // A daemon that did not reply for the whole timeout would not handle SIGTERM either.
         let hangs = force && error.is_timeout();
         process.signal(if hangs { Signal::KILL } else { Signal::TERM });
@@ -331,14 +338,15 @@ pub fn stop(place: &Place, volume: &VolumeFile, entry: &NodeEntry, force: bool) 
     }
     if !ended {
         return Err(Failure::new(format!(
-            "{} (process {}) does not end after {} s",
+            "{} (process {}) did not end within {} s",
             entry.name,
             process.pid,
             END_WAIT.as_secs()
         ))
         .because(format!("see its log: {}", log_file(&entry.dir).display()))
         .try_this(format!(
-            "tatami down --force{} breaks it off; what was not synced is recovered at its next start",
+            "tatami down --force{} kills it; its next start recovers the changes that were not \
+            synced",
             place.dir_flag()
         )));
     }

@@ -14,8 +14,7 @@ use std::io::Write;
 pub struct DownArgs {
     #[command(flatten)]
     at: At,
-    /// Detach mounts even while programs use them, and end daemons that do
-    /// not end by themselves
+    /// Detach mounts even while programs use them, and kill daemons that do not end
     #[arg(long)]
     force: bool,
 }
@@ -52,8 +51,8 @@ pub fn run(args: &DownArgs) -> Outcome {
     } else {
         writeln!(
             out,
-            "Volume {} is down: {unmounted} unmounted, {stopped} stopped. \
-             `tatami up{}` finds everything again.",
+            "Volume {} is down: {unmounted} mounts and {stopped} daemons stopped. \
+             `tatami up{}` starts it again.",
             volume.name,
             place.dir_flag()
         )?;
@@ -78,7 +77,7 @@ fn refuse_busy(records: &[MountRecord], how: &str) -> Outcome {
     Err(Failure::new("the volume is in use; nothing was stopped")
         .because(said.join("\n"))
         .try_this(format!(
-            "end these programs or let them leave the directory; or break it off: {how}"
+            "end these programs or let them leave the directory; or force it: {how}"
         )))
 }
 

@@ -122,7 +122,7 @@ impl From<TrustError> for Failure {
         let remedy = match &e {
             TrustError::Io { .. } => None,
             TrustError::Owner { owner, .. } => Some(format!(
-                "name a directory of your own: --dir DIR; or run this as the user that it belongs to: \
+                "name a directory of your own: --dir DIR; or run this as the owner of this one: \
                  sudo -u '#{owner}' tatami ..."
             )),
             _ => Some("name another directory: --dir DIR".to_owned()),

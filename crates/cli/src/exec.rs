@@ -24,11 +24,11 @@ use std::process::Command;
 pub struct ExecArgs {
     #[command(flatten)]
     at: At,
-    /// Whose mount, by number or name; `rank`: the process's number in its
-    /// MPI or Slurm job, modulo the number of nodes
+    /// The node of the mount, by number or name; `rank`: the rank of the process in its MPI or
+    /// Slurm job, modulo the number of nodes
     #[arg(long, value_name = "NODE", default_value = "0")]
     node: String,
-    /// Where the program sees it [default: the path at which `tatami up` mounts]
+    /// Path at which the program sees the mount [default: the path at which `tatami up` mounts]
     #[arg(long = "at", value_name = "PATH")]
     at_path: Option<PathBuf>,
     /// The program and its arguments
@@ -69,7 +69,7 @@ pub fn run(args: &ExecArgs) -> Outcome {
         if let Ok(here) = here
             && let Err(error) = std::env::set_current_dir(&here)
         {
-            tracing::debug!(%error, "the working directory stays the one of before");
+            tracing::debug!(%error, "the working directory could not be entered again");
         }
     }
     let (program, arguments) = args.command.split_first().expect("clap asks for one");
@@ -111,7 +111,7 @@ fn unshare() -> Outcome {
     });
     mapped.map_err(|second| {
         Failure::new("cannot get a mount namespace")
-            .because(format!("{error}; and not as a user namespace either: {second}"))
+            .because(format!("{error}; a user namespace failed, too: {second}"))
             .try_this("run it as root; or use the node's mount by its own path")
     })
 }

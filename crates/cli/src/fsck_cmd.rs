@@ -24,16 +24,17 @@ const NOT_DONE: u8 = 8;
 pub struct FsckArgs {
     #[command(flatten)]
     at: At,
-    /// Mend what is found
+    /// Repair the faults
     #[arg(long, short = 'y')]
     repair: bool,
-    /// Tell only of files of which bytes are lost
+    /// Report only files with lost bytes
     #[arg(long, conflicts_with = "repair")]
     lost: bool,
-    /// Check it while its daemons are stopped. The data of all nodes must be on this machine
+    /// Check the volume while its daemons are stopped. The data of all nodes must be on this
+    /// machine
     #[arg(long)]
     offline: bool,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -87,14 +88,14 @@ fn check(place: &Place, args: &FsckArgs) -> Outcome<(VolumeFile, Report)> {
     spinner.finish_and_clear();
     let report = report.map_err(|e| {
         let errno = e.errno();
-        let failure = Failure::new("the check did not come to its end").because(e);
+        let failure = Failure::new("the check did not finish").because(e);
         match errno {
             tatami_wire::Errno::EHOSTDOWN => failure.try_this(format!(
                 "all nodes must be up: tatami status{0}; tatami up{0}",
                 place.dir_flag()
             )),
             tatami_wire::Errno::EPERM | tatami_wire::Errno::EACCES => {
-                failure.try_this("run it as the superuser, or as whoever runs the daemons")
+                failure.try_this("run it as the superuser, or as the user of the daemons")
             }
             _ => failure,
         }
@@ -108,7 +109,8 @@ fn reach(place: &Place, volume: &VolumeFile) -> Outcome<Arc<Client>> {
     let all_down = || volume.nodes.iter().all(|entry| daemon::running(entry).is_none());
     place.client(None).map_err(|e| match all_down() {
         true => e.try_this(format!(
-            "start them: tatami up{0}; or check the volume while they are stopped: tatami fsck --offline{0}",
+            "start them: tatami up{0}; or check the volume while they are stopped: tatami fsck \
+            --offline{0}",
             place.dir_flag()
         )),
         false => e,
@@ -134,9 +136,11 @@ fn refuse_absent(place: &Place, volume: &VolumeFile) -> Outcome {
     }
     let each = absent.iter().map(|(entry, absence)| format!("{}: {}", entry.name, absence.why));
     let some: Vec<_> = each.collect();
-    Err(Failure::degraded("the volume can't be checked while nodes are away; nothing was checked")
-        .because(some.join("\n"))
-        .try_this(&first.remedy))
+    Err(Failure::degraded(
+        "the volume can't be checked while nodes are unreachable; nothing was checked",
+    )
+    .because(some.join("\n"))
+    .try_this(&first.remedy))
 }
 
 fn kind(wrong: Wrong) -> &'static str {
@@ -183,7 +187,7 @@ fn print(
 ) -> Outcome {
     for finding in &report.findings {
         let node = node_name(volume, finding).map(|n| format!(" on {n}")).unwrap_or_default();
-        let (word, style) = if finding.repaired { ("mended", GOOD) } else { ("wrong", BAD) };
+        let (word, style) = if finding.repaired { ("repaired", GOOD) } else { ("wrong", BAD) };
         let word = out.paint(style, word);
         let path = finding.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         writeln!(out, "{word}: inode {}{path}{node}: {}", finding.ino, finding.what)?;
@@ -194,25 +198,26 @@ fn print(
     let mended = report.findings.iter().filter(|f| f.repaired).count();
     let left = report.findings.len() - mended + report.more as usize;
     let head = format!(
-        "Volume {}: {} inodes, {} objects looked at: ",
+        "Volume {}: {} inodes, {} objects checked: ",
         volume.name, report.inodes, report.objects
     );
     match (mended, left) {
         (0, 0) => writeln!(out, "{head}{}", out.paint(GOOD, "clean"))?,
-        (_, 0) => writeln!(out, "{head}{mended} mended")?,
-        _ => writeln!(out, "{head}{mended} mended, {left} left")?,
+        (_, 0) => writeln!(out, "{head}{mended} repaired")?,
+        _ => writeln!(out, "{head}{mended} repaired, {left} left")?,
     }
     let lost = report.findings.iter().filter(|f| f.lost.is_some()).count();
     if lost > 0 {
         writeln!(
             out,
-            "bytes that are lost ({lost} objects) can't be mended, and reading them fails: write those files anew, remove \
-             them, or cut them to what is left; tatami fsck --lost{} names them",
+            "lost bytes ({lost} objects) can't be repaired, and reading them fails: write these \
+             files again, remove them, or truncate them to the bytes that are left; tatami fsck \
+             --lost{} lists them",
             place.dir_flag()
         )?;
     }
     if left > lost && !repair {
-        writeln!(out, "to mend: tatami fsck --repair{}", place.dir_flag())?;
+        writeln!(out, "to repair: tatami fsck --repair{}", place.dir_flag())?;
     }
     Ok(())
 }

@@ -34,26 +34,26 @@ const OBJECTS: u32 = 4096;
 pub struct AddArgs {
     #[command(flatten)]
     at: At,
-    /// How many nodes
+    /// Number of nodes
     #[arg(long, short = 'n', value_name = "N", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(1..=256))]
     nodes: u16,
-    /// A node on another machine, where others reach it: then it is only written down, and its
-    /// daemon is started there
+    /// Address of a node on another machine. The command only adds it to the volume file; start its
+    /// daemon on that machine
     #[arg(long, value_name = "HOST:PORT", requires = "node_dir", conflicts_with = "nodes")]
     address: Option<String>,
-    /// Its data directory there
+    /// Data directory of that node, on its machine
     #[arg(long, value_name = "NODEDIR", requires = "address")]
     node_dir: Option<PathBuf>,
-    /// Leave the shards where they are
+    /// Do not move shards
     #[arg(long)]
     no_rebalance: bool,
-    /// Threads that each node serves the namespace with, each with shards and a store of its own
-    /// [default: the most that a node has now]
+    /// Executors of each node: threads that serve the namespace, each with shards and a store of
+    /// its own [default: as many as the node with most has now]
     #[arg(long, value_name = "N", conflicts_with_all = ["no_rebalance", "address"],
           value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
     executors: Option<u8>,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -63,7 +63,7 @@ pub struct AddArgs {
 pub struct DrainArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Nodes by number or name
@@ -76,15 +76,15 @@ pub struct DrainArgs {
 pub struct RebalanceArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Threads that each node serves the namespace with, each with shards and a store of its own
-    /// [default: the most that a node has now]
+    /// Executors of each node: threads that serve the namespace, each with shards and a store of
+    /// its own [default: as many as the node with most has now]
     #[arg(long, value_name = "N",
           value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
     executors: Option<u8>,
-    /// Nodes, by number or name, that get shards besides those that have some
+    /// Nodes, by number or name, that also get shards, besides the nodes with shards
     #[arg(value_name = "NODE")]
     nodes: Vec<String>,
 }
@@ -187,8 +187,8 @@ pub fn drain(args: &DrainArgs) -> Outcome {
         nodes = others.map(NodeId).collect();
     }
     if nodes.is_empty() {
-        return Err(Failure::usage("no node is left that could serve the namespace")
-            .try_this("add one before: tatami node add"));
+        return Err(Failure::usage("no node is left to serve the namespace")
+            .try_this("add a node first: tatami node add"));
     }
     let targets = targets(&volume, &nodes, None);
     let moved = carry_out(&place, &mut volume, &targets);
@@ -249,7 +249,8 @@ fn check_executors(volume: &VolumeFile, nodes: usize, wanted: Option<u8>) -> Out
     let (shards, wanted) = (volume.shards.len(), usize::from(wanted.unwrap_or(1)));
     if wanted > 1 && nodes * wanted > shards {
         return Err(Failure::usage(format!(
-            "--executors: {nodes} nodes with {wanted} executors each are more than the {shards} shards of the volume"
+            "--executors: {nodes} nodes with {wanted} executors each are more than the {shards} \
+            shards of the volume"
         ))
         .try_this(format!("at most --executors {}", (shards / nodes).max(1))));
     }
@@ -304,14 +305,18 @@ fn tell_far(args: &AddArgs, place: &Place, volume: &VolumeFile, entry: &NodeEntr
         out.json(&told)?;
     } else {
         let (file, flag) = (place.volume_file(), place.dir_flag());
-        writeln!(out, "{} is written down; next:", out.paint(HEAD, &entry.name))?;
-        writeln!(out, "  copy {} and the key to its machine; there:", file.display())?;
+        writeln!(out, "{} is in the volume file now; next:", out.paint(HEAD, &entry.name))?;
+        writeln!(out, "  copy {} and the key to its machine, and run there:", file.display())?;
         writeln!(
             out,
             "  tatami node run --node {} --volume-file FILE --key-file FILE",
             entry.name
         )?;
-        writeln!(out, "  and here, to give it shards: tatami node rebalance{flag} {}", entry.name)?;
+        writeln!(
+            out,
+            "  then run here, to move shards to it: tatami node rebalance{flag} {}",
+            entry.name
+        )?;
     }
     out.flush()?;
     Ok(())
@@ -323,7 +328,7 @@ fn gather(place: &Place, volume: &VolumeFile) -> Outcome<ClusterMap> {
     for entry in &volume.nodes {
         match place.ask(volume, entry, &AdminCall::Map) {
             Ok(AdminReply::Map(known)) => drop(map.merge(&known)),
-            Ok(_) | Err(_) => tracing::debug!(node = entry.name, "it does not tell its map"),
+            Ok(_) | Err(_) => tracing::debug!(node = entry.name, "no shard map from it"),
         }
     }
     Ok(map)
@@ -341,7 +346,7 @@ fn no_answer(place: &Place, entry: &NodeEntry, error: &AskError) -> Failure {
     };
     Failure::degraded(format!("{} does not answer", entry.name))
         .because(absence.why)
-        .try_this(format!("{}; then the same command goes on", absence.remedy))
+        .try_this(format!("{}; then repeat this command: it continues", absence.remedy))
 }
 
 /// Consecutive shards that one executor hands over to another.
@@ -510,7 +515,7 @@ fn pause(time: Duration) {
 fn order(place: &Place, volume: &mut VolumeFile, step: Step) -> Outcome {
     let Step { first, count, from, to } = step;
     let entry = |node: NodeId| {
-        let missing = || Failure::new(format!("node {node} is in no volume file"));
+        let missing = || Failure::new(format!("node {node} is not in the volume file"));
         volume.node(node).cloned().ok_or_else(missing)
     };
     let (giver, taker) = (entry(from.node)?, entry(to.node)?);
@@ -544,24 +549,24 @@ fn look(place: &Place, volume: &mut VolumeFile, entry: &NodeEntry) -> Outcome {
             volume.learn(&map);
             Ok(())
         }
-        Ok(_) => Err(Failure::new(format!("{} answered something else", entry.name))),
+        Ok(_) => Err(Failure::new(format!("{} sent an unexpected reply", entry.name))),
         Err(error) => Err(no_answer(place, entry, &error)),
     }
 }
 
 fn refused(volume: &VolumeFile, step: Step, taker: &NodeEntry, errno: Errno) -> Failure {
     let [giver, receiver] = [step.from, step.to].map(|executor| executor_name(volume, executor));
-    let what = format!("{giver} could not give shards to {receiver}");
+    let what = format!("{giver} could not move shards to {receiver}");
     match errno {
         Errno::EHOSTDOWN => Failure::degraded(what)
             .because(format!("{} does not answer", taker.name))
-            .try_this(format!("tatami node start {}; then the same command goes on", taker.name)),
+            .try_this(format!("tatami node start {}; then repeat this command", taker.name)),
         Errno::EAGAIN | Errno::ESTALE => Failure::degraded(what)
-            .because("they were in use all the time, or a daemon was started anew")
-            .try_this("the same command goes on"),
+            .because("they were in use all the time, or a daemon was restarted")
+            .try_this("repeat this command: it continues"),
         Errno::ENOSPC => Failure::new(what)
-            .because(format!("the disk of {} has no room", taker.name))
-            .try_this("make room; then the same command goes on"),
+            .because(format!("the disk of {} has no space", taker.name))
+            .try_this("free some space; then repeat this command: it continues"),
         errno => Failure::new(what).because(errno),
     }
 }
@@ -641,18 +646,20 @@ fn finish(
     }
     for node in told.nodes.iter().filter(|node| drained.contains(&node.node)) {
         match (node.objects, node.bytes) {
-            (Some(0), _) => writeln!(out, "{} has no names and no bytes any more", node.name)?,
+            (Some(0), _) => writeln!(out, "{} has no names and no bytes left", node.name)?,
             (Some(objects), Some(bytes)) => writeln!(
                 out,
-                "{} has no names any more, and {objects} objects of files, {}: it must go on running. To move \
-                 them: tatami relayout{} -r --nodes NODE :/",
+                "{} has no names left, but {objects} objects of files, {}: it must keep running. \
+                 To move them: tatami relayout{} -r --nodes NODE :/",
                 node.name,
                 term::size(bytes),
                 place.dir_flag(),
             )?,
-            _ => {
-                writeln!(out, "{} has no names any more; objects of files may be there", node.name)?
-            }
+            _ => writeln!(
+                out,
+                "{} has no names left; it may still have objects of files",
+                node.name
+            )?,
         }
     }
     out.flush()?;

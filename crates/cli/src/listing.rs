@@ -267,11 +267,14 @@ pub fn print_attr(
             .pieces()
             .map(|(node, _)| volume.node(node).map_or(node.to_string(), |n| n.name.clone()))
             .collect();
-        writeln!(out, "  lies on {}", nodes.join(", "))?;
+        writeln!(out, "  stored  {}", nodes.join(", "))?;
     }
-    for (what, time) in
-        [("changed", attr.mtime), ("inode", attr.ctime), ("read", attr.atime), ("made", attr.btime)]
-    {
+    for (what, time) in [
+        ("changed", attr.mtime),
+        ("inode", attr.ctime),
+        ("read", attr.atime),
+        ("created", attr.btime),
+    ] {
         writeln!(out, "  {what:7} {}", time_text(time))?;
     }
     Ok(())

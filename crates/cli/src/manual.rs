@@ -159,13 +159,13 @@ fn overview() -> String {
          tatami down",
     );
     text.push_str(
-        ".SH PATHS\nA path that begins with a colon, or with \\fItatami:\\fR, is in the volume and\n\
-         needs no mount. A local file whose name begins with a colon is written ./:name.\n",
+        ".SH PATHS\nA path that begins with a colon, or with \\fItatami:\\fR, is in the volume \
+         and\nneeds no mount. Write a local file with such a name as ./:name.\n",
     );
     text.push_str(
         ".SH CONFIGURATION\nOne TOML file, DIR/tatami.toml. Each key can be overridden by an \
-         environment variable,\nand that by a flag of any command.\n\\fBtatami config\\fR shows what \
-         is in force and who set it.\n",
+         environment variable,\nand that by a flag of any command.\n\\fBtatami config\\fR shows \
+         the values in force and their origins.\n",
     );
     for key in &KEYS {
         let unit = if key.unit.is_empty() { String::new() } else { format!(" {}", key.unit) };
@@ -189,7 +189,7 @@ fn overview() -> String {
     let files = [
         ("tatami.toml", "The configuration."),
         ("volume.toml", "The nodes of the volume, their addresses, sockets and directories."),
-        ("key", "The secret of the volume. Whoever has it may act as any user."),
+        ("key", "The secret of the volume. A process that has it may act as any user."),
         ("node0", "The data directory of a node, with its socket and its log."),
         ("mount\\-logs", "Logs of mounts."),
     ];
@@ -201,12 +201,15 @@ fn overview() -> String {
         let _ = writeln!(text, ".TP\n\\fB{name}\\fR\n{what}");
     }
     let codes = [
-        ("0", "All is well."),
-        ("1", "Something failed; standard error tells what, why, and what to do."),
+        ("0", "Success."),
+        ("1", "A failure; standard error has the failed operation, its cause and a remedy."),
         ("2", "The command line or the configuration is wrong."),
         ("3", "A node or the volume cannot be reached or is not healthy."),
-        ("0, 1, 4, 8", "\\fBtatami fsck\\fR, as fsck(8): clean, mended, something left, not done."),
-        ("141", "Whoever read the output went away."),
+        (
+            "0, 1, 4, 8",
+            "\\fBtatami fsck\\fR, as fsck(8): clean, repaired, faults left, check failed.",
+        ),
+        ("141", "The reader of the output went away."),
     ];
     text.push_str(".SH EXIT STATUS\n");
     for (code, what) in codes {

@@ -25,26 +25,26 @@ const LOGS: &str = "mount-logs";
 pub struct MountArgs {
     #[command(flatten)]
     at: At,
-    /// The node at which the mount is at home, by number or name: its files
-    /// are used without the network, and new files go there [default: the first]
+    /// Home node of the mount, by number or name. Its files need no network, and new files go there
+    /// [default: the first]
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
-    /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough,
-    /// kernel_cache, nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid, nodev, noexec
-    /// and their opposites (of a volume that is not your own, nosuid and nodev are the default)
+    /// Options: ro, rw, allow_other, noallow_other, passthrough, nopassthrough, kernel_cache,
+    /// nokernel_cache, attr_timeout_ms=N, entry_timeout_ms=N, and nosuid, nodev, noexec and their
+    /// opposites. For a volume of another user, nosuid and nodev are the default
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     options: Vec<String>,
-    /// Show this directory of any file system, with its containers as ordinary files,
-    /// instead of a volume
+    /// Mount this directory of any file system instead of a volume; its containers appear as
+    /// ordinary files
     #[arg(long, value_name = "DIR", conflicts_with_all = ["node", "options"])]
     overlay: Option<PathBuf>,
     /// Stay in the foreground until it is unmounted
     #[arg(long, short = 'f')]
     foreground: bool,
-    /// Descriptor of a pipe on which to tell that it is ready
+    /// Descriptor of a pipe for the report that the process is ready
     #[arg(long, value_name = "FD", hide = true)]
     ready_fd: Option<i32>,
-    /// An existing directory
+    /// Mount point: an existing directory
     mountpoint: PathBuf,
 }
 
@@ -53,10 +53,10 @@ pub struct MountArgs {
 pub struct UmountArgs {
     #[command(flatten)]
     at: At,
-    /// Detach it even while programs use it; they get errors from then on
+    /// Detach mounts even while programs use them; these programs get errors from then on
     #[arg(long, visible_alias = "lazy")]
     force: bool,
-    /// Where it is mounted
+    /// Mount points
     #[arg(required = true)]
     mountpoints: Vec<PathBuf>,
 }
@@ -154,7 +154,7 @@ fn make_log_dir(place: &Place) -> Outcome<PathBuf> {
         return Ok(make(place.dir.join(LOGS))?);
     }
     let mut tried = places().into_iter().map(|place| place.join(LOGS)).map(make);
-    let nowhere = || Failure::new("there is no place for the log of a mount");
+    let nowhere = || Failure::new("there is no directory for the log of a mount");
     match tried.find(|made| made.as_ref().is_ok_and(|dir| trusted::is_own(dir))) {
         Some(made) => Ok(made?),
         None => Err(nowhere().try_this("stay in the foreground: tatami mount --foreground")),
@@ -219,8 +219,9 @@ fn explain(path: &Path, error: tatami_mount::MountError) -> Failure {
         AlreadyMounted { .. } | Dead { .. } => format!("tatami umount {shown}"),
         Occupied { .. } | NotADirectory { .. } => "choose another directory".to_owned(),
         Mount(tatami_mount::FuseMountError::AllowOther { .. }) => {
-            "mount for yourself alone: -o noallow_other, or mount.allow_other = false (--mount-allow-other \
-             false); or have the administrator put the line user_allow_other into /etc/fuse.conf"
+            "mount for yourself alone: -o noallow_other, or mount.allow_other = false \
+             (--mount-allow-other false); or have the administrator put the line user_allow_other \
+             into /etc/fuse.conf"
                 .to_owned()
         }
         Mount(_) => {
@@ -241,7 +242,7 @@ fn check_options(options: &[String]) -> Outcome {
 fn set_option(options: &mut MountOptions, option: &str) -> Outcome {
     let (key, value) = option.split_once('=').map_or((option, None), |(k, v)| (k, Some(v)));
     let wrong = || {
-        Failure::usage(format!("mount option {option:?} is not known"))
+        Failure::usage(format!("unknown mount option {option:?}"))
             .try_this("tatami mount --help lists them")
     };
     let timeout = |key: &str| {
@@ -319,27 +320,27 @@ pub fn ensure(place: &Place, entry: &NodeEntry, path: &Path) -> Outcome<Option<S
             let what = format!("{} is a mount of another volume", path.display());
             return Err(Failure::new(what)
                 .because(format!("of node {} of {}", record.node, record.dir.display()))
-                .try_this("choose another place: tatami up --mount PATH"));
+                .try_this("choose another path: tatami up --mount PATH"));
         }
         There::Other(fs_type) => {
             let what = format!("{} has a {fs_type} file system mounted on it", path.display());
-            return Err(Failure::new(what).try_this("choose another place: tatami up --mount PATH"));
+            return Err(Failure::new(what).try_this("choose another path: tatami up --mount PATH"));
         }
         // A mount process that was killed leaves its mount behind.
         There::Dead => {
             tatami_mount::unmount(path, true)
-                .context(|| format!("cannot clear away the dead mount on {}", path.display()))?;
+                .context(|| format!("cannot remove the dead mount on {}", path.display()))?;
         }
         There::Nothing => {}
     }
     std::fs::create_dir_all(path).map_err(|e| {
         Failure::new(format!("cannot make the mount point {}", path.display()))
             .because(e)
-            .try_this("choose another place: tatami up --mount PATH")
+            .try_this("choose another path: tatami up --mount PATH")
     })?;
     if std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some()) {
         let what = path.display();
-        term::note(&format!("{what} is not empty: what is in it is hidden while it is mounted on"));
+        term::note(&format!("{what} is not empty: the mount hides its entries"));
     }
     start(place, entry, &resolve(path)?, &[]).map(Some)
 }

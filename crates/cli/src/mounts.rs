@@ -160,12 +160,12 @@ pub fn look(dir: &Path, path: &Path) -> There {
 pub fn busy(path: &Path, how: &str) -> Failure {
     let users = users::in_earnest(path);
     let cause = if users.is_empty() {
-        "something uses it that this user cannot see, for example another mount below it".to_owned()
+        "a user of it is invisible to this user, for example another mount below it".to_owned()
     } else {
         users::describe(&users)
     };
     Failure::new(format!("{} is busy", path.display())).because(cause).try_this(format!(
-        "end these programs or let them leave the directory; or detach it from under them: {how}"
+        "end these programs or let them leave the directory; or detach the mount in use: {how}"
     ))
 }
 
@@ -202,7 +202,8 @@ pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
     if let Some(process) = running {
         if !copies.is_empty() {
             term::note(&format!(
-                "{} was copied into mount namespaces of others, where it was not used and answers no more: {}",
+                "{} was copied into mount namespaces of other processes, where nothing used it; \
+                the copies no longer work: {}",
                 path.display(),
                 users::describe(&copies)
             ));
@@ -221,15 +222,15 @@ pub fn end(dir: &Path, path: &Path, force: bool, how: &str) -> Outcome {
         }
         if !ended {
             return Err(Failure::new(format!(
-                "{} is unmounted, but its process {} still works",
+                "{} is unmounted, but its process {} still runs",
                 path.display(),
                 process.pid
             ))
             .because(
-                "it hands in data to a node that does not take it, or a program sees the mount \
+                "it has data for a node that does not accept them, or a program sees the mount \
                  in a namespace of its own (tatami exec, a container)",
             )
-            .try_this(format!("tatami status; to break it off: {how}")));
+            .try_this(format!("tatami status; to force it: {how}")));
         }
     }
     if let Some(record) = record {

@@ -38,7 +38,7 @@ pub struct MpirunArgs {
 /// `tatami mpi-check`
 #[derive(Debug, clap::Args)]
 pub struct MpiCheckArgs {
-    /// Also run the program, as one process, and report what the layer says there
+    /// Also run the program, as one process, and print the layer's own report
     #[arg(long)]
     run: bool,
     /// The program, and its arguments for `--run`
@@ -126,16 +126,18 @@ pub fn mpirun(args: &MpirunArgs) -> Outcome {
 }
 
 fn launcher_family(launcher: &Path) -> Outcome<Family> {
-    let said = Command::new(launcher).arg("--version").stdin(Stdio::null()).output().map_err(|e| {
-        Failure::new(format!("cannot run {}", launcher.display()))
-            .because(e)
-            .try_this("install an MPI library, or name its launcher: tatami mpirun --launcher mpiexec.mpich …")
-    })?;
+    let said =
+        Command::new(launcher).arg("--version").stdin(Stdio::null()).output().map_err(|e| {
+            Failure::new(format!("cannot run {}", launcher.display())).because(e).try_this(
+                "install an MPI library, or name its launcher: tatami mpirun --launcher \
+            mpiexec.mpich …",
+            )
+        })?;
     let text = [said.stdout, said.stderr].concat();
     Family::of_version(&String::from_utf8_lossy(&text)).ok_or_else(|| {
-        Failure::new(format!("{} is of no kind that Tatami knows", launcher.display())).try_this(
+        Failure::new(format!("{} is an unknown kind of MPI launcher", launcher.display())).try_this(
             format!(
-                "set LD_PRELOAD={FRONT}, with its path, for all ranks by the launcher's own means"
+                "set LD_PRELOAD to the path of {FRONT} for all ranks, with options of the launcher"
             ),
         )
     })
@@ -201,7 +203,9 @@ pub fn check(args: &MpiCheckArgs) -> Outcome {
     if !findings.dynamic {
         return Err(Failure::new(format!("{} is linked statically", path.display()))
             .because("nothing can be loaded before its MPI library")
-            .try_this(format!("link it again, with -L… -l:{FRONT} before the MPI library, or with shared libraries")));
+            .try_this(format!(
+                "relink it with -L… -l:{FRONT} before the MPI library, or with shared libraries"
+            )));
     }
     let Some((family, library)) = findings.library else {
         return Err(Failure::new(format!(
@@ -305,7 +309,7 @@ fn check_by_running(out: &mut Out, front: &Path, path: &Path, arguments: &[OsStr
     let said = String::from_utf8_lossy(&output.stderr);
     let Some(line) = said.lines().find_map(|line| line.strip_prefix("tatami-mpi: ")) else {
         return Err(Failure::new(format!(
-            "{} made no call of MPI-IO, or the layer is not in it",
+            "{} did not call MPI-IO, or the layer is not loaded",
             path.display()
         ))
         .because(format!("it ended with {}", output.status)));

@@ -76,9 +76,9 @@ impl Drop for Offline {
 fn check_directory(place: &Place, node: &str, dir: &Path, is_running: bool) -> Outcome {
     if is_running {
         return Err(Failure::degraded(format!("{node} is running"))
-            .because("--offline is for a volume whose daemons are stopped")
+            .because("--offline works only while all daemons are stopped")
             .try_this(format!(
-                "leave --offline out: tatami fsck{0}; or stop them: tatami down{0}",
+                "omit --offline: tatami fsck{0}; or stop them: tatami down{0}",
                 place.dir_flag()
             )));
     }
@@ -86,8 +86,8 @@ fn check_directory(place: &Place, node: &str, dir: &Path, is_running: bool) -> O
         return Err(Failure::degraded(format!("the data of {node} is not there"))
             .because(format!("{} is no data directory", dir.display()))
             .try_this(
-                "run the check where the directories of all nodes are, or can be mounted; or start the daemons, \
-                 and run it without --offline",
+                "run the check where the directories of all nodes are, or can be mounted; or \
+                 start the daemons, and run it without --offline",
             ));
     }
     Ok(())

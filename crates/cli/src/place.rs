@@ -158,11 +158,12 @@ impl Place {
         if all == before {
             return Ok(());
         }
-        let text = toml::to_string(&all).context(|| "what `up` was told".to_owned())?;
+        let text = toml::to_string(&all).context(|| "settings of `up`".to_owned())?;
         write_whole(
             &path,
             &format!(
-                "# What `tatami up` was told last; flags, variables and tatami.toml win.\n{text}"
+                "# Settings of the last `tatami up`; flags, variables and tatami.toml override \
+                them.\n{text}"
             ),
         )
     }
@@ -368,7 +369,7 @@ impl Place {
         let opened = trusted::open_file(&path, flags, Mode::RUSR | Mode::WUSR);
         let fd = opened.map_err(|e| match e.kind() {
             Some(std::io::ErrorKind::PermissionDenied) => Failure::from(e)
-                .try_this("only the user to whom the volume belongs may start and stop it"),
+                .try_this("only the owner of the volume may start its daemons and stop them"),
             _ => Failure::from(e),
         })?;
         if rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).is_err() {

@@ -20,7 +20,8 @@ const ATTEMPTS: usize = 64;
 pub(crate) fn free(host: &str, count: u16) -> Outcome<Vec<u16>> {
     let refused = |error: std::io::Error| {
         Failure::new(format!("no free port on {host}")).because(error).try_this(
-            "set node.listen (--node-listen) to an address of this machine; `ip address` lists them",
+            "set node.listen (--node-listen) to an address of this machine; `ip address` lists \
+            them",
         )
     };
     let range = LOWEST..first_outgoing();

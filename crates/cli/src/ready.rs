@@ -98,7 +98,7 @@ impl Ready {
         let line = serde_json::to_string(answer).expect("answers are plain data");
         // The parent process may have ended; then no process waits.
         if let Err(error) = writeln!(pipe, "{line}") {
-            tracing::debug!(%error, "nobody waits for us to be ready");
+            tracing::debug!(%error, "no process waits for the report");
         }
     }
 }

@@ -24,15 +24,15 @@ const LISTED: usize = 64;
 pub struct RecoverArgs {
     #[command(flatten)]
     at: At,
-    /// How long to wait, in seconds, for what dead jobs left to be settled: until their
-    /// lease has ended, and their nodes are up
+    /// Longest wait, in seconds, for the recovery of files of dead jobs. Their leases must end, and
+    /// their nodes be up
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     wait: u64,
-    /// Keep what is whole of what dead jobs wrote, where the disk does not give all of it back any more: of a
-    /// damaged journal the records that read. Without it such a file is left as it is
+    /// If the disk no longer returns all bytes of dead jobs, keep the intact part: the readable
+    /// records of a damaged journal. Without it such a file is left as it is
     #[arg(long)]
     accept_loss: bool,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
     /// Files on a mount, or in the volume with a colon in front; containers anywhere
@@ -125,9 +125,9 @@ fn failure_of(any: &AnyPath, told: &Told) -> Option<Failure> {
         damaged.len()
     );
     let advice = format!(
-        "restore the file from a copy; or keep what is whole: tatami recover --accept-loss {any}"
+        "restore the file from a copy; or keep the intact part: tatami recover --accept-loss {any}"
     );
-    let what = format!("{any}: not all that was written can be read");
+    let what = format!("{any}: a part of the written bytes cannot be read");
     Some(Failure::degraded(what).because(why).try_this(advice))
 }
 
@@ -144,7 +144,7 @@ fn recover(found: &Found, any: &AnyPath, wait: Duration, accepted: bool) -> Outc
     let first = look()?;
     let mut now = first.clone();
     let began = Instant::now();
-    let waiting = term::spinner(&format!("waiting for {any} to be settled"));
+    let waiting = term::spinner(&format!("waiting for the recovery of {any}"));
     while now.iter().any(|piece| is_left(piece) && !is_damaged(piece)) && began.elapsed() < wait {
         #[allow(clippy::disallowed_methods)] // the shard sends no notification
         std::thread::sleep(LOOK.min(wait.saturating_sub(began.elapsed())));
@@ -208,7 +208,7 @@ fn print(out: &mut Out, told: &Told) -> Outcome {
     match told.settled {
         true => writeln!(
             out,
-            "{title}: {count} pieces were not closed; they are now, {} bytes are there",
+            "{title}: {count} pieces were not closed; they are recovered, {} bytes are there",
             told.size
         )?,
         false => writeln!(
@@ -241,7 +241,7 @@ fn print(out: &mut Out, told: &Told) -> Outcome {
         )?;
     }
     if count > LISTED {
-        writeln!(out, "and so on: --json tells all {count}")?;
+        writeln!(out, "there are more: --json lists all {count}")?;
     }
     Ok(())
 }

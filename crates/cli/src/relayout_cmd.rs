@@ -30,32 +30,33 @@ const STRIPE_MIN: u64 = 4096;
 pub struct RelayoutArgs {
     #[command(flatten)]
     at: At,
-    /// What the files are to become
+    /// The new layout
     #[arg(long, value_enum, default_value = "whole")]
     to: Target,
-    /// Nodes, by number or name, that get stripes [default: all], or the one that gets the whole
-    /// file [default: the one that has its base]
+    /// Nodes of the stripes, by number or name [default: all], or the node of the whole file
+    /// [default: the one with its base]
     #[arg(long, value_name = "NODE", value_delimiter = ',')]
     nodes: Vec<String>,
     /// Bytes of a stripe, such as 64k or 4m
-    #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = tatami_bench::size::parse)]
+    #[arg(long, value_name = "SIZE", default_value = "1m",
+          value_parser = tatami_bench::size::parse)]
     stripe: u64,
-    /// Directories: all files below
+    /// Also all files below directories
     #[arg(short = 'r', short_alias = 'R', long)]
     recursive: bool,
-    /// Threads that copy; by default as many as there are processors
+    /// Threads that copy [default: the number of processors]
     #[arg(short, long, value_parser = clap::value_parser!(u16).range(1..=256))]
     threads: Option<u16>,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Go on in the background; --status tells how far it is
+    /// Continue in the background; --status shows the progress
     #[arg(long, conflicts_with_all = ["json", "status"])]
     background: bool,
-    /// What is laid out anew in the background, how far it is, and what became of it since yesterday
+    /// Show background relayouts: their progress, and the results of the last 24 hours
     #[arg(long, conflicts_with_all = ["paths", "background"])]
     status: bool,
-    /// Where a process in the background notes its progress
+    /// File for the progress of a process in the background
     #[arg(long, hide = true, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Files on a mount, or in the volume with a colon in front; containers and ordinary files
@@ -69,9 +70,9 @@ pub struct RelayoutArgs {
 enum Target {
     /// One object on one node, or one ordinary file
     Whole,
-    /// Dealt out to nodes in turn, so that they work together on every read and write
+    /// Stripes on several nodes in turn, so that all of them serve each read and write
     Striped,
-    /// A directory to which each process of a job writes a file of its own
+    /// A directory in which each process of a job writes a file of its own
     Container,
 }
 
@@ -106,7 +107,10 @@ pub fn run(args: &RelayoutArgs) -> Outcome {
     if args.background {
         let process = background::start()?;
         let mut out = Out::new();
-        writeln!(out, "process {process} goes on; to see how far it is: tatami relayout --status")?;
+        writeln!(
+            out,
+            "process {process} continues in the background; its progress: tatami relayout --status"
+        )?;
         out.flush()?;
         return Ok(());
     }
@@ -148,7 +152,9 @@ impl Work<'_> {
                 Target::Container => container_cmd::to_container(path)?.to_owned(),
                 Target::Whole => container_cmd::to_whole(path, self.threads)?,
                 Target::Striped => {
-                    let what = format!("{any} is not on a mount of Tatami: there are no nodes");
+                    let what = format!(
+                        "{any} is not on a mount of Tatami: there are no nodes for stripes"
+                    );
                     return Err(Failure::usage(what));
                 }
             };
@@ -199,12 +205,12 @@ impl Work<'_> {
         let done = relayout(tree, goal, &shown, attr, self.threads, self.notes.as_ref());
         let changed = done.map_err(|errno| failed(&shown, errno))?;
         let what = match (changed, goal) {
-            _ if attr.size == 0 => "has no byte: nothing to do".to_owned(),
-            (false, _) => "lies so already".to_owned(),
+            _ if attr.size == 0 => "has no bytes: nothing to do".to_owned(),
+            (false, _) => "has this layout already".to_owned(),
             (true, Goal::Whole(_)) => format!("is whole now, {}", term::size(attr.size)),
             (true, Goal::Striped { nodes, unit }) => {
                 let (size, unit) = (term::size(attr.size), term::size(*unit));
-                format!("lies in stripes of {unit} on {} nodes now, {size}", nodes.len())
+                format!("is in stripes of {unit} on {} nodes now, {size}", nodes.len())
             }
         };
         self.tell(shown, Some(attr.size), changed, &what)
@@ -308,9 +314,11 @@ fn failed(shown: &str, errno: Errno) -> Failure {
     let failure = crate::volume_path::failed(&format!("cannot relayout {shown}"), errno);
     match errno {
         Errno::EBUSY => failure
-            .because("a program has it open for writing, or opened it meanwhile; it is as it was")
-            .try_this("again when that has closed it"),
-        Errno::ENOSPC => failure.because("there is no room for the copy; it is as it was"),
+            .because(
+                "a program has it open for writing, or opened it meanwhile; the file is unchanged",
+            )
+            .try_this("repeat the command when the program has closed the file"),
+        Errno::ENOSPC => failure.because("there is no room for the copy; the file is unchanged"),
         _ => failure,
     }
 }

@@ -108,7 +108,7 @@ fn locate(any: &AnyPath) -> Outcome<Located> {
         .filter(|m| m.device == mount.device)
         .find_map(|m| MountRecord::load(&m.path))
         .ok_or_else(|| {
-            Failure::new(format!("which volume {} shows is not known", mount.path.display()))
+            Failure::new(format!("the volume of the mount {} is unknown", mount.path.display()))
                 .try_this("name it: --dir DIR, and the path within it: :/dir/file")
         })?;
     let inside = |p: &Path| p.strip_prefix("/").unwrap_or(p).to_owned();

@@ -22,7 +22,7 @@ const EXECUTORS_COLUMN: usize = 6;
 pub struct StatusArgs {
     #[command(flatten)]
     at: At,
-    /// As one JSON object
+    /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -149,7 +149,8 @@ fn gather(place: &Place, volume: &VolumeFile) -> Report {
             report.inodes += status.inodes;
             if status.durability != volume.durability {
                 report.trouble.push(format!(
-                    "{}: it still runs with durability {}: restart it: tatami node stop {0}, then tatami up{}",
+                    "{}: it still runs with durability {}: restart it: tatami node stop {0}, \
+                    then tatami up{}",
                     entry.name,
                     status.durability.name(),
                     place.dir_flag()
@@ -205,7 +206,7 @@ pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<Node
     let ask_within =
         |timeout, entry| match place.ask_within(timeout, volume, entry, &AdminCall::Status) {
             Ok(AdminReply::Status(status)) => Ok(status),
-            Ok(_) => Err(odd("it answered something else".to_owned())),
+            Ok(_) => Err(odd("it sent an unexpected reply".to_owned())),
             Err(e) if e.is_timeout() => Err(Absence::of_silent(place, entry, timeout)),
             Err(AskError::Connect(e)) => Err(Absence::of(place, entry, &e)),
             Err(e) => Err(odd(e.to_string())),
@@ -218,7 +219,7 @@ pub(crate) fn ask_all(place: &Place, volume: &VolumeFile) -> Vec<Result<Box<Node
     std::thread::scope(|scope| {
         let asked: Vec<_> =
             volume.nodes.iter().map(|entry| scope.spawn(move || ask(entry))).collect();
-        let lost = |_| Err(odd("asking it failed".to_owned()));
+        let lost = |_| Err(odd("the request to it failed".to_owned()));
         asked.into_iter().map(|thread| thread.join().unwrap_or_else(lost)).collect()
     })
 }
@@ -335,7 +336,7 @@ fn print(out: &mut Out, report: &Report) -> Outcome {
                 (_, Some(true)) => ("on".to_owned(), GOOD),
                 (Some(why), _) => (format!("off: {why}"), WARN),
                 (None, Some(false)) => ("off".to_owned(), WARN),
-                (None, None) => ("unknown: its node does not tell".to_owned(), DIM),
+                (None, None) => ("unknown: its node does not report it".to_owned(), DIM),
             };
             let process =
                 if mount.alive { (mount.pid.to_string(), plain) } else { ("died".to_owned(), BAD) };

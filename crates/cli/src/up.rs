@@ -30,25 +30,27 @@ const NODES_MAX: u16 = 256;
 pub struct UpArgs {
     #[command(flatten)]
     at: At,
-    /// Number of nodes on this machine, when the volume is made [default: 1]
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
+    /// Number of nodes on this machine, when the volume is created [default: 1]
+    #[arg(long, short = 'n', value_name = "N",
+          value_parser = clap::value_parser!(u16).range(1..=i64::from(NODES_MAX)))]
     nodes: Option<u16>,
-    /// Threads that each node serves the namespace with, each with shards and a store of its own,
-    /// when the volume is made [default: 1]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
+    /// Executors of each node: threads that serve the namespace, each with shards and a store of
+    /// its own, when the volume is created [default: 1]
+    #[arg(long, value_name = "N",
+          value_parser = clap::value_parser!(u8).range(1..=i64::from(EXECUTORS_MAX)))]
     executors: Option<u8>,
-    /// Where to mount: with one node at PATH, with several at PATH/node0,
-    /// PATH/node1 and so on [default: /mnt/tatami as root, else DIR/mnt]
+    /// Mount point: with one node PATH, with several PATH/node0, PATH/node1 and so on [default:
+    /// /mnt/tatami as root, else DIR/mnt]
     #[arg(long, short = 'm', value_name = "PATH", conflicts_with = "no_mount")]
     mount: Option<PathBuf>,
     /// Start the daemons only
     #[arg(long)]
     no_mount: bool,
-    /// Where metadata are damaged, go on with what can be read: acknowledged changes are lost. The damaged files are
-    /// kept beside, as NAME.cut
+    /// If metadata are damaged, continue with the readable records; acknowledged changes are lost.
+    /// The damaged files are kept beside the new ones, as NAME.cut
     #[arg(long)]
     accept_loss: bool,
-    /// Name of the volume, when it is made [default: tatami]
+    /// Name of the volume, when it is created [default: tatami]
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
 }
@@ -152,7 +154,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let longest = dir(count - 1).join("socket");
     if longest.as_os_str().len() > SOCKET_PATH_MAX {
         return Err(Failure::usage(format!(
-            "the directory {} has too long a name",
+            "the path of the directory {} is too long",
             place.dir.display()
         ))
         .because(format!(
@@ -174,7 +176,7 @@ fn lay_out(place: &Place, args: &UpArgs) -> Outcome<VolumeFile> {
     let host = place.config.text(name::NODE_LISTEN);
     if host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_unspecified()) {
         return Err(Failure::usage(format!("node.listen: {host} means every address"))
-            .because("other nodes connect to the address that is written down")
+            .because("other nodes connect to the address in the volume file")
             .try_this("name the address, or the host name, by which others reach this machine"));
     }
     let ports = ports::free(&host, count)?;
@@ -209,7 +211,7 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let mut nodes = BTreeSet::new();
     let wrong = |what: String| {
         Failure::usage(format!("volume.shards: {what}"))
-            .try_this("say all, or which nodes, for example 0,4-7")
+            .try_this("use all, or numbers of nodes, for example 0,4-7")
     };
     for part in wanted.split(',') {
         let (first, last) = match part.trim() {
@@ -232,7 +234,8 @@ fn shards(wanted: &str, count: u16, executors: u8) -> Outcome<Vec<ExecutorId>> {
     let all: Vec<_> = nodes.into_iter().flat_map(of).collect();
     if all.len() > SHARDS_MAX {
         return Err(Failure::usage(format!(
-            "{keepers} nodes with {executors} executors each are more than the {SHARDS_MAX} shards of a volume"
+            "{keepers} nodes with {executors} executors each are more than the {SHARDS_MAX} \
+            shards of a volume"
         ))
         .try_this(format!("at most --executors {}", SHARDS_MAX / keepers)));
     }
@@ -250,7 +253,7 @@ fn give_root(place: &Place) -> Outcome {
         return Ok(());
     }
     let client = place.client(None)?;
-    let failed = |e| crate::volume_path::failed("cannot hand over the root directory", e);
+    let failed = |e| crate::volume_path::failed("cannot change the owner of the root directory", e);
     let root = client.getattr(&Cred::ROOT, Ino::ROOT).map_err(failed)?;
     if root.uid == 0 {
         let set = SetAttr { uid: Some(me.uid), gid: Some(me.gid), ..SetAttr::default() };
@@ -264,7 +267,7 @@ fn documented(place: &Place) -> String {
     let mut text = String::from(
         "# Configuration of this Tatami volume. Lines that begin with # show defaults.\n\
          # Each key can also be given as a flag (--section-key=value) or in the\n\
-         # environment (TATAMI_SECTION_KEY); `tatami config` shows what is in force.\n",
+         # environment (TATAMI_SECTION_KEY); `tatami config` shows the values in force.\n",
     );
     let mut section = "";
     for key in &KEYS {
@@ -315,10 +318,10 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             place.dir.display(),
             if there == 1 { "" } else { "s" }
         ))
-        .because("the number of nodes is said when a volume is made")
+        .because("the number of nodes is set when a volume is created")
         .try_this(format!(
-            "start it as it is: tatami up{0}; more nodes: tatami node add{0}; or make another volume: \
-             tatami up --nodes {wanted} --dir DIR",
+            "start it as it is: tatami up{0}; more nodes: tatami node add{0}; or make another \
+             volume: tatami up --nodes {wanted} --dir DIR",
             place.dir_flag()
         )));
     }
@@ -331,7 +334,8 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             if executors == 1 { "" } else { "s" }
         ))
         .try_this(format!(
-            "start it as it is: tatami up{0}; then change it: tatami node rebalance{0} --executors {wanted}",
+            "start it as it is: tatami up{0}; then change it: tatami node rebalance{0} \
+            --executors {wanted}",
             place.dir_flag()
         )));
     }
@@ -341,7 +345,7 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
             place.dir.display(),
             volume.name
         );
-        return Err(Failure::usage(what).try_this("leave out --name, or name another --dir"));
+        return Err(Failure::usage(what).try_this("omit --name, or use another --dir"));
     }
     Ok(())
 }
@@ -428,7 +432,7 @@ fn tell(place: &Place, volume: &VolumeFile, fresh: bool, started: &Started) -> O
     let mut out = Out::new();
     let nodes = volume.nodes.len();
     let did = match (fresh, started.nodes.len()) {
-        (true, _) => "is made and runs",
+        (true, _) => "is created and runs",
         (false, 0) if started.mounts.is_empty() => "ran already",
         (false, _) => "runs",
     };

@@ -63,7 +63,7 @@ fn look_at_each(mut pids: VecDeque<i32>, mount: &Mount) -> Vec<User> {
                 Ok(Some(user)) => drop(found.insert(pid, user)),
                 Ok(None) => {}
                 Err(_) => {
-                    tracing::warn!(pid, "the process does not let itself be looked at");
+                    tracing::warn!(pid, "the process could not be inspected in time");
                     break;
                 }
             }

@@ -31,7 +31,7 @@ fn a_volume_is_as_open_to_others_as_its_mount() {
         for part in ["belongs to user 12345", "not open to others", "mount.allow_other = true"] {
             assert!(told.contains(part), "{verb}: no {part:?} in {told}");
         }
-        assert!(!told.contains("to start what is down"), "{told}");
+        assert!(!told.contains("to start stopped nodes"), "{told}");
     }
     // The mode of the socket alone does not grant access.
     users.set_mode(&users.volume().join("node0/socket"), 0o666);
@@ -106,8 +106,8 @@ fn mounting_for_others_without_permission_is_told() {
     // The mount helper on a machine where the administrator has not allowed `allow_other`.
     let bin = users.path("bin");
     std::fs::create_dir(&bin).expect("made");
-    let text = "#!/bin/sh\necho \"fusermount3: option allow_other only allowed if 'user_allow_other' is set in \
-                /etc/fuse.conf\" >&2\nexit 1\n";
+    let text = "#!/bin/sh\necho \"fusermount3: option allow_other \
+                only allowed if 'user_allow_other' is set in /etc/fuse.conf\" >&2\nexit 1\n";
     std::fs::write(bin.join("fusermount3"), text).expect("written");
     users.set_mode(&bin.join("fusermount3"), 0o755);
     std::fs::create_dir(users.path("home/mnt")).expect("made");
@@ -124,7 +124,7 @@ fn mounting_for_others_without_permission_is_told() {
 fn a_socket_that_is_gone_is_told_and_the_advice_helps() {
     let volume = Volume::up(1);
     std::fs::remove_file(volume.path("node0/socket")).expect("removed");
-    let parts = ["is gone, though its port", "tatami node stop --force", "node0"];
+    let parts = ["is missing, although its port", "tatami node stop --force", "node0"];
     volume.run("ls", NOTHING).fails(3, &parts);
     volume.run("up", ["--no-mount"]).fails(3, &parts);
     let said = volume.run("status", NOTHING);
