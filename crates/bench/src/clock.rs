@@ -1,18 +1,18 @@
 //! Time, CPU time and stolen time.
 //!
-//! On a virtual machine the host may take the CPU away for long stretches.
-//! The kernel counts that in `/proc/stat`; every report carries the share, so
-//! that a bad measurement can be told from a bad result.
+//! On a virtual machine the host may take the CPU away for long stretches. The kernel counts that
+//! in `/proc/stat`. Every report carries the share, so that a bad measurement can be distinguished
+//! from a bad result.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fs;
 
-/// Nanoseconds of the monotonic clock, which all processes of a machine share.
+/// Returns nanoseconds of the monotonic clock, which all processes of a machine share.
 pub fn now_ns() -> u64 {
     ns(clock_gettime(ClockId::Monotonic))
 }
 
-/// Nanoseconds of CPU time (user and system) that this process has used.
+/// Returns nanoseconds of CPU time (user and system) that this process has used.
 pub fn own_cpu_ns() -> u64 {
     ns(clock_gettime(ClockId::ProcessCPUTime))
 }
@@ -25,8 +25,8 @@ fn ns(t: rustix::time::Timespec) -> u64 {
 /// into a clock's number.
 const PID_LIMIT: u32 = 1 << 22;
 
-/// Nanoseconds of CPU time (user and system) that process `pid` has used, with
-/// all its threads, ended ones too. `None` when there is no such process.
+/// Returns nanoseconds of CPU time (user and system) that process `pid` has used, with all its
+/// threads, ended ones too. `None` when there is no such process.
 pub fn cpu_ns_of(pid: u32) -> Option<u64> {
     if pid == 0 || pid >= PID_LIMIT {
         return None;
@@ -49,7 +49,7 @@ pub struct Steal {
 }
 
 impl Steal {
-    /// The counters now. Where there is no `/proc/stat`, nothing counts as stolen.
+    /// Reads the counters now. Where there is no `/proc/stat`, nothing counts as stolen.
     pub fn now() -> Steal {
         fs::read_to_string("/proc/stat")
             .ok()
@@ -57,7 +57,7 @@ impl Steal {
             .unwrap_or(Steal { stolen: 0, wanted: 0 })
     }
 
-    /// The first line: user nice system idle iowait irq softirq steal guest guest_nice.
+    /// Parses the first line: user nice system idle iowait irq softirq steal guest guest_nice.
     fn parse(stat: &str) -> Option<Steal> {
         let fields: Vec<u64> = stat
             .lines()
@@ -72,15 +72,15 @@ impl Steal {
         Some(Steal { stolen, wanted })
     }
 
-    /// Adds to `sum` what has passed since this reading.
+    /// Adds the time since this reading to `sum`.
     pub fn add_to(self, sum: &mut StealSum) {
         let now = Steal::now();
         sum.stolen += now.stolen.saturating_sub(self.stolen);
         sum.wanted += now.wanted.saturating_sub(self.wanted);
     }
 
-    /// The share of the CPU time that somebody on this machine wanted since
-    /// this reading and that the host gave to others, 0 to 1.
+    /// Returns the share of wanted CPU time since this reading that the host gave to others, 0 to
+    /// 1. Wanted time is the time in which some process of this machine was ready to run.
     pub fn share(self) -> f64 {
         self.share_until(Steal::now())
     }
@@ -99,7 +99,7 @@ pub struct StealSum {
 }
 
 impl StealSum {
-    /// The share over all stretches, 0 to 1, as [`Steal::share`].
+    /// Returns the share over all stretches, 0 to 1, as [`Steal::share`].
     pub fn share(self) -> f64 {
         crate::stats::ratio(self.stolen as f64, self.wanted as f64)
     }

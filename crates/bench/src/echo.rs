@@ -1,10 +1,9 @@
-//! The floor of a metadata request: frames of the same size, over the same kind
-//! of socket, through the same kind of event loop, with nothing behind it.
+//! The null server: the baseline of a metadata request. Frames of the same size, over the same kind
+//! of socket, through the same kind of event loop, with no work behind them.
 //!
-//! The server is a process with one thread and an epoll loop, as the executor of a
-//! shard is. In the `Messages` depth both sides do all that the `wire` crate
-//! does: encode, checksum, decode. In the `Bytes` depth the frame goes back
-//! unread: that is the socket alone.
+//! The server is a process with one thread and an epoll loop, as the executor of a shard is. In the
+//! `Messages` depth both sides do all the work of the `wire` crate: encode, checksum, decode. In
+//! the `Bytes` depth the frame goes back unread: that measures the socket alone.
 
 use crate::error::{BenchError, doing};
 use crate::worker::{Done, Workload};
@@ -19,25 +18,25 @@ use tatami_wire::frame::{self, Class, HEADER_LEN, Header};
 use tatami_wire::meta::{Bytes, MetaCall, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::{Attr, Cred, Ino, Kind, Layout, NodeId, ShardId, Timestamp};
 
-/// What one process does.
+/// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum EchoPart {
-    /// Answers until this many clients have come and gone.
+    /// Answers until this many clients have connected and disconnected.
     Server {
-        /// Number of connections it waits for.
+        /// Number of connections to wait for.
         clients: usize,
-        /// Where it listens: a path of a UNIX socket, or TCP on the loopback.
+        /// Where the server listens: a path of a UNIX socket, or TCP on the loopback.
         socket: Option<PathBuf>,
-        /// Whether it takes messages apart.
+        /// Whether the server decodes messages.
         depth: Depth,
     },
-    /// Asks, one request at a time. Its phases are `create ADDRESS`, `stat
-    /// ADDRESS` and `unlink ADDRESS`; with several addresses, with commas between, it asks now one, now another,
-    /// as whoever works in a directory that is spread does.
+    /// Sends one request at a time. The phases are `create ADDRESS`, `stat ADDRESS` and `unlink
+    /// ADDRESS`. Several addresses are separated by commas. Each request goes to a random one, as
+    /// the requests of a client in a spread directory do.
     Client {
         /// Number of requests in a phase.
         requests: u64,
-        /// Whether it takes messages apart.
+        /// Whether the client encodes and decodes messages.
         depth: Depth,
     },
 }
@@ -47,7 +46,7 @@ pub enum EchoPart {
 pub enum Depth {
     /// Encode, checksum and decode on both sides.
     Messages,
-    /// The bytes of the frame go back as they came.
+    /// The frame goes back unchanged.
     Bytes,
 }
 
@@ -58,7 +57,7 @@ enum Socket {
 }
 
 impl Socket {
-    /// To what a server said it listens on.
+    /// Connects to the address that a server reported.
     fn connect(address: &str) -> io::Result<Socket> {
         if Path::new(address).is_absolute() {
             return Ok(Socket::Unix(UnixStream::connect(address)?));
@@ -109,7 +108,7 @@ impl Listener {
     fn bind(socket: Option<&Path>) -> io::Result<(Listener, String)> {
         match socket {
             Some(path) => {
-                // A socket of an earlier run is in the way of bind(2).
+                // bind(2) fails if the socket of an earlier run still exists.
                 let _ = std::fs::remove_file(path);
                 let address = path.to_str().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
                 Ok((Listener::Unix(UnixListener::bind(path)?), address))
@@ -149,7 +148,7 @@ impl AsFd for Listener {
     }
 }
 
-/// Attributes such as a small file has: the size of a typical reply.
+/// Returns attributes such as a small file has: the size of a typical reply.
 fn sample_attr() -> Attr {
     let time = Timestamp { sec: 1_790_000_000, nsec: 123_456_789 };
     Attr {
@@ -164,7 +163,7 @@ fn sample_attr() -> Attr {
     }
 }
 
-/// The request that an operation of mdtest sends through the library.
+/// Returns the request that an operation of mdtest sends through the library.
 fn request(operation: &str, number: u64) -> Option<MetaCall> {
     let (parent, name) = (Ino(1234), Bytes::from(format!("file.mdtest.0.{number}").into_bytes()));
     let op = match operation {
@@ -184,7 +183,7 @@ fn request(operation: &str, number: u64) -> Option<MetaCall> {
     Some(MetaCall { shard: ShardId(0), cred: Cred::ROOT, op })
 }
 
-/// The answer that a shard gives to such a request.
+/// Returns the reply that a shard gives to such a request.
 fn answer(call: &MetaCall) -> MetaResult {
     Ok(match &call.op {
         MetaOp::Create { .. } => {
@@ -195,10 +194,10 @@ fn answer(call: &MetaCall) -> MetaResult {
     })
 }
 
-/// Bytes that one read takes at most.
+/// Most bytes that one read takes.
 const READ_MAX: usize = 16 << 10;
 
-/// A process of the echo.
+/// A process of the null server: the server itself or a client.
 pub struct Echo {
     part: EchoPart,
     listener: Option<Listener>,
@@ -206,7 +205,7 @@ pub struct Echo {
 }
 
 impl Echo {
-    /// A process that has not started anything yet.
+    /// Returns a process that has not started anything yet.
     pub fn new(part: EchoPart) -> Echo {
         Echo { part, listener: None, connections: Vec::new() }
     }
@@ -261,13 +260,13 @@ fn wrong(e: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, e)
 }
 
-/// Whom the next request goes to.
+/// Picks the server of the next request.
 fn any<'a>(sockets: &'a mut [Socket], order: &mut fastrand::Rng) -> &'a mut Socket {
     let at = order.usize(..sockets.len());
     &mut sockets[at]
 }
 
-/// One request at a time, each encoded anew and each answer decoded.
+/// Sends one request at a time. Encodes each request and decodes each reply.
 fn ask(sockets: &mut [Socket], operation: &str, requests: u64) -> io::Result<()> {
     let mut out = Vec::new();
     let mut input = vec![0; READ_MAX];
@@ -295,7 +294,7 @@ fn ask(sockets: &mut [Socket], operation: &str, requests: u64) -> io::Result<()>
     Ok(())
 }
 
-/// The same bytes again and again.
+/// Sends the same frame again and again.
 fn ask_bytes(sockets: &mut [Socket], operation: &str, requests: u64) -> io::Result<()> {
     let call = request(operation, 0).expect("checked when the phase was prepared");
     let mut out = Vec::new();
@@ -359,7 +358,7 @@ fn serve(listener: &Listener, clients: usize, depth: Depth) -> io::Result<Done> 
 }
 
 impl Conversation {
-    /// Answers what has arrived. `None` when the client is gone.
+    /// Answers the requests that have arrived. `None` when the client has closed the connection.
     fn answer(&mut self, out: &mut Vec<u8>, depth: Depth) -> io::Result<Option<u64>> {
         match self.socket.read(&mut self.input[self.end..]) {
             Ok(0) => return Ok(None),
@@ -385,8 +384,8 @@ impl Conversation {
     }
 }
 
-/// Appends the answer to the first frame in `input` to `out` and returns the
-/// length of that frame, if it is complete.
+/// Appends the reply to the first frame in `input` to `out` and returns the length of that frame,
+/// if it is complete.
 fn reply(input: &[u8], out: &mut Vec<u8>, depth: Depth) -> io::Result<Option<usize>> {
     match depth {
         Depth::Messages => {

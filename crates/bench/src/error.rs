@@ -1,5 +1,5 @@
-//! What can go wrong in a measurement. A figure that misses its goal is not an
-//! error; a figure that cannot be taken is.
+//! The errors of a measurement. A figure that misses its goal is not an error; a figure that cannot
+//! be taken is.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -38,19 +38,19 @@ pub enum BenchError {
     Program { program: String, problem: String },
 }
 
-/// Gives an I/O error the operation and the path that it lacks.
+/// Adds the operation and the path to an I/O error.
 pub(crate) fn at(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Path { what, path: path.to_owned(), source }
 }
 
-/// Gives an I/O error the operation that it lacks.
+/// Adds the operation to an I/O error.
 pub(crate) fn doing(what: &'static str) -> impl FnOnce(io::Error) -> BenchError {
     move |source| BenchError::Io { what, source }
 }
 
-/// Gives an error number of the volume the operation and the name that it lacks.
+/// Adds the operation and the name to an error number of the volume.
 pub(crate) fn on(what: &'static str, name: &[u8]) -> impl FnOnce(Errno) -> BenchError {
-    // Not before it fails: a workload counts what it costs.
+    // The name is made only on failure: a workload's time counts everything it does.
     move |errno| {
         let name = String::from_utf8_lossy(name).into_owned();
         BenchError::Volume { what, name, errno }

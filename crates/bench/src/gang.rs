@@ -1,11 +1,11 @@
 //! The processes of a workload, and the barrier between its phases.
 //!
-//! Every process is this same program, started anew with a hidden subcommand;
-//! it learns its part over its standard input and reports over its standard
-//! output, a JSON line each. Before a phase, all prepare and say so; when the
-//! last one has, all are let go. Nobody sleeps or polls, and no clock decides
-//! anything. All processes read the same monotonic clock, so a phase lasts from
-//! the first start to the last end, as in mdtest and IOR.
+//! Every process is this same program, started with a hidden subcommand. A process receives its
+//! task over standard input and reports over standard output, one JSON line per message. Before a
+//! phase, all processes prepare and report ready. When the last one is ready, the starter lets all
+//! of them run. No process sleeps or polls, and no timeout decides anything. All processes read the
+//! same monotonic clock, so a phase lasts from the first start to the last end, as in mdtest and
+//! IOR.
 
 use crate::error::{BenchError, doing};
 use crate::worker::{Order, Report, Say, Task};
@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 /// Most processes of one workload.
 pub const PROCS_MAX: usize = 1024;
 
-/// How this program is started once more as a process of a workload.
+/// How to start this program as a process of a workload.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The program.
@@ -26,10 +26,10 @@ pub struct Launcher {
 }
 
 impl Launcher {
-    /// The running program with `bench worker`.
+    /// Returns the running program with `bench worker`.
     ///
     /// # Errors
-    /// When the system does not tell which program is running.
+    /// When the system does not report which program is running.
     pub fn this_program() -> Result<Launcher, BenchError> {
         let program = std::env::current_exe().map_err(doing("finding the running program"))?;
         Ok(Launcher { program, args: vec!["bench".into(), "worker".into()] })
@@ -43,7 +43,7 @@ struct Process {
     rank: usize,
 }
 
-/// What a phase was, over all processes.
+/// The figures of a phase, over all processes.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Seconds from the first start to the last end.
@@ -57,7 +57,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// From the reports of all processes, of which there is at least one.
+    /// Combines the reports of all processes, at least one.
     pub fn of(reports: &[Report]) -> Outcome {
         let start = reports.iter().map(|r| r.start_ns).min().unwrap_or(0);
         let end = reports.iter().map(|r| r.end_ns).max().unwrap_or(0);
@@ -69,33 +69,32 @@ impl Outcome {
         }
     }
 
-    /// Operations per second.
+    /// Returns operations per second.
     pub fn rate(&self) -> f64 {
         crate::stats::ratio(self.ops as f64, self.seconds)
     }
 
-    /// MiB per second.
+    /// Returns MiB per second.
     pub fn mib_per_sec(&self) -> f64 {
         crate::stats::ratio(self.bytes as f64 / (1 << 20) as f64, self.seconds)
     }
 
-    /// Microseconds of CPU time per operation.
+    /// Returns microseconds of CPU time per operation.
     pub fn cpu_us_per_op(&self) -> f64 {
         crate::stats::ratio(self.cpu_ns as f64 / 1e3, self.ops as f64)
     }
 }
 
-/// Running processes of one workload. Dropping it ends them.
+/// The running processes of one workload. Dropping the value ends them.
 pub struct Gang {
     processes: Vec<Process>,
 }
 
 impl Gang {
-    /// Starts one process for each task and waits until all have taken theirs.
+    /// Starts one process for each task and waits until each has its task.
     ///
     /// # Errors
-    /// Too many or no tasks, a process that does not start, or one that
-    /// refuses its task.
+    /// Too many or no tasks, a process that does not start, or one that refuses its task.
     pub fn start(launcher: &Launcher, tasks: Vec<Task>) -> Result<Gang, BenchError> {
         if tasks.is_empty() || tasks.len() > PROCS_MAX {
             return Err(BenchError::Usage(format!(
@@ -116,16 +115,18 @@ impl Gang {
             gang.processes.push(Process { child, orders, says, rank });
             gang.processes[rank].send(&Order::Take(Box::new(task)))?;
         }
+        // Waits only after all are started, so that they start in parallel.
         gang.await_ready()?;
         Ok(gang)
     }
 
-    /// Process numbers, by rank.
+    /// Returns the process numbers, by rank.
     pub fn pids(&self) -> Vec<u32> {
         self.processes.iter().map(|p| p.child.id()).collect()
     }
 
-    /// All prepare `phase`, together. Returns what each has to tell, by rank.
+    /// Lets all processes prepare `phase` at the same time. Returns the text that each reports, by
+    /// rank.
     ///
     /// # Errors
     /// The first process that fails.
@@ -136,10 +137,10 @@ impl Gang {
         self.await_ready()
     }
 
-    /// Lets all run what they have prepared.
+    /// Lets all processes run the prepared phase.
     ///
     /// # Errors
-    /// A process that is gone.
+    /// A process that has ended.
     pub fn go(&mut self) -> Result<(), BenchError> {
         self.processes.iter_mut().try_for_each(|p| p.send(&Order::Go))
     }
@@ -159,7 +160,7 @@ impl Gang {
         Ok(reports)
     }
 
-    /// Prepares a phase, lets all go at once, and waits for the last.
+    /// Prepares a phase, starts all processes at once, and waits for the last.
     ///
     /// # Errors
     /// The first process that fails.
@@ -189,7 +190,7 @@ impl Process {
             Some(pipe) => pipe.write_all(&line),
             None => Err(std::io::ErrorKind::BrokenPipe.into()),
         };
-        // A process that failed has said why before it closed its end.
+        // A process that failed reported the reason before it closed its end of the pipe.
         sent.or_else(|_| match self.hear()? {
             Say::Failed(message) => Err(BenchError::Worker { rank: self.rank, message }),
             other => Err(self.unexpected(&other)),
@@ -203,6 +204,7 @@ impl Process {
             Err(e) => return failed(self.rank, format!("its report cannot be read: {e}")),
             Ok(0) => {
                 self.orders = None;
+                // The pipe is closed, so the process has ended or is about to: the wait is short.
                 let end = match self.child.wait() {
                     Ok(status) => status.to_string(),
                     Err(e) => e.to_string(),
@@ -225,8 +227,8 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // The end of its orders ends a process that is well; one that hangs in
-        // a phase after another has failed must not outlive us.
+        // The end of its orders ends a healthy process. A process that hangs in a phase after
+        // another has failed must not outlive the starter.
         self.orders = None;
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -1,14 +1,14 @@
 //! Workloads and their reports: `tatami bench`.
 //!
 //! Everything here but [`mpi`] runs without MPI, and on any file system, so that Tatami can be
-//! compared with whatever else there is on the same machine.
+//! compared with the other file systems of the machine.
 //!
-//! - [`mdtest`] and [`ior`] are the two classic benchmarks, on a path or through
-//!   the client library.
-//! - [`wire`] is the floor of a metadata request.
-//! - [`suite`] starts a volume of its own and takes the figures of
-//!   `docs/PERFORMANCE.md`, each next to its baseline.
-//! - [`predict`] tells how fast many servers would be.
+//! - [`mdtest`] and [`ior`] are the two classic benchmarks, on a path or through the client
+//!   library.
+//! - [`wire`] measures the baseline of a metadata request.
+//! - [`suite`] starts a volume of its own and takes the figures of `docs/PERFORMANCE.md`, each next
+//!   to its baseline.
+//! - [`predict`] predicts the speed of many servers.
 //! - [`mpi`] runs the programs of `mpi-bench` with and without the MPI-IO layer.
 
 mod args;
@@ -39,12 +39,12 @@ use args::WorkloadArgs;
 use std::io::Write;
 use tatami_client::Options;
 
-/// Runs what the command line asks for and prints the report.
+/// Runs the workload of the command line and prints the report.
 ///
 /// `options` is called only where the client library is used. Reports go to `out`.
 ///
 /// # Errors
-/// A workload that could not be run to its end, and an `out` that takes no more
+/// A workload that could not be run to its end, and a failed write to `out`
 /// ([`BenchError::Output`]). A figure that misses its goal is no error.
 pub fn run(
     args: BenchArgs,
@@ -86,7 +86,7 @@ fn show(
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-/// Tells whoever waits how far it is. That standard error is closed is no reason to stop.
+/// Reports progress on standard error. A closed standard error does not stop the measurement.
 fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }

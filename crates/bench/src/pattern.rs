@@ -1,20 +1,20 @@
-//! Bytes that say where they belong: every aligned 8-byte word of a file is
-//! made from its own offset and a seed, so that a block that lands in a wrong
-//! place, in a wrong file, or stays old, is seen.
+//! Bytes that identify their place. Every aligned 8-byte word of a file is computed from its own
+//! offset and a seed. So a check finds a block that lands in a wrong place or a wrong file, or that
+//! stays old.
 
-/// The word at word number `index` (offset / 8) of a file with this seed. The
-/// multiplier is odd, so that words of one file all differ.
+/// Returns the word at word number `index` (offset / 8) of a file with this seed. The multiplier is
+/// odd, so that words of one file all differ.
 fn word(seed: u64, index: u64) -> [u8; 8] {
     (index.wrapping_add(seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ seed.rotate_left(32))
         .to_le_bytes()
 }
 
-/// The byte at `offset` of a file with this seed.
+/// Returns the byte at `offset` of a file with this seed.
 pub fn byte(seed: u64, offset: u64) -> u8 {
     word(seed, offset / 8)[(offset % 8) as usize]
 }
 
-/// Writes what belongs at `offset` into `buffer`.
+/// Fills `buffer` with the bytes that belong at `offset`.
 pub fn fill(seed: u64, offset: u64, buffer: &mut [u8]) {
     let head = ((8 - offset % 8) % 8).min(buffer.len() as u64) as usize;
     let (start, aligned) = buffer.split_at_mut(head);
@@ -28,19 +28,18 @@ pub fn fill(seed: u64, offset: u64, buffer: &mut [u8]) {
     }
 }
 
-/// A byte that is not what it should be.
+/// A byte with a wrong value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Its offset in the file.
+    /// The offset in the file.
     pub offset: u64,
-    /// What it should be.
+    /// The right value.
     pub expected: u8,
-    /// What it is.
+    /// The value that was read.
     pub found: u8,
 }
 
-/// Compares every byte of `buffer`, read from `offset`, and returns the first
-/// that is wrong.
+/// Compares every byte of `buffer`, read from `offset`, and returns the first wrong one.
 pub fn check(seed: u64, offset: u64, buffer: &[u8]) -> Option<Mismatch> {
     let head = ((8 - offset % 8) % 8).min(buffer.len() as u64) as usize;
     let (start, aligned) = buffer.split_at(head);

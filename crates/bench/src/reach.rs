@@ -1,5 +1,5 @@
-//! How a process of a workload reaches the volume: the client's options in a
-//! form that goes through a pipe. The key never shows on a command line.
+//! The client's options in a form that goes through a pipe, for the processes of a workload. The
+//! key never appears on a command line.
 
 use crate::error::BenchError;
 use serde::{Deserialize, Serialize};
@@ -19,7 +19,7 @@ pub struct Reach {
 }
 
 impl std::fmt::Debug for Reach {
-    /// Without the key.
+    /// Omits the key.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Reach({:?}, {:?})", self.unix, self.tcp)
     }
@@ -42,10 +42,10 @@ impl From<&Options> for Reach {
 }
 
 impl Reach {
-    /// The options again.
+    /// Returns the options again.
     ///
     /// # Errors
-    /// When they come from elsewhere and hold no endpoint or no key.
+    /// A value from elsewhere without an endpoint, or with a bad key.
     pub fn options(&self) -> Result<Options, BenchError> {
         let endpoint = match (&self.unix, &self.tcp) {
             (Some(path), _) => Endpoint::Unix(path.clone()),
@@ -60,7 +60,7 @@ impl Reach {
         Ok(options)
     }
 
-    /// A client of its own for this process.
+    /// Connects a client for this process.
     ///
     /// # Errors
     /// As [`Client::connect`].

@@ -1,10 +1,9 @@
 //! Sizes as people write them: `4k`, `1m`, `2g`, in powers of 1,024, as IOR does.
 
-/// Reads a number of bytes with an optional suffix k, m, g or t (either case,
-/// powers of 1,024).
+/// Reads a number of bytes with an optional suffix k, m, g or t (either case, powers of 1,024).
 ///
 /// # Errors
-/// A sentence saying what is accepted.
+/// A sentence that names the accepted forms.
 pub fn parse(text: &str) -> Result<u64, String> {
     let text = text.trim();
     let (digits, shift) = match text.char_indices().last() {

@@ -1,24 +1,24 @@
-//! Small statistics of repeated runs. Medians, because one run that the host
-//! disturbed must not decide a figure.
+//! Small statistics of repeated runs. They use medians, so that one run that the host disturbed
+//! does not decide a figure.
 
 use serde::{Deserialize, Serialize};
 
-/// Smallest, middle and largest of some runs.
+/// The smallest, middle and largest value of some runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     /// The smallest.
     pub min: f64,
-    /// The middle one; of an even number, the mean of the two in the middle.
+    /// The middle one; of an even number of runs, the mean of the two in the middle.
     pub median: f64,
     /// The largest.
     pub max: f64,
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// Computes the spread of at least one value.
     ///
     /// # Panics
-    /// Without values: whoever measures knows how many runs there were.
+    /// Without values: the caller knows the number of runs.
     pub fn of(values: &[f64]) -> Spread {
         assert!(!values.is_empty(), "a spread needs at least one run");
         let mut sorted = values.to_vec();
@@ -30,7 +30,7 @@ impl Spread {
     }
 }
 
-/// The middle value, as in [`Spread::of`].
+/// Returns the middle value, as in [`Spread::of`].
 ///
 /// # Panics
 /// Without values.
@@ -38,8 +38,8 @@ pub fn median(values: &[f64]) -> f64 {
     Spread::of(values).median
 }
 
-/// `part / whole`, and 0 where there is no whole, so that a report never
-/// holds a number that JSON cannot.
+/// Returns `part / whole`, and 0 where `whole` is 0, so that a report never holds a number that
+/// JSON cannot represent.
 pub fn ratio(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

@@ -1,9 +1,9 @@
-//! A plain copy over TCP between two processes: the floor of a remote read
-//! (file → socket → memory) and of a remote write (memory → socket → file).
+//! A plain copy over TCP between two processes: the baseline of a remote read (file → socket →
+//! memory) and of a remote write (memory → socket → file).
 //!
-//! Plain means what anybody would write: one connection, read and write with one
-//! buffer, default socket options. The side with the file listens, as the daemon
-//! does; the other side dials, and its clock counts.
+//! Plain means the obvious program: one connection, read and write with one buffer, default socket
+//! options. The side with the file listens, as the daemon does. The other side connects, and its
+//! clock counts.
 
 use crate::error::{BenchError, at, doing};
 use crate::worker::{Done, Workload};
@@ -13,12 +13,12 @@ use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 
-/// What one process does.
+/// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum StreamPart {
     /// The side with the file. Its phases are `send` and `receive`.
     File {
-        /// The file that it sends, or that it makes anew.
+        /// The file to send, or to create.
         file: PathBuf,
         /// Bytes of one copy.
         bytes: u64,
@@ -43,7 +43,7 @@ pub struct Stream {
 }
 
 impl Stream {
-    /// A process that has not started anything yet.
+    /// Returns a process that has not started anything yet.
     pub fn new(part: StreamPart) -> Stream {
         let (StreamPart::File { buffer, .. } | StreamPart::Memory { buffer, .. }) = &part;
         let buffer = vec![0x5a; (*buffer).max(1)];
@@ -141,6 +141,7 @@ fn serve_write(
     bytes: u64,
 ) -> io::Result<()> {
     copy(socket, &mut file, buffer, bytes)?;
+    // The file is closed before the answer, so that the time of a write includes the close.
     drop(file);
     socket.write_all(&[1])
 }

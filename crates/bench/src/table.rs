@@ -1,13 +1,13 @@
 //! Tables for people: columns as wide as their widest cell, numbers to the right.
 
-/// Rows of cells, the first of which is the heading.
+/// Rows of cells. The first row is the heading.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table with these headings.
+    /// Creates a table with these headings.
     pub fn new(headings: &[&str]) -> Table {
         Table { rows: vec![headings.iter().map(|h| (*h).to_string()).collect()] }
     }
@@ -17,7 +17,7 @@ impl Table {
         self.rows.push(cells);
     }
 
-    /// The lines, each ended by a newline. The first column is text, to the left.
+    /// Renders the lines, each ended by a newline. The first column is text, to the left.
     pub fn render(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |c: usize| {
@@ -40,7 +40,7 @@ impl Table {
         out
     }
 
-    /// The same as a Markdown table.
+    /// Renders the same as a Markdown table.
     pub fn markdown(&self) -> String {
         let mut out = String::new();
         for (i, row) in self.rows.iter().enumerate() {
@@ -53,7 +53,7 @@ impl Table {
     }
 }
 
-/// A number with as many digits as help: about three that count.
+/// Formats a number with about three significant digits.
 pub fn number(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => {
@@ -72,7 +72,7 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// A share of 0 to 1 as a percentage.
+/// Formats a share of 0 to 1 as a percentage.
 pub fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }

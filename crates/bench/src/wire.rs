@@ -1,5 +1,5 @@
-//! `tatami bench wire`: how many requests per second the sockets, the frames
-//! and the encoding allow when nothing is behind them.
+//! `tatami bench wire`: the request rate that the sockets, the frames and the encoding allow with
+//! no work behind them.
 
 use crate::clock::Steal;
 use crate::echo::{Depth, EchoPart};
@@ -11,7 +11,7 @@ use crate::worker::Task;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The operations whose messages are echoed.
+/// The operations whose messages the null server answers.
 pub const OPERATIONS: [&str; 3] = ["create", "stat", "unlink"];
 
 /// Options of `tatami bench wire`.
@@ -50,7 +50,7 @@ pub struct WireResult {
     pub stolen: f64,
 }
 
-/// What was found.
+/// The result of a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct WireReport {
     /// `wire`
@@ -65,23 +65,23 @@ pub struct WireReport {
     pub operations: Vec<WireResult>,
 }
 
-/// What a phase of an echo was.
+/// The figures of one phase of the null server.
 #[derive(Clone, Debug)]
 pub struct Echoed {
-    /// The time is that of the clients; the CPU time is that of all.
+    /// Time of the clients; CPU time of clients and servers.
     pub all: Outcome,
     /// Nanoseconds of CPU time of the servers.
     pub server_ns: u64,
 }
 
 impl Echoed {
-    /// Microseconds of the servers' CPU time for each request.
+    /// Returns microseconds of the servers' CPU time per request.
     pub fn server_us_per_op(&self) -> f64 {
         crate::stats::ratio(self.server_ns as f64 / 1e3, self.all.ops as f64)
     }
 }
 
-/// An echo: its servers are started anew for every phase, its clients stay.
+/// A null server with its clients. The servers are restarted for every phase; the clients stay.
 pub struct EchoRun<'a> {
     launcher: &'a Launcher,
     clients: Gang,
@@ -109,12 +109,12 @@ impl<'a> EchoRun<'a> {
         Ok(EchoRun { launcher, clients, procs, servers: 1, depth, socket })
     }
 
-    /// The same with several servers, reached by TCP: each client asks now one, now another.
+    /// Uses several servers, reached by TCP. Each client sends each request to a random one.
     pub fn with_servers(self, servers: usize) -> EchoRun<'a> {
         EchoRun { servers, socket: None, ..self }
     }
 
-    /// One phase.
+    /// Runs one phase.
     ///
     /// # Errors
     /// The first process that fails.
@@ -126,16 +126,18 @@ impl<'a> EchoRun<'a> {
         };
         let parts = (0..self.servers).map(|_| Task::Echo(part.clone())).collect();
         let mut servers = Gang::start(self.launcher, parts)?;
+        // The servers listen before the clients connect, and accept before the clients send.
         let addresses = servers.prepare("serve")?.join(",");
         servers.go()?;
         let mut all = self.clients.phase(&format!("{operation} {addresses}"))?;
         let server_ns = Outcome::of(&servers.collect()?).cpu_ns;
+        // The servers' report covers all clients, since a server ends with its last connection.
         all.cpu_ns += server_ns;
         Ok(Echoed { all, server_ns })
     }
 }
 
-/// Runs the echo.
+/// Runs the null server and its clients.
 ///
 /// # Errors
 /// The first process that fails.
@@ -182,7 +184,7 @@ fn measure(
 }
 
 impl WireReport {
-    /// For people.
+    /// Renders the report for people.
     pub fn render(&self) -> String {
         let mut table =
             Table::new(&["messages of", "min req/s", "median", "max", "CPU µs/req", "stolen"]);

@@ -1,5 +1,5 @@
-//! One process of a workload: takes its task, then prepares and runs phases
-//! as it is told, until its orders end.
+//! One process of a workload: takes its task, then prepares and runs the ordered phases until its
+//! orders end.
 
 use crate::clock;
 use crate::echo::{Echo, EchoPart};
@@ -10,14 +10,14 @@ use crate::stream::{Stream, StreamPart};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
-/// What a process is to do.
+/// The task of a process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Task {
     /// Metadata operations.
     Mdtest(MdtestPart),
     /// Reads and writes.
     Ior(IorPart),
-    /// One side of the wire echo.
+    /// The null server or one of its clients.
     Echo(EchoPart),
     /// One side of a TCP copy.
     Stream(StreamPart),
@@ -28,24 +28,24 @@ pub enum Task {
 pub enum Order {
     /// The task; comes first and once.
     Take(Box<Task>),
-    /// Make everything ready that the phase does not count.
+    /// Prepares everything that the phase's time must not include.
     Prepare(String),
-    /// Run what was prepared.
+    /// Run the prepared phase.
     Go,
 }
 
 /// From a process to its starter.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Say {
-    /// The task is taken, or the phase prepared. The text is for who knows the task.
+    /// The task is taken, or the phase prepared. The text depends on the task.
     Ready(String),
     /// The phase is done.
     Report(Report),
-    /// It cannot go on.
+    /// The process failed; the text is the reason.
     Failed(String),
 }
 
-/// What one process did in one phase.
+/// The work of one process in one phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     /// Monotonic clock at the start, in nanoseconds.
@@ -60,7 +60,7 @@ pub struct Report {
     pub bytes: u64,
 }
 
-/// What a phase did.
+/// The totals of one phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Done {
     /// Operations.
@@ -69,12 +69,12 @@ pub struct Done {
     pub bytes: u64,
 }
 
-/// A task that has been taken.
+/// A task of a process.
 pub trait Workload {
-    /// Makes ready what the phase does not count.
+    /// Does the work that must not count to the time of `phase`.
     ///
     /// # Errors
-    /// Whatever stands in the way.
+    /// Any operation that fails.
     fn prepare(&mut self, phase: &str) -> Result<String, BenchError>;
     /// Runs the phase that was prepared last.
     ///
@@ -103,7 +103,7 @@ pub fn main() -> Result<(), BenchError> {
 
 fn serve(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchError> {
     match obey(orders, says) {
-        // Reported is enough: the starter tells the user.
+        // A report suffices: the starter shows the error to the user.
         Err(e) => say(says, &Say::Failed(e.to_string())),
         Ok(()) => Ok(()),
     }
@@ -134,6 +134,8 @@ fn obey(orders: &mut impl BufRead, says: &mut impl Write) -> Result<(), BenchErr
             Order::Go => {
                 let phase = prepared.take().ok_or_else(early)?;
                 let workload = workload.as_mut().ok_or_else(early)?;
+                // Reads the CPU clock first and last, so that the wall clock covers the phase
+                // alone.
                 let (cpu, start_ns) = (clock::own_cpu_ns(), clock::now_ns());
                 let Done { ops, bytes } = workload.run(&phase)?;
                 let end_ns = clock::now_ns();

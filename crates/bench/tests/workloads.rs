@@ -1,5 +1,5 @@
 //! mdtest and ior with two processes on a local directory, and predictions: structure of the
-//! reports, clean-up, and what happens when something goes wrong. Speed is not tested.
+//! reports, clean-up, and the behaviour on errors. Speed is not tested.
 //!
 //! This program has no test harness, because it is started again as each
 //! process of a workload.
@@ -117,7 +117,7 @@ fn the_wire_echo_answers_all_its_clients(launcher: &Launcher) {
     }
 }
 
-/// What things take, as a run of `predict` writes it.
+/// The costs of operations, as a run of `predict` writes them.
 const TIMES: &str = r#"{
     "command": "by hand", "machine": {"cpu": "", "cpus": 1, "memory_mib": 1, "kernel": "", "disk": ""},
     "times": {
@@ -150,7 +150,7 @@ fn predictions_follow_from_times_alone(_: &Launcher) {
     for part in ["InfiniBand, private", "| create, 2 servers |", "Ethernet, 2: create"] {
         assert!(said.contains(part), "{said}");
     }
-    // Four kinds in one directory and in private ones, and what concerns displaced files.
+    // Four kinds in one directory and in private ones, and those of displaced files.
     assert_eq!(report.rows.iter().filter(|row| !row.old).count(), 2 * 2 * 8);
     assert!(report.rows.iter().all(|row| row.rate > 0.0 && row.idle() < 1.0));
     assert!(report.rows.iter().filter(|row| row.servers == 1).all(|row| row.efficiency == 1.0));

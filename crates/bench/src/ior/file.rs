@@ -24,7 +24,7 @@ pub enum Method {
     Mapped,
 }
 
-/// Where the test file is.
+/// The place of the test file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum FilePlace {
     /// By path.
@@ -52,12 +52,12 @@ pub enum TestFile {
     },
 }
 
-/// Who makes requests through the library.
+/// Returns the user of requests through the library.
 fn cred() -> Cred {
     crate::mdtest::own_cred()
 }
 
-/// The directory and the last name of a path from the volume's root.
+/// Returns the directory and the last name of a path from the volume's root.
 fn resolve(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
     let mut names: Vec<&str> = path.split('/').filter(|n| !n.is_empty()).collect();
     let last = names.pop().ok_or_else(|| BenchError::Usage(format!("'{path}' names no file")))?;
@@ -71,10 +71,10 @@ fn resolve(client: &Client, path: &str) -> Result<(Ino, Vec<u8>), BenchError> {
     Ok((dir, last.as_bytes().to_vec()))
 }
 
-/// Removes the test file, if it is there.
+/// Removes the test file, if it exists.
 ///
 /// # Errors
-/// When it is there and stays.
+/// When it exists and can't be removed.
 pub fn remove(place: &FilePlace) -> Result<(), BenchError> {
     match place {
         FilePlace::Path(path, _) => match std::fs::remove_file(path) {
@@ -92,7 +92,7 @@ pub fn remove(place: &FilePlace) -> Result<(), BenchError> {
     }
 }
 
-/// Cuts the test file to nothing, making it if need be.
+/// Truncates the test file to 0 bytes, creating it if need be.
 ///
 /// # Errors
 /// Those of open(2) and ftruncate(2), or of the library's calls.
@@ -110,7 +110,8 @@ pub fn cut(place: &FilePlace) -> Result<(), BenchError> {
 }
 
 impl TestFile {
-    /// Opens the file: for writing, made if need be and (for a mapping) `size` long; or for reading.
+    /// Opens the file for reading or writing. For writing, creates the file if need be, and makes it
+    /// `size` bytes long if it is to be mapped.
     ///
     /// # Errors
     /// Those of open(2), ftruncate(2), mmap(2), or of the library's calls.
@@ -218,7 +219,7 @@ impl TestFile {
         Ok(())
     }
 
-    /// Ends the use of the file; with `sync`, what was written is on the disk first.
+    /// Closes the file. With `sync`, the written bytes are on the disk first.
     ///
     /// # Errors
     /// Those of fsync(2), msync(2) and close(2).
@@ -253,13 +254,13 @@ impl TestFile {
     }
 }
 
-/// close(2) with its error, which `drop` would hide: on a network file system
-/// it is where failed writes are told.
+/// Calls close(2) and returns its error, which `drop` would hide: a network file system reports
+/// failed writes there.
 fn close(file: File, path: &Path) -> Result<(), BenchError> {
     use std::os::fd::IntoRawFd;
     let fd = file.into_raw_fd();
-    // SAFETY: the descriptor was owned by `file`, which has just given it up,
-    // and nobody uses it afterwards.
+    // SAFETY: the descriptor was owned by `file`, which has just given it up, and no code uses it
+    // afterwards.
     match unsafe { libc::close(fd) } {
         0 => Ok(()),
         _ => Err(at("closing", path)(std::io::Error::last_os_error())),
@@ -270,9 +271,9 @@ fn short(path: impl ToString, offset: u64, wanted: usize, got: usize) -> BenchEr
     BenchError::Short { path: path.to_string(), offset, wanted, got }
 }
 
-/// The unit of the page cache and of mappings, in bytes.
+/// Returns the unit of the page cache and of mappings, in bytes.
 pub fn page_bytes() -> u64 {
-    // SAFETY: it reads a constant of the system and touches no memory of ours.
+    // SAFETY: the call reads a constant of the system and touches no memory of this process.
     let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     u64::try_from(bytes).unwrap_or(4096)
 }
@@ -307,8 +308,8 @@ impl Map {
 
     fn read(&self, buffer: &mut [u8], offset: usize) -> usize {
         let n = buffer.len().min(self.len.saturating_sub(offset));
-        // SAFETY: the range lies in the mapping; bytes that others change
-        // meanwhile may be read old or new, and are plain bytes either way.
+        // SAFETY: the range lies in the mapping; bytes that others change meanwhile may be read old
+        // or new, and are plain bytes either way.
         unsafe { std::ptr::copy_nonoverlapping(self.start.add(offset), buffer.as_mut_ptr(), n) }
         n
     }
@@ -322,8 +323,8 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: the range is exactly the mapping, and no reference into it is
-        // ever given out. An error would mean that it is not mapped: nothing to do.
+        // SAFETY: the range is exactly the mapping, and no reference into it is ever given out. An
+        // error would mean that it is not mapped: then there is nothing to do.
         let _ = unsafe { rustix::mm::munmap(self.start.cast(), self.len) };
     }
 }

@@ -129,7 +129,7 @@ pub struct PhaseResult {
     pub stolen: f64,
 }
 
-/// What IOR found.
+/// The report of IOR.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IorReport {
     /// `ior`
@@ -146,10 +146,10 @@ pub struct IorReport {
     pub phases: Vec<PhaseResult>,
 }
 
-/// Runs the benchmark and removes what it made, unless told to keep it.
+/// Runs the benchmark and removes its files, unless `keep` is set.
 ///
 /// # Errors
-/// The first operation that fails, and bytes that are not what they should be.
+/// The first operation that fails, and bytes with a wrong value.
 pub fn run(
     args: &IorArgs,
     launcher: &Launcher,
@@ -227,7 +227,7 @@ fn summarize(phase: &str, runs: &[(Outcome, f64)]) -> PhaseResult {
 }
 
 impl IorReport {
-    /// For people.
+    /// Renders the report for people.
     pub fn render(&self) -> String {
         let mut table = Table::new(&["phase", "min MiB/s", "median", "max", "CPU µs/op", "stolen"]);
         for p in &self.phases {

@@ -7,19 +7,18 @@ use crate::pattern;
 use crate::worker::{Done, Workload};
 use serde::{Deserialize, Serialize};
 
-/// What happens to an existing file before it is written, outside the time that
-/// counts.
+/// The treatment of an existing file before the write, outside the time that counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Before {
-    /// It is removed, so that the write makes it.
+    /// The file is removed, so that the write creates it.
     Remove,
-    /// It is cut to nothing, so that the write allocates.
+    /// The file is truncated, so that the write allocates.
     Cut,
-    /// It stays, so that the write replaces bytes.
+    /// The file stays, so that the write replaces bytes.
     Keep,
 }
 
-/// What one process does.
+/// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IorPart {
     /// The test file; a file per process gets its number added.
@@ -28,11 +27,11 @@ pub struct IorPart {
     pub shape: Shape,
     /// The number of this process, from 0.
     pub rank: usize,
-    /// Read what the next process has written.
+    /// Read the bytes of the next process.
     pub reorder: bool,
     /// Sync before close.
     pub fsync: bool,
-    /// What happens to an existing file before it is written.
+    /// The treatment of an existing file before the write.
     pub before: Before,
     /// Stamp every byte with its place, so that it can be verified.
     pub stamp: bool,
@@ -68,7 +67,7 @@ impl IorRank {
         Ok(IorRank { part, memory, start, offsets: Vec::new() })
     }
 
-    /// Whose bytes a phase concerns.
+    /// Returns the rank whose bytes a phase concerns.
     fn owner(&self, phase: &str) -> usize {
         let shift = usize::from(self.part.reorder && phase != "write");
         (self.part.rank + shift) % self.part.shape.procs

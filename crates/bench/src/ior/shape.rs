@@ -37,10 +37,10 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Whether it can be run.
+    /// Checks that the geometry can be run.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// A sentence that names the fault.
     pub fn check(&self) -> Result<(), String> {
         if self.transfer == 0 || self.transfer > TRANSFER_MAX {
             return Err("the transfer size must be 1 byte to 1g".into());
@@ -62,23 +62,23 @@ impl Shape {
         }
     }
 
-    /// Bytes of one process.
+    /// Returns the bytes of one process.
     pub fn bytes_per_process(&self) -> u64 {
         self.block * self.segments
     }
 
-    /// Bytes of the file that `rank` uses.
+    /// Returns the bytes of the file that `rank` uses.
     pub fn file_size(&self) -> u64 {
         let files = if self.file_per_process { 1 } else { self.procs as u64 };
         self.bytes_per_process() * files
     }
 
-    /// The name of the file in which the bytes of `rank` lie.
+    /// Returns the name of the file with the bytes of `rank`.
     pub fn file_of(&self, name: &str, rank: usize) -> String {
         if self.file_per_process { format!("{name}.{rank:08}") } else { name.to_owned() }
     }
 
-    /// Where the transfers of `rank` start, in the order in which they are made.
+    /// Returns the offsets of the transfers of `rank`, in the order in which they are made.
     pub fn offsets(&self, rank: usize) -> Vec<u64> {
         let (stride, start) = if self.file_per_process {
             (self.block, 0)
@@ -96,7 +96,7 @@ impl Shape {
     }
 }
 
-/// Fisher-Yates with a xorshift generator: the same order for the same seed.
+/// Shuffles with Fisher-Yates and a xorshift generator: the same order for the same seed.
 fn shuffle(list: &mut [u64], seed: u64) {
     let mut x = seed | 1;
     for i in (1..list.len()).rev() {

@@ -1,8 +1,8 @@
-//! The classic metadata benchmark: N processes create, stat and remove
-//! directories and files, each in its own directory or all in one.
+//! The classic metadata benchmark: N processes create, stat and remove directories and files, each
+//! in its own directory or all in one.
 //!
-//! The phases and their meaning follow mdtest (of the IOR distribution),
-//! without MPI and without the tree: what counts is one directory.
+//! The phases and their meaning follow mdtest (of the IOR distribution), without MPI and without
+//! the tree: only one directory counts.
 
 mod names;
 mod rank;
@@ -67,8 +67,8 @@ pub struct PhaseResult {
     pub phase: String,
     /// Operations per second of all processes together.
     pub ops_per_sec: Spread,
-    /// CPU time (user and system) that the processes spent on one operation, in
-    /// microseconds; that of daemons and mounts is not in it. Median.
+    /// CPU time (user and system) of the processes for one operation, in microseconds, without that
+    /// of daemons and mounts. Median.
     pub cpu_us_per_op: f64,
     /// Operations of one iteration.
     pub ops: u64,
@@ -76,12 +76,12 @@ pub struct PhaseResult {
     pub stolen: f64,
 }
 
-/// What mdtest found.
+/// The report of mdtest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MdtestReport {
     /// `mdtest`
     pub workload: String,
-    /// Where.
+    /// The directory.
     pub dir: String,
     /// `posix` or `library`
     pub through: String,
@@ -101,7 +101,7 @@ pub struct MdtestReport {
     pub phases: Vec<PhaseResult>,
 }
 
-/// Runs the benchmark and removes what it made.
+/// Runs the benchmark and removes its files.
 ///
 /// # Errors
 /// The first operation that fails.
@@ -174,17 +174,17 @@ fn measure(
         .collect())
 }
 
-/// The directories of a run: made before it and removed after it.
+/// The directories of a run: created before it and removed after it.
 pub struct Site {
     place: Place,
     tree: Option<Tree>,
 }
 
 impl Site {
-    /// Makes a fresh directory below `place`, and in it those of the processes.
+    /// Creates a fresh directory below `place`, and in it those of the processes.
     ///
     /// # Errors
-    /// When that is not possible.
+    /// When a directory cannot be created.
     pub fn make(place: &Place, procs: usize, shared: bool) -> Result<Site, BenchError> {
         let name = format!("tatami-mdtest.{}", std::process::id());
         let subs: Vec<String> = if shared {
@@ -224,7 +224,7 @@ impl Site {
         }
     }
 
-    /// What each process is to do, by rank.
+    /// Returns the task of each process, by rank.
     pub fn parts(&self, procs: usize, items: u64, shared: bool, shift: usize) -> Vec<MdtestPart> {
         let place = &self.place;
         (0..procs)
@@ -241,7 +241,7 @@ impl Site {
             .collect()
     }
 
-    /// Removes the directory and whatever is left in it.
+    /// Removes the directory and everything that is left in it.
     ///
     /// # Errors
     /// When that is not possible.
@@ -259,7 +259,7 @@ impl Site {
 }
 
 impl MdtestReport {
-    /// For people.
+    /// Renders the report for people.
     pub fn render(&self) -> String {
         let mut table = Table::new(&["phase", "min ops/s", "median", "max", "CPU µs/op", "stolen"]);
         for p in &self.phases {

@@ -13,26 +13,25 @@ use tatami_client::{Client, New};
 use tatami_wire::meta::NewNode;
 use tatami_wire::{Cred, Ino};
 
-/// Where a workload makes its files.
+/// The directory of a workload.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Place {
-    /// In a directory, by system calls. With `relative`, the directory is
-    /// opened once and names are resolved from there; else every call takes the
-    /// whole path, as the classic mdtest does.
+    /// In a directory, by system calls. With `relative`, the process opens the directory once and
+    /// resolves names from there. Otherwise every call takes the whole path, as in the classic
+    /// mdtest.
     Path {
         /// The directory.
         dir: PathBuf,
         /// Resolve names from the open directory.
         relative: bool,
     },
-    /// In 256 directories below one, by system calls, with the names that a node gives the
-    /// objects of new files: what of a create is the disk's own.
+    /// In 256 directories below one, by system calls, with the names that a node gives to the
+    /// objects of new files. This measures the disk's part of a create.
     Objects {
         /// The directory.
         dir: PathBuf,
     },
-    /// In a directory of the volume, by library calls. The directory is looked
-    /// up once.
+    /// In a directory of the volume, by library calls. The process looks the directory up once.
     Library {
         /// How to reach the volume.
         reach: Reach,
@@ -50,24 +49,23 @@ pub enum Op {
     DirStat,
     /// rmdir
     DirRemove,
-    /// open with `O_CREAT`, and close; through the library, a create that does
-    /// not open
+    /// open with `O_CREAT`, and close; through the library, a create that does not open
     FileCreate,
     /// stat of a file
     FileStat,
     /// unlink
     FileRemove,
-    /// open with `O_CREAT`, one write of [`WRITTEN`] bytes, and close; not one of mdtest's, and
-    /// not through the library
+    /// open with `O_CREAT`, one write of [`WRITTEN`] bytes, and close; not one of mdtest's, and not
+    /// through the library
     FileWrite,
 }
 
 impl Op {
-    /// All of mdtest, in the order in which they can run.
+    /// All operations of mdtest, in the order in which they can run.
     pub const ALL: [Op; 6] =
         [Op::DirCreate, Op::DirStat, Op::DirRemove, Op::FileCreate, Op::FileStat, Op::FileRemove];
 
-    /// The name of its phase.
+    /// Returns the name of its phase.
     pub fn name(self) -> &'static str {
         match self {
             Op::DirCreate => "directory create",
@@ -80,18 +78,18 @@ impl Op {
         }
     }
 
-    /// The operation of the phase with this name.
+    /// Returns the operation of the phase with this name.
     pub fn from_name(name: &str) -> Option<Op> {
         Op::ALL.into_iter().chain([Op::FileWrite]).find(|op| op.name() == name)
     }
 
-    /// Whether it works on directories.
+    /// Returns whether the operation works on directories.
     pub fn is_dir(self) -> bool {
         matches!(self, Op::DirCreate | Op::DirStat | Op::DirRemove)
     }
 }
 
-/// A directory in which operations are made.
+/// A directory in which operations run.
 pub enum Names {
     /// By system calls.
     Path {
@@ -104,7 +102,7 @@ pub enum Names {
     Library {
         /// The session.
         client: Box<Client>,
-        /// Who we are.
+        /// The user of this process.
         cred: Cred,
         /// The directory.
         dir: Ino,
@@ -116,15 +114,15 @@ const FILE_MODE: u16 = 0o664;
 /// Permission bits of new directories.
 const DIR_MODE: u16 = 0o755;
 const UMASK: u16 = 0o022;
-/// Bytes of a file that is written.
+/// Bytes of a written file.
 pub const WRITTEN: usize = 4096;
 static CONTENT: [u8; WRITTEN] = [0x5a; WRITTEN];
 
 impl Names {
-    /// Opens or looks up subdirectory `sub` (empty: itself) of `place`.
+    /// Opens or looks up subdirectory `sub` (empty: the directory itself) of `place`.
     ///
     /// # Errors
-    /// A directory that is not there, a volume that can't be reached.
+    /// A directory that does not exist, a volume that can't be reached.
     pub fn enter(place: &Place, sub: &str) -> Result<Names, BenchError> {
         match place {
             Place::Path { dir, relative } => {
@@ -150,7 +148,8 @@ impl Names {
         }
     }
 
-    /// The form in which [`Names::run`] wants a name: made before the clock starts.
+    /// Converts a name to the form that [`Names::run`] takes. The caller does this before the clock
+    /// starts.
     pub fn prepare(&self, name: &str) -> CString {
         let bytes = match self {
             Names::Path { fd: None, dir } => dir.join(name).as_os_str().as_bytes().to_vec(),
@@ -160,7 +159,7 @@ impl Names {
             .expect("names are made here, and paths came from the command line: no zero byte")
     }
 
-    /// One operation.
+    /// Runs one operation.
     ///
     /// # Errors
     /// That of the operation.
@@ -179,10 +178,10 @@ impl Names {
         }
     }
 
-    /// The same operation on many names, in one request.
+    /// Runs the same operation on many names, in one request.
     ///
     /// # Errors
-    /// That of the first operation that fails; by system calls there is no such request.
+    /// That of the first operation that fails; system calls have no such request.
     pub fn run_many(&self, op: Op, names: &[CString]) -> Result<(), BenchError> {
         let Names::Library { client, cred, dir } = self else {
             let sentence = "several operations in one request are there through the library only";
@@ -287,17 +286,17 @@ fn run_bulk(
 /// Number of directories over which a node spreads its objects.
 const BUCKETS: u64 = 256;
 
-/// Their names.
+/// Returns their names.
 pub(super) fn buckets() -> impl Iterator<Item = String> {
     (0..BUCKETS).map(|bucket| format!("{bucket:02x}"))
 }
 
-/// Where the object of inode `number` lies: its bucket, the inode, and piece 0.
+/// Returns the path of the object of inode `number`: its bucket, the inode, and piece 0.
 pub(super) fn object_name(number: u64) -> String {
     format!("{:02x}/{number:016x}.{:08x}", number % BUCKETS, 0)
 }
 
-/// The user of this process.
+/// Returns the user of this process.
 pub fn own_cred() -> Cred {
     let groups = rustix::process::getgroups().unwrap_or_default();
     Cred {

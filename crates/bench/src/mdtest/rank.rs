@@ -6,7 +6,7 @@ use crate::worker::{Done, Workload};
 use serde::{Deserialize, Serialize};
 use std::ffi::CString;
 
-/// What one process does.
+/// The task of one process.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MdtestPart {
     /// The directory that the starter has made.
@@ -17,18 +17,18 @@ pub struct MdtestPart {
     pub procs: usize,
     /// Files (and directories) of each process.
     pub items: u64,
-    /// All in one directory; otherwise each in its own.
+    /// Whether all processes work in one directory; otherwise each has its own.
     pub shared: bool,
-    /// Stat what the process this many numbers further has made.
+    /// Stat the files of the process this many numbers further.
     pub shift: usize,
-    /// So many operations in one request, through the library.
+    /// Operations in one request, through the library.
     pub bulk: usize,
     /// Threads of the process, each with a part of its items.
     pub threads: usize,
 }
 
 impl MdtestPart {
-    /// The subdirectory in which process `rank` works.
+    /// Returns the subdirectory in which process `rank` works.
     pub fn sub(&self, rank: usize) -> String {
         if self.shared { "shared".into() } else { format!("private.{rank}") }
     }
@@ -38,7 +38,7 @@ impl MdtestPart {
 pub struct MdtestRank {
     part: MdtestPart,
     own: Names,
-    /// Where it stats, if that is elsewhere.
+    /// The directory for stat, if that is another one.
     other: Option<Names>,
     names: Vec<CString>,
 }
@@ -57,7 +57,7 @@ impl MdtestRank {
         Ok(MdtestRank { part, own, other, names: Vec::new() })
     }
 
-    /// Whose items an operation concerns.
+    /// Returns the rank whose items an operation concerns.
     fn owner(&self, op: Op) -> usize {
         match op {
             Op::DirStat | Op::FileStat => {
@@ -110,7 +110,7 @@ impl Workload for MdtestRank {
                 let shares = self.names.chunks(share);
                 let running: Vec<_> =
                     shares.map(|items| scope.spawn(move || work(items))).collect();
-                // All must have ended, whatever the first says.
+                // All threads must have ended, whether or not the first one failed.
                 let ended: Vec<_> = running.into_iter().map(|thread| thread.join()).collect();
                 ended.into_iter().try_for_each(|done| {
                     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))

@@ -1,5 +1,5 @@
-//! System calls and CPU time of a layer's bytes, beside those of `write` with
-//! the same bytes. Counts do not vary with what else the machine does.
+//! System calls and CPU time for bytes through the layer, beside those of `write` with the same
+//! bytes. Counts do not vary with the load of the machine.
 
 use super::Session;
 use super::contest::Side;
@@ -9,7 +9,7 @@ use crate::error::{BenchError, at};
 use crate::suite::strace::{self, Calls};
 use crate::suite::{Better, Figure, Runs};
 
-/// Calls that move bytes or wait for files. What MPI does to wait for messages is none of them.
+/// Calls that move bytes or wait for files, without the calls by which MPI waits for messages.
 const OF_FILES: [&str; 18] = [
     "read",
     "write",
@@ -31,10 +31,10 @@ const OF_FILES: [&str; 18] = [
     "msync",
 ];
 
-/// Processes that are counted.
+/// Number of processes whose calls are counted.
 const RANKS: u32 = 4;
 
-/// The calls of files that all processes of a workload make.
+/// Counts the file calls of all processes of a workload.
 fn count(session: &Session, place: &Place, workload: &Workload) -> Result<Calls, BenchError> {
     let out = session.scratch.join("calls");
     std::fs::create_dir_all(&out).map_err(at("creating", &out))?;
@@ -59,7 +59,8 @@ fn count(session: &Session, place: &Place, workload: &Workload) -> Result<Calls,
     Ok(all)
 }
 
-/// What more bytes cost: the difference of two runs, so that starting MPI does not count.
+/// Returns the calls for a MiB: the difference of two runs, so that the start of MPI does not
+/// count.
 fn per_mib(session: &Session, place: &Place, line: &str) -> Result<(f64, String), BenchError> {
     let (few, many) = (64, 320);
     let run = |segments: u64| {
@@ -75,7 +76,7 @@ fn per_mib(session: &Session, place: &Place, line: &str) -> Result<(f64, String)
     Ok((strace::total(&more) as f64 / mib as f64, strace::describe(&more, mib)))
 }
 
-/// Both figures for writing 64 KiB a call through a strided view.
+/// Takes both figures for writing 64 KiB a call through a strided view.
 pub fn figures(session: &Session) -> Result<Vec<Figure>, BenchError> {
     let name = session.mpi.name();
     let line = "--block 64k --transfer 64k";

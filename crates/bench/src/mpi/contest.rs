@@ -1,4 +1,4 @@
-//! Several sides take turns; each has as many runs as the others.
+//! Compares several sides that take turns (A/B comparison). Each side has the same number of runs.
 
 use super::launch::{Mpi, Runner, Sample};
 use super::place::{Place, Workload};
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 /// One side: a workload in a place.
 #[derive(Clone, Debug)]
 pub struct Side {
-    /// Where.
+    /// The place.
     pub place: Place,
-    /// What.
+    /// The workload.
     pub workload: Workload,
-    /// By how many processes.
+    /// Number of processes.
     pub ranks: u32,
 }
 
@@ -29,17 +29,17 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The values of a side's runs.
+    /// Returns the values of a side's runs.
     pub fn values(&self, side: usize, value: impl Fn(&Sample) -> f64) -> Vec<f64> {
         self.samples[side].iter().map(value).collect()
     }
 
-    /// Their median.
+    /// Returns their median.
     pub fn median(&self, side: usize, value: impl Fn(&Sample) -> f64) -> f64 {
         median(&self.values(side, value))
     }
 
-    /// Of some sides the one with the largest median.
+    /// Returns the one of some sides with the largest median.
     pub fn best(&self, sides: &[usize], value: impl Fn(&Sample) -> f64 + Copy) -> usize {
         let largest =
             |a: &&usize, b: &&usize| self.median(**a, value).total_cmp(&self.median(**b, value));
@@ -47,12 +47,12 @@ impl Outcome {
     }
 }
 
-/// How many runs there are.
+/// The limits of a comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// At most.
+    /// Most runs of a side.
     pub runs: usize,
-    /// No more rounds are begun after this time: one side may take minutes.
+    /// No more rounds begin after this time: one side may take minutes.
     pub budget: Duration,
 }
 
@@ -95,6 +95,7 @@ fn once(
     let reads_only = side.workload.program == "reread";
     if !reads_only {
         side.place.clear()?;
+        // The removal dirties blocks of the disk, too, so the sync follows it.
         settle(side)?;
     }
     let steal = Steal::now();
@@ -114,7 +115,7 @@ fn once(
     Ok(sample)
 }
 
-/// Writes back what others have left, so that nobody pays for it.
+/// Writes back the dirty pages of earlier runs, so that this run's time does not include it.
 fn settle(side: &Side) -> Result<(), BenchError> {
     let dir = side.place.seen_from_here();
     let open = std::fs::File::open(&dir).map_err(at("opening", &dir))?;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// A program that takes longer hangs: oversubscribed MPI processes can.
+/// Time limit of a program. Oversubscribed MPI processes can hang.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// An MPI library, by the suffix that Debian gives its commands.
@@ -21,10 +21,10 @@ pub enum Mpi {
 }
 
 impl Mpi {
-    /// Both.
+    /// Both libraries.
     pub const ALL: [Mpi; 2] = [Mpi::Openmpi, Mpi::Mpich];
 
-    /// As in the names of commands and figures.
+    /// Returns the name that is part of the names of commands and figures.
     pub fn name(self) -> &'static str {
         match self {
             Mpi::Openmpi => "openmpi",
@@ -40,7 +40,7 @@ pub struct Phases {
     pub open: f64,
     /// The writing calls.
     pub write: f64,
-    /// MPI_File_sync, where it was asked for.
+    /// MPI_File_sync, where requested.
     pub sync: f64,
     /// MPI_File_close.
     pub close: f64,
@@ -50,12 +50,12 @@ pub struct Phases {
     pub read: f64,
 }
 
-/// What a program has printed.
+/// The printed line of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Sample {
     /// Bytes moved by all processes, in each direction.
     pub bytes: u64,
-    /// Of the slowest process.
+    /// Times of the slowest process.
     pub seconds: Phases,
     /// User and system time of all processes.
     pub cpu: Phases,
@@ -64,18 +64,18 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Seconds in which the bytes were written: calls, sync and close, since a
-    /// layer may do work at the close.
+    /// Returns the seconds in which the bytes were written: calls, sync and close, since a layer
+    /// may do work at the close.
     pub fn write_seconds(&self) -> f64 {
         self.seconds.write + self.seconds.sync + self.seconds.close
     }
 
-    /// MiB/s of [`Sample::write_seconds`].
+    /// Returns MiB/s of [`Sample::write_seconds`].
     pub fn write_rate(&self) -> f64 {
         rate(self.bytes, self.write_seconds())
     }
 
-    /// MiB/s of the reading calls.
+    /// Returns MiB/s of the reading calls.
     pub fn read_rate(&self) -> f64 {
         rate(self.bytes, self.seconds.read)
     }
@@ -85,7 +85,7 @@ fn rate(bytes: u64, seconds: f64) -> f64 {
     crate::stats::ratio(bytes as f64 / f64::from(1 << 20), seconds)
 }
 
-/// How the programs are started.
+/// Starts the programs.
 #[derive(Clone, Debug)]
 pub struct Runner {
     /// The folder with a folder of programs for each MPI.
@@ -96,27 +96,28 @@ pub struct Runner {
     pub tatami: PathBuf,
 }
 
-/// Looks below the folders in which this program can lie: `target/PROFILE` and `PREFIX/bin`.
+/// Searches below the folders in which this program can lie: `target/PROFILE` and `PREFIX/bin`.
 pub fn beside(program: &Path, names: &[&str]) -> Option<PathBuf> {
     let base = program.parent()?;
     names.iter().map(|name| base.join(name)).find(|path| path.exists())
 }
 
 impl Runner {
-    /// The MPI libraries for which there are programs.
+    /// Returns the MPI libraries for which there are programs.
     pub fn available(&self) -> Vec<Mpi> {
         let there = |mpi: &Mpi| self.programs.join(mpi.name()).join("ior").is_file();
         Mpi::ALL.into_iter().filter(there).collect()
     }
 
-    /// `mpirun` of `ranks` processes of `program` on this machine, in a place.
+    /// Returns the command of `mpirun` for `ranks` processes of `program` on this machine, in a
+    /// place.
     pub fn command(&self, mpi: Mpi, place: &Place, ranks: u32, program: &str) -> Command {
         let mut command = self.wrapped(mpi, place, ranks, &[]);
         command.arg(self.programs.join(mpi.name()).join(program));
         command
     }
 
-    /// The same with words between MPI and the program, such as a tracer's.
+    /// Returns the same with words between MPI and the program, such as a tracer's.
     pub fn wrapped(&self, mpi: Mpi, place: &Place, ranks: u32, words: &[String]) -> Command {
         let mut command = Command::new(format!("mpirun.{}", mpi.name()));
         command.args(["-n", &ranks.to_string()]).stdin(Stdio::null());
@@ -136,7 +137,7 @@ impl Runner {
             command.arg(volume).arg("--");
         }
         command.args(words);
-        // Only the program itself shall have the layer, not what starts it.
+        // The preloaded layer is for the program only, not for the commands that start it.
         command.arg("env");
         if let Some(layer) = self.layer.as_ref().filter(|_| place.layer) {
             command.arg(format!("LD_PRELOAD={}", layer.display()));
@@ -163,7 +164,7 @@ impl Runner {
     }
 }
 
-/// Runs it to its end and returns what it prints.
+/// Runs a command to its end and returns its output.
 ///
 /// # Errors
 /// A program that fails or hangs.
@@ -173,7 +174,7 @@ pub fn finish(command: &mut Command) -> Result<String, BenchError> {
         .stderr(Stdio::piped())
         .spawn()
         .map_err(at("starting", Path::new(command.get_program())))?;
-    // Read beside the waiting, so that no full pipe stops the program.
+    // Threads read the pipes during the wait, so that no full pipe stops the program.
     let out = child.stdout.take().map(|pipe| std::thread::spawn(move || read(pipe)));
     let err = child.stderr.take().map(|pipe| std::thread::spawn(move || read(pipe)));
     let ended = wait(&mut child);
@@ -194,7 +195,7 @@ fn read(mut from: impl Read) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// `None` when it had to be stopped.
+/// Waits for the end. `None` when the program exceeded the time limit and was stopped.
 fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
@@ -203,7 +204,7 @@ fn wait(child: &mut Child) -> Option<std::process::ExitStatus> {
         let patience = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
         let mut ended = [PollFd::new(&ended, PollFlags::IN)];
         if poll(&mut ended, Some(&patience)) == Ok(0) {
-            // mpirun passes it on to its processes.
+            // mpirun passes the signal on to its processes.
             let _ = kill_process(pid, Signal::TERM);
             let _ = child.wait();
             return None;

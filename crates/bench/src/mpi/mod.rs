@@ -1,9 +1,8 @@
-//! `tatami bench mpi`: shared files written by MPI programs, with the layer and
-//! without it, next to what the MPI library makes of one plain file and of a
-//! file per process on the same disk.
+//! `tatami bench mpi`: shared files written by MPI programs, with the layer and without it. The
+//! baselines are the MPI library on one plain file and on a file per process, on the same disk.
 //!
-//! The programs are those of `mpi-bench` in the sources: the patterns of IOR,
-//! HPIO and BT-IO. They use nothing but MPI, and verify all that they read.
+//! The programs are those of `mpi-bench` in the sources: the patterns of IOR, HPIO and BT-IO. They
+//! use nothing but MPI, and verify all bytes that they read.
 
 mod calls;
 mod contest;
@@ -80,7 +79,7 @@ pub struct MpiArgs {
     pub program: Option<PathBuf>,
 }
 
-/// What can be measured by itself.
+/// A part that can be measured by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// IOR's pattern, strided
@@ -102,7 +101,7 @@ pub enum Part {
 const PARTS: [Part; 7] =
     [Part::Ior, Part::Hpio, Part::Btio, Part::Reread, Part::Calls, Part::Places, Part::Plots];
 
-/// Where the sides of the figures are.
+/// The places of the figures' sides.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// With the layer, in a container on the local disk.
@@ -111,16 +110,16 @@ pub(crate) struct Places {
     disk: Place,
     /// A plain file for each process there.
     each: Place,
-    /// What else is in the table of places.
+    /// The further places of the table of places.
     others: Vec<Place>,
 }
 
-/// What all parts need.
+/// The state that all parts need.
 pub(crate) struct Session {
     runner: Runner,
     mpi: Mpi,
     places: Places,
-    /// For what is not measured.
+    /// For files that are not measured.
     scratch: PathBuf,
     patience: Patience,
     ranks: u32,
@@ -136,8 +135,8 @@ impl Session {
 /// Takes the figures, draws the plots, and writes the report to `out`.
 ///
 /// # Errors
-/// What could not be run, wrong bytes, and [`BenchError::Output`]. A figure
-/// that misses its goal is no error.
+/// A part that could not be run, wrong bytes, and [`BenchError::Output`]. A figure that misses its
+/// goal is no error.
 pub fn run(args: &MpiArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let runner = runner(args)?;
     let mpis = match args.mpi.is_empty() {
@@ -263,7 +262,7 @@ impl Part {
     }
 }
 
-/// A new empty folder of this name.
+/// Creates a new empty folder of this name.
 fn fresh(dir: &Path, name: &str) -> Result<PathBuf, BenchError> {
     let path = dir.join(name);
     if path.exists() {
@@ -284,7 +283,8 @@ fn local_places(work: &Path) -> Result<Places, BenchError> {
     })
 }
 
-/// Each process on its own node's mount, with the layer and without.
+/// Returns the places on a volume, each process on its own node's mount, with the layer and
+/// without.
 fn volume_places(volume: &Volume) -> Result<Vec<Place>, BenchError> {
     let mut places = Vec::new();
     for (name, folder, layer, container) in [

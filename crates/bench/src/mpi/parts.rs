@@ -1,4 +1,4 @@
-//! The figures that are held against goals, and a table of all places.
+//! The figures with goals, and a table of all places.
 
 use super::Session;
 use super::contest::{Outcome, Side};
@@ -14,7 +14,7 @@ fn side(place: &Place, workload: &Workload, ranks: u32) -> Side {
     Side { place: place.clone(), workload: workload.clone(), ranks }
 }
 
-/// One side against another.
+/// Compares one side with another.
 fn figure(
     name: String,
     (outcome, ours, theirs): (&Outcome, usize, usize),
@@ -30,7 +30,7 @@ fn figure(
     Figure::new(name, "MiB/s", against, (Better::Higher, goal), &runs)
 }
 
-/// What a run takes beside its bytes, and how fast its calls alone are; without goals.
+/// Returns the times of a run's opens and closes, and the cost of its calls alone; without goals.
 fn apart(
     name: &str,
     outcome: &Outcome,
@@ -63,7 +63,7 @@ const EACH: &str = "a file per process, MPI-IO";
 const SHARED: [&str; 2] =
     ["independent calls on one plain file", "collective calls on one plain file"];
 
-/// IOR's pattern: against a file per process, and against one plain file.
+/// Takes the figures of IOR's pattern: against a file per process, and against one plain file.
 pub fn ior(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let mpi = s.mpi.name();
     let mut figures = Vec::new();
@@ -71,7 +71,8 @@ pub fn ior(s: &Session) -> Result<Vec<Figure>, BenchError> {
         let segments = if s.quick { 32 } else { segments };
         let line = format!("--view --block {size} --transfer {size} --segments {segments}");
         let work = Workload::new("ior", &line);
-        // One collective call for each block of 4 KiB would take minutes: all blocks in one.
+        // One collective call for each block of 4 KiB would take minutes, so one call writes all
+        // blocks.
         let all = work.with(if size == "4k" { "--collective --strided" } else { "--collective" });
         let p = &s.places;
         let sides = [
@@ -95,7 +96,7 @@ pub fn ior(s: &Session) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// So many bytes that opening and closing count for little.
+/// Takes the figures of a long run, in which opening and closing count for little.
 fn large(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let segments = if s.quick { 32 } else { 8192 };
     let line = format!("--view --block 64k --transfer 64k --segments {segments}");
@@ -110,7 +111,8 @@ fn large(s: &Session) -> Result<Vec<Figure>, BenchError> {
     Ok(values.into_iter().map(figure).collect())
 }
 
-/// HPIO's patterns: small regions, and whether the space between them matters.
+/// Takes the figures of HPIO's patterns: small regions, and the influence of the space between
+/// them.
 pub fn hpio(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let mpi = s.mpi.name();
     let mut figures = Vec::new();
@@ -151,14 +153,14 @@ pub fn hpio(s: &Session) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// The slowest against the fastest spacing.
+/// Compares the slowest with the fastest spacing.
 fn flat(s: &Session, count: u64) -> Result<Figure, BenchError> {
     let spacings = [8, 64, 512, 4096];
     let sides: Vec<Side> = spacings
         .iter()
         .map(|spacing| {
-            // Contiguous in memory: spaces there are memory's cost, not the file's.
-            // Several calls, since one takes too little time to compare.
+            // Contiguous in memory: spaces there are memory's cost, not the file's. Several calls,
+            // since one takes too little time to compare.
             let line = format!(
                 "--pattern c-nc --count {count} --size 8 --spacing {spacing} --repeats 8 --write-only"
             );
@@ -177,7 +179,7 @@ fn flat(s: &Session, count: u64) -> Result<Figure, BenchError> {
     Ok(figure.note(note))
 }
 
-/// BT-IO: the time of its I/O, as a rate.
+/// Takes the figures of BT-IO: the time of its I/O, as a rate.
 pub fn btio(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let mpi = s.mpi.name();
     let p = &s.places;
@@ -208,7 +210,7 @@ pub fn btio(s: &Session) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// Reads with another number of processes and another view than the writers'.
+/// Takes the figures of reads with another number of processes and another view than the writers'.
 pub fn reread(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let mpi = s.mpi.name();
     let p = &s.places;
@@ -247,7 +249,8 @@ pub fn reread(s: &Session) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// The same two workloads in every place, against one plain file on the local disk.
+/// Takes the figures of the same two workloads in every place, against one plain file on the local
+/// disk.
 pub fn places(s: &Session) -> Result<Vec<Figure>, BenchError> {
     let mpi = s.mpi.name();
     let segments = if s.quick { 32 } else { 512 };
@@ -261,8 +264,8 @@ pub fn places(s: &Session) -> Result<Vec<Figure>, BenchError> {
         let program = if what.starts_with("ior") { "ior" } else { "hpio" };
         let work = Workload::new(program, &line);
         let mut sides = vec![side(&s.places.disk, &work, s.ranks)];
-        // The MPI libraries' data sieving reads, changes and writes what other processes write: on several
-        // mounts that takes byte-range locks between them, which there are not.
+        // The MPI libraries' data sieving reads, changes and writes bytes that other processes
+        // write. On several mounts that needs byte-range locks between them, which do not exist.
         let fits = |place: &&Place| place.layer || place.volume.is_none() || program == "ior";
         let others = s.places.others.iter().filter(fits);
         sides.extend(others.map(|place| side(place, &work, s.ranks)));

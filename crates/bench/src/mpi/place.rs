@@ -1,47 +1,46 @@
-//! Where a workload keeps its file, and what it goes through.
+//! The places of a workload's file, and the route to it.
 
 use crate::error::{BenchError, at};
 use std::path::{Path, PathBuf};
 
-/// A directory, and the way to it.
+/// A directory, and the route to it.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// For people.
+    /// The name for people.
     pub name: String,
-    /// Where the file lies, as the processes see it.
+    /// The directory of the file, as the processes see it.
     pub dir: PathBuf,
-    /// With the MPI-IO layer.
+    /// Whether the MPI-IO layer is loaded.
     pub layer: bool,
-    /// Files become containers there.
+    /// Whether files become containers there.
     pub container: bool,
-    /// On the mounts of the volume in this folder, each process on a node's.
+    /// The folder of the volume on whose mounts the file lies, each process on one node's mount.
     pub volume: Option<PathBuf>,
-    /// A file for each process instead of one for all.
+    /// Whether each process has a file, instead of one for all.
     pub per_process: bool,
 }
 
 impl Place {
-    /// A directory that the MPI library sees as it is.
+    /// Returns a directory that the MPI library sees as it is.
     pub fn plain(name: &str, dir: &Path) -> Place {
         let (name, dir) = (name.to_owned(), dir.to_owned());
         Place { name, dir, layer: false, container: false, volume: None, per_process: false }
     }
 
-    /// A directory on this machine with the layer, for containers.
+    /// Returns a directory on this machine with the layer, for containers.
     pub fn layer(name: &str, dir: &Path) -> Place {
         Place { layer: true, container: true, ..Place::plain(name, dir) }
     }
 
-    /// Where the shared file lies, or the names of the others begin.
+    /// Returns the path of the shared file, or the beginning of the others' names.
     pub fn file(&self) -> PathBuf {
         self.dir.join("shared")
     }
 
-    /// Removes what a run has left: files, or a container, which is a directory
-    /// to those who don't know what it is.
+    /// Removes the files of a run. Without the layer, a container is a directory.
     ///
     /// # Errors
-    /// What can't be removed.
+    /// A file that can't be removed.
     pub fn clear(&self) -> Result<(), BenchError> {
         let dir = self.seen_from_here();
         for entry in std::fs::read_dir(&dir).map_err(at("reading", &dir))? {
@@ -55,7 +54,7 @@ impl Place {
         Ok(())
     }
 
-    /// The directory as this process sees it: on a volume, through the first node's mount.
+    /// Returns the directory as this process sees it: on a volume, through the first node's mount.
     pub fn seen_from_here(&self) -> PathBuf {
         let Some(volume) = &self.volume else { return self.dir.clone() };
         let mounts = volume.join("mnt");
@@ -76,20 +75,20 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// From a line with blanks between the arguments.
+    /// Splits a line with blanks between the arguments.
     pub fn new(program: &'static str, line: &str) -> Workload {
         Workload { program, args: line.split_whitespace().map(str::to_owned).collect() }
     }
 
-    /// With more arguments.
+    /// Returns the workload with more arguments.
     pub fn with(&self, line: &str) -> Workload {
         let mut more = self.clone();
         more.args.extend(line.split_whitespace().map(str::to_owned));
         more
     }
 
-    /// The arguments for a place: for a file per process, those of the same
-    /// bytes without anything shared.
+    /// Returns the arguments for a place. For a file per process, they write the same bytes without
+    /// anything shared.
     pub fn arguments(&self, place: &Place) -> Vec<String> {
         let mut args = self.args.clone();
         if place.per_process {

@@ -6,20 +6,20 @@ use std::fmt::Write;
 /// A line: a name, and a value for each step where there is one.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// For the legend.
+    /// The name in the legend.
     pub name: String,
-    /// In the order of the steps.
+    /// The values, in the order of the steps.
     pub values: Vec<Option<f64>>,
 }
 
 /// A plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// Above it.
+    /// The text above the plot.
     pub title: String,
-    /// Below the horizontal axis.
+    /// The text below the horizontal axis.
     pub across: String,
-    /// Beside the vertical axis.
+    /// The text beside the vertical axis.
     pub up: String,
     /// The steps of the horizontal axis, at equal distances.
     pub steps: Vec<String>,
@@ -31,9 +31,9 @@ pub struct Plot {
 
 const WIDTH: f64 = 720.0;
 const HEIGHT: f64 = 420.0;
-/// Left, right, top, bottom: what is not the plot itself.
+/// Left, right, top, bottom: the space around the plot itself.
 const MARGIN: [f64; 4] = [80.0, 190.0, 44.0, 56.0];
-/// Told apart in print and by the colour-blind (Okabe and Ito).
+/// Distinct in print and for the colour-blind (Okabe and Ito).
 const COLOURS: [&str; 7] =
     ["#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000"];
 
@@ -57,7 +57,7 @@ impl Scale {
         Scale { low, high: if high > low { high } else { low * 10.0 }, ratios: true }
     }
 
-    /// 0 at the lower end, 1 at the upper.
+    /// Returns the position of a value: 0 at the lower end, 1 at the upper.
     fn part(&self, value: f64) -> f64 {
         match self.ratios {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),
@@ -76,7 +76,7 @@ impl Scale {
     }
 }
 
-/// 1, 2 or 5 times a power of ten, 4 to 10 of which make `high`.
+/// Returns 1, 2 or 5 times a power of ten, 4 to 10 of which make `high`.
 fn step(high: f64) -> f64 {
     let power = 10f64.powf(high.log10().floor());
     match high / power {
@@ -99,7 +99,7 @@ impl Plot {
         }
     }
 
-    /// The document.
+    /// Returns the document.
     pub fn svg(&self) -> String {
         let mut out = String::new();
         let font = "font-family=\"sans-serif\" font-size=\"13\"";

@@ -1,4 +1,4 @@
-//! Plots: what a figure does when one thing of the workload is changed.
+//! Plots: a figure over the values of one parameter of the workload.
 
 use super::Session;
 use super::contest::Side;
@@ -11,7 +11,7 @@ use crate::tell;
 /// A plot, and the name of its file.
 pub type Named = (String, Plot);
 
-/// One of the lines: a place, what is added to the arguments, a name.
+/// One of the lines: a name, a place, the additional arguments.
 type Way<'a> = (&'a str, &'a Place, &'a str);
 
 fn ways(s: &Session) -> [Way<'_>; 4] {
@@ -23,7 +23,7 @@ fn ways(s: &Session) -> [Way<'_>; 4] {
     ]
 }
 
-/// Measures every step with every way.
+/// Measures every step of every line.
 fn take(
     s: &Session,
     ways: &[Way<'_>],
@@ -61,7 +61,7 @@ fn plot(title: String, across: &str, up: &str, steps: &[(String, Workload, u32)]
     }
 }
 
-/// Bandwidth of strided writes over the number of processes.
+/// Plots the bandwidth of strided writes over the number of processes.
 pub fn ranks(s: &Session) -> Result<Vec<Named>, BenchError> {
     let segments = if s.quick { 16 } else { 256 };
     let line = format!("--view --write-only --block 64k --transfer 64k --segments {segments}");
@@ -74,7 +74,7 @@ pub fn ranks(s: &Session) -> Result<Vec<Named>, BenchError> {
     Ok(vec![(format!("mpi-ranks-{name}"), plot)])
 }
 
-/// HPIO nc-nc over the size of a region, with the same bytes, and over the spacing.
+/// Plots HPIO nc-nc over the size of a region, with the same bytes, and over the spacing.
 pub fn regions(s: &Session) -> Result<Vec<Named>, BenchError> {
     let bytes: u64 = if s.quick { 64 << 10 } else { 1 << 20 };
     let hpio = |size: u64, spacing: u64| {
@@ -105,7 +105,7 @@ pub fn regions(s: &Session) -> Result<Vec<Named>, BenchError> {
     ])
 }
 
-/// Seconds of BT-IO's writes over the number of processes.
+/// Plots the seconds of BT-IO's writes over the number of processes.
 pub fn btio(s: &Session) -> Result<Vec<Named>, BenchError> {
     let (class, dumps) = if s.quick { ("S", 2) } else { ("A", 10) };
     let line = format!("--class {class} --dumps {dumps} --write-only");

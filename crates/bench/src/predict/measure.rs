@@ -1,7 +1,10 @@
-//! What things take on this machine, and what real servers do, to compare the prediction with.
+//! Measures the times of this machine, and the figures of real servers, with which the prediction
+//! is compared.
 //!
-//! All on one CPU, as the figures of names: then no hand-over between CPUs is in what a server takes. How often a server
-//! goes to sleep tells what being woken takes from what requests take: with more clients, it finds more each time.
+//! Everything runs on one CPU, as the figures of names do, so that no hand-over between CPUs is
+//! part of a server's time. The number of times that a server goes to sleep separates the cost of a
+//! wake-up from that of a request: with more clients, the server finds more requests at each
+//! wake-up.
 
 use super::times::{Each, Point, Times, fit, name_of};
 use crate::clock::{Steal, cpu_ns_of, now_ns, own_cpu_ns};
@@ -20,13 +23,13 @@ use std::path::Path;
 use tatami_sim::scale::{Kind, Split};
 use tatami_wire::meta::{NewNode, RenameMode};
 
-/// Numbers of client processes of one server from which the times follow.
+/// Numbers of client processes of one server, from which the times are computed.
 const PROCS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Numbers of servers, all with [`CHECK_PROCS`] processes, with which the prediction is compared.
 pub const CHECK_SERVERS: [u16; 4] = [1, 2, 4, 5];
 /// See [`CHECK_SERVERS`].
 pub const CHECK_PROCS: usize = 4;
-/// What is done in the directory, one after the other.
+/// The operations in the directory, in order.
 const PHASES: [(Op, Kind); 4] = [
     (Op::FileCreate, Kind::Create),
     (Op::FileStat, Kind::Stat),
@@ -35,30 +38,30 @@ const PHASES: [(Op, Kind); 4] = [
 ];
 /// The kinds of [`PHASES`], in their order.
 pub const ORDER: [Kind; 4] = [Kind::Create, Kind::Stat, Kind::Unlink, Kind::Mkdir];
-/// Bytes of a message on the wire, about: an answer with attributes.
+/// Bytes of a message on the wire, about: a reply with attributes.
 const ANSWER: usize = 200;
 
-/// What is measured with.
+/// The setup of the measurements.
 pub struct Means<'a> {
     /// Starts client processes, and has the `tatami` command.
     pub launcher: &'a Launcher,
-    /// For volumes.
+    /// Directory of the volumes.
     pub dir: &'a Path,
-    /// How often each is measured.
+    /// Number of runs of each measurement.
     pub runs: usize,
     /// Operations of a phase, of all processes together.
     pub items: u64,
 }
 
-/// What was found.
+/// The results of the measurements.
 pub struct Measured {
-    /// From which the prediction is made.
+    /// The input of the prediction.
     pub times: Times,
-    /// What real servers did, medians of all runs.
+    /// The figures of real servers, medians of all runs.
     pub points: Vec<Point>,
     /// Operations of a phase, of all processes together.
     pub items: u64,
-    /// The share of the CPU time wanted that the host gave to others.
+    /// The share of the wanted CPU time that the host gave to others.
     pub stolen: f64,
 }
 
@@ -82,12 +85,12 @@ impl Side {
         self.daemons.iter().filter_map(|pid| cpu_ns_of(*pid)).sum()
     }
 
-    /// How often a server has gone to sleep.
+    /// Returns how often the servers have gone to sleep.
     fn sleeps(&self) -> Result<u64, BenchError> {
         self.daemons.iter().map(|pid| sleeps_of(*pid)).sum()
     }
 
-    /// Messages between servers, so far.
+    /// Returns the number of messages between servers so far.
     fn messages(&self) -> Result<u64, BenchError> {
         (0..self.servers).map(|node| Ok(self.volume.status(node)?.peer_messages)).sum()
     }
@@ -120,8 +123,8 @@ impl Side {
         Ok(points)
     }
 
-    /// CPU time of the servers for a message, from renames between two of them and within one, with what being
-    /// woken takes left out.
+    /// Returns the CPU time of the servers for a message, without the cost of wake-ups. Compares
+    /// renames between two servers with renames within one.
     fn message_us(&self, means: &Means<'_>, wake: f64) -> Result<f64, BenchError> {
         let (client, cred) = (self.reach.client()?, own_cred());
         let failed = |errno| on("renaming", b"one")(errno);
@@ -133,7 +136,7 @@ impl Side {
         let file = NewNode::File(client.new_layout());
         client.create(&cred, here, b"two", file, 0o644, 0, true, None).map_err(failed)?;
         let items = means.items / 8;
-        // CPU time without being woken, and messages.
+        // Returns CPU time without wake-ups, and messages.
         let moves = |to| -> Result<(f64, f64), BenchError> {
             let before = (self.server_ns(), self.sleeps()?, self.messages()?);
             for i in 0..items {
@@ -149,7 +152,7 @@ impl Side {
         let mut found = Vec::new();
         for _ in 0..=means.runs {
             let ((far, messages), (near, _)) = (moves(there)?, moves(next)?);
-            // Each is sent, and received.
+            // Each message is sent and received, so it counts twice.
             found.push((far - near).max(0.0) / (2.0 * messages).max(1.0));
         }
         // The first run warms up.
@@ -174,7 +177,7 @@ fn sleeps_of(pid: u32) -> Result<u64, BenchError> {
 /// Takes all measurements.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn measure(means: &Means<'_>) -> Result<Measured, BenchError> {
     let steal = Steal::now();
     let sides = CHECK_SERVERS.map(|servers| Side::start(means, servers));
@@ -206,7 +209,7 @@ pub fn measure(means: &Means<'_>) -> Result<Measured, BenchError> {
     Ok(Measured { times, points, items: means.items, stolen: steal.share() })
 }
 
-/// The medians of runs that have the same points.
+/// Returns the medians of runs that have the same points.
 fn medians(runs: &[Vec<Point>]) -> Vec<Point> {
     let of = |i: usize, number: fn(&Point) -> f64| {
         median(&runs.iter().map(|run| number(&run[i])).collect::<Vec<_>>())
@@ -223,7 +226,7 @@ fn medians(runs: &[Vec<Point>]) -> Vec<Point> {
         .collect()
 }
 
-/// To send as much as an answer to a peer that need not be woken.
+/// Measures the time to send a message of the size of a reply to a peer that is awake.
 fn send_us() -> std::io::Result<f64> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let mut from = TcpStream::connect(listener.local_addr()?)?;
@@ -240,7 +243,8 @@ fn send_us() -> std::io::Result<f64> {
     Ok(median(&times))
 }
 
-/// To move an entry to another server when a directory splits, for each of the two.
+/// Measures the cost of moving an entry to another server when a directory splits, for each of the
+/// two servers.
 fn record_us(runs: usize) -> Result<f64, BenchError> {
     let mut found = Vec::new();
     for _ in 0..=runs {

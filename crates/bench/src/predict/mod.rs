@@ -1,7 +1,7 @@
-//! `tatami bench predict`: how fast many servers would be.
+//! `tatami bench predict`: predicts the speed of many servers.
 //!
-//! What things take is measured here, or read from an earlier run; how long messages are under way is stated. The
-//! rest happens in [`tatami_sim::scale`]: the real namespace code in virtual time.
+//! The costs of operations are measured here, or read from an earlier run; the delays of messages
+//! are assumed. The rest happens in [`tatami_sim::scale`]: the real namespace code in virtual time.
 
 mod measure;
 mod report;
@@ -25,7 +25,7 @@ use tatami_sim::scale::{self, Kind, SERVERS_MAX, Window};
 /// Options of `tatami bench predict`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PredictArgs {
-    /// Numbers of servers; efficiency is told against the first
+    /// Numbers of servers; efficiency is relative to the first
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,5,8,16,32,64,128,256,512,1024",
         value_parser = clap::value_parser!(u16).range(1..=i64::from(SERVERS_MAX)))]
     pub servers: Vec<u16>,
@@ -87,7 +87,7 @@ pub enum Network {
 impl Network {
     const ALL: [Network; 3] = [Network::Ethernet, Network::Infiniband, Network::WideArea];
 
-    /// What reports call it.
+    /// Returns the name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Network::Ethernet => "Ethernet",
@@ -104,7 +104,8 @@ impl Network {
         }
     }
 
-    /// What is predicted. With so many requests under way as a wide-area network needs, each takes long.
+    /// Returns the predicted kinds of operations. A wide-area network needs many requests under
+    /// way, and so each kind takes long to simulate; it gets fewer kinds.
     fn kinds(self) -> &'static [Kind] {
         match self {
             Network::Ethernet | Network::Infiniband => &Kind::ALL,
@@ -112,8 +113,8 @@ impl Network {
         }
     }
 
-    /// Requests that a process has under way at the same time: as many as keep its share of a server busy while
-    /// they travel.
+    /// Returns the number of requests that a process has under way at the same time: enough to keep
+    /// its share of a server busy while they travel.
     fn depth(self) -> u32 {
         match self {
             Network::Ethernet | Network::Infiniband => 1,
@@ -125,7 +126,7 @@ impl Network {
 /// Measures, predicts, draws, and writes the report to `out`.
 ///
 /// # Errors
-/// What could not be run, and [`BenchError::Output`].
+/// A measurement that could not be run, and [`BenchError::Output`].
 pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let measured = match &args.times {
         Some(file) => {
@@ -134,7 +135,8 @@ pub fn run(args: &PredictArgs, out: &mut impl Write) -> Result<(), BenchError> {
             Measured { times, points, items, stolen }
         }
         None => {
-            // Predictions may use all CPUs, so measuring is a matter of a thread that ends.
+            // The measurement pins its thread to one CPU, but predictions may use all CPUs. So it
+            // has a thread of its own, which ends afterwards.
             let measured = std::thread::scope(|s| s.spawn(|| measured(args)).join());
             let died = |_| BenchError::Usage("measuring ended early".into());
             measured.map_err(died)??

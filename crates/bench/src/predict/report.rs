@@ -12,16 +12,16 @@ use crate::tell;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// All that is known.
+/// The whole report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     /// The command line.
     pub command: String,
-    /// Where it was measured.
+    /// The machine of the measurements.
     pub machine: Machine,
-    /// What things take.
+    /// The costs of operations.
     pub times: Times,
-    /// What was measured.
+    /// The measurements.
     pub points: Vec<Point>,
     /// Operations of each kind in a measurement.
     pub items: u64,
@@ -29,15 +29,15 @@ pub struct Report {
     pub stolen: f64,
     /// Client processes for each server.
     pub clients: u32,
-    /// Measured and predicted.
+    /// Measured and predicted figures side by side.
     pub checks: Vec<Check>,
     /// The predictions.
     pub rows: Vec<Row>,
-    /// How directories spread.
+    /// The spread of new directories over the servers.
     pub growths: Vec<Growth>,
 }
 
-/// Directories of which rows tell, and what their columns are called.
+/// The directories of the rows, and the names of their columns.
 const PLACES: [(bool, &str); 2] = [(true, "one directory"), (false, "private")];
 const OPERATIONS: [&str; 4] = ["create", "mkdir", "stat", "unlink"];
 
@@ -52,16 +52,16 @@ impl Report {
         Report { command, machine, times, points, items, stolen, clients, checks, rows, growths }
     }
 
-    /// What an earlier run has written.
+    /// Reads the report of an earlier run.
     ///
     /// # Errors
-    /// A file that is not there, or is no such report.
+    /// A file that does not exist, or is no such report.
     pub fn read(file: &Path) -> Result<Report, BenchError> {
         let text = std::fs::read_to_string(file).map_err(at("reading", file))?;
         serde_json::from_str(&text).map_err(|e| at("reading", file)(e.into()))
     }
 
-    /// Writes it as JSON.
+    /// Writes the report as JSON.
     ///
     /// # Errors
     /// Those of the disk.
@@ -76,7 +76,7 @@ impl Report {
         serde_json::to_string_pretty(self).expect("reports are plain data") + "\n"
     }
 
-    /// For people, or for a page.
+    /// Renders the report for people, or as Markdown.
     pub fn render(&self, markdown: bool) -> String {
         let mut out = String::new();
         let mut show = |title: &str, table: &Table| {
@@ -198,7 +198,8 @@ impl Report {
         table
     }
 
-    /// Of the smallest, a middle and the largest number of servers, and of displaced files.
+    /// Returns the table of the smallest, a middle and the largest number of servers, and of
+    /// displaced files.
     fn losses(&self) -> Table {
         let mut table = Table::new(&[
             "",

@@ -1,4 +1,4 @@
-//! What the simulator finds, in rows.
+//! The results of the simulator, in rows.
 
 use super::measure::Measured;
 use super::times::{Times, name_of};
@@ -11,50 +11,51 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use tatami_sim::scale::{self, Machines, Phase, Setting, Shared};
 
-/// Processes that fill a new directory until it has spread: as many as a server can take in one round.
+/// Processes that fill a new directory until it has spread: as many as the requests that a server
+/// takes in one round.
 const GROWERS: u32 = 1024;
 
-/// Operations of one kind, with so many servers.
+/// Operations of one kind, with a number of servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     /// The network.
     pub network: String,
     /// Number of servers.
     pub servers: u16,
-    /// All in one directory; otherwise each process in its own.
+    /// Whether all processes work in one directory; otherwise each has its own.
     pub shared: bool,
     /// `create`, `mkdir`, `stat` or `unlink`
     pub operation: String,
-    /// Of files that were made before the directory had spread.
+    /// Whether the files were made before the directory had spread.
     pub old: bool,
     /// Operations per second.
     pub rate: f64,
-    /// The rate of each server by that of the smallest number of servers.
+    /// The rate per server, divided by that of the smallest number of servers.
     pub efficiency: f64,
-    /// Of the servers' time: requests that do what was asked for, …
+    /// Share of the servers' time for requests that do the operation, …
     pub own: f64,
-    /// … being woken, …
+    /// … for wake-ups, …
     pub woken: f64,
-    /// … telling clients where else to ask, …
+    /// … for replies that redirect clients to another partition, …
     pub corrected: f64,
-    /// … inodes that are elsewhere than their names, …
+    /// … for inodes that are elsewhere than their names, …
     pub second: f64,
-    /// … messages between servers. The rest is idle.
+    /// … and for messages between servers. The rest is idle time.
     pub told: f64,
-    /// Requests for an operation.
+    /// Requests per operation.
     pub requests: f64,
-    /// Messages between servers for an operation, sent and received.
+    /// Messages between servers per operation, sent and received.
     pub messages: f64,
-    /// Requests and messages that a round takes on.
+    /// Requests and messages per round.
     pub round: f64,
-    /// How busy the busiest server is, 0 to 1.
+    /// Busy share of the busiest server, 0 to 1.
     pub busiest: f64,
-    /// Most that waited at one server at the same time.
+    /// Most requests and messages that waited at one server at the same time.
     pub longest: u64,
 }
 
 impl Row {
-    /// What servers do when they do nothing, of their time.
+    /// Returns the idle share of the servers' time.
     pub fn idle(&self) -> f64 {
         let worked = self.own + self.woken + self.corrected + self.second + self.told;
         // A round counts when it begins, which may be before its share of the time.
@@ -86,7 +87,7 @@ impl Row {
     }
 }
 
-/// How a new directory in which all begin to make files at the same moment spreads.
+/// The spread of a new directory in which all processes begin to make files at the same moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Growth {
     /// The network.
@@ -97,30 +98,32 @@ pub struct Growth {
     pub seconds: f64,
     /// Entries by then.
     pub entries: u64,
-    /// Whether it has, or some partitions were too large when they could have split.
+    /// Whether the directory has spread. If not, some partitions were too large when they could
+    /// have split.
     pub complete: bool,
-    /// Requests for a create until then.
+    /// Requests per create until then.
     pub requests: f64,
-    /// Most that waited at one server at the same time.
+    /// Most requests and messages that waited at one server at the same time.
     pub longest: u64,
-    /// The largest share of a server of all names, of that which it would have if all had the same.
+    /// The largest share of all names on one server, divided by an equal share.
     pub largest: f64,
-    /// How often a process that begins then is told where else to ask, in its first 4,096 creates.
+    /// How often a process that begins then is redirected to another partition in its first 4,096
+    /// creates.
     pub newcomer: u64,
 }
 
-/// What was measured, and what the simulator makes of the same.
+/// A measurement, and the simulator's result for the same setting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Check {
     /// Number of servers, with 4 client processes, all on one CPU.
     pub servers: u16,
-    /// What they did.
+    /// The operation.
     pub operation: String,
-    /// How often a server was woken for one: measured and predicted.
+    /// Wake-ups of servers per operation: measured and predicted.
     pub wakes: [f64; 2],
-    /// CPU time of the servers for one, in microseconds.
+    /// CPU time of the servers per operation, in microseconds.
     pub server_us: [f64; 2],
-    /// Of servers and clients together.
+    /// CPU time of servers and clients together.
     pub cpu_us: [f64; 2],
     /// Operations per second.
     pub rate: [f64; 2],
@@ -138,7 +141,7 @@ impl Rows {
     /// Runs the simulator.
     ///
     /// # Errors
-    /// What the simulator says.
+    /// The message of the simulator.
     pub fn predict(args: &PredictArgs, measured: &Measured) -> Result<Rows, BenchError> {
         let networks = if args.network.is_empty() { &Network::ALL[..] } else { &args.network };
         let jobs: Vec<_> = networks
@@ -154,7 +157,7 @@ impl Rows {
         Ok(all)
     }
 
-    /// Finds the efficiency of each row.
+    /// Computes the efficiency of each row.
     fn compare(&mut self) {
         let first: Vec<_> = self.rows.clone();
         for row in &mut self.rows {
@@ -170,7 +173,8 @@ impl Rows {
     }
 }
 
-/// The results for all jobs, in their order. The last, which are the largest, are begun first.
+/// Returns the results of all jobs, in their order. Starts the last jobs, which are the largest,
+/// first.
 fn in_parallel<J: Sync, T: Send>(
     jobs: &[J],
     work: impl Fn(&J) -> Result<T, BenchError> + Sync,
@@ -184,7 +188,7 @@ fn in_parallel<J: Sync, T: Send>(
             scope.spawn(move || {
                 let less = |left: usize| left.checked_sub(1);
                 while let Ok(left) = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
-                    // Whoever collects them is there until all threads have ended.
+                    // The receiver lives until all threads have ended.
                     let _ = sender.send((left - 1, work(&jobs[left - 1])));
                 }
             });
@@ -244,7 +248,7 @@ fn predict(
     Ok((rows, growth))
 }
 
-/// What was measured beside what the simulator makes of it.
+/// Returns the measurements beside the simulator's results.
 fn checks(args: &PredictArgs, measured: &Measured) -> Result<Vec<Check>, BenchError> {
     let Measured { times, points, items, .. } = measured;
     let mut all = Vec::new();

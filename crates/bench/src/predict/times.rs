@@ -1,4 +1,4 @@
-//! What things take, in the words of a report, and how it follows from what was measured.
+//! The costs of operations as a report has them, and how the measurements yield them.
 
 use serde::{Deserialize, Serialize};
 use tatami_sim::scale::{Costs, Kind};
@@ -6,18 +6,18 @@ use tatami_sim::scale::{Costs, Kind};
 /// CPU time of the operations, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Each {
-    /// An empty file is made.
+    /// Making an empty file.
     pub create: f64,
-    /// A directory is made.
+    /// Making a directory.
     pub mkdir: f64,
-    /// The attributes of a file are asked for by name.
+    /// Reading the attributes of a file by name.
     pub stat: f64,
-    /// A file is removed.
+    /// Removing a file.
     pub unlink: f64,
 }
 
 impl Each {
-    /// From one number for each kind.
+    /// Computes a number for each kind.
     pub fn of(mut number: impl FnMut(Kind) -> f64) -> Each {
         let [create, mkdir, stat, unlink] = Kind::ALL.map(&mut number);
         Each { create, mkdir, stat, unlink }
@@ -28,20 +28,20 @@ impl Each {
     }
 }
 
-/// What the prediction is made from: CPU time in microseconds.
+/// The input of the prediction: CPU time in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// Of a server for a request, where it never sleeps.
+    /// Of a server for a request, if the server never sleeps.
     pub request: Each,
-    /// Of a server, each time that it is woken.
+    /// Of a server for a wake-up.
     pub wake: f64,
-    /// Of a server to send an answer: a part of `request`.
+    /// Of a server to send a reply: a part of `request`.
     pub send: f64,
-    /// Of a server for a message to another one, and for one of it.
+    /// Of a server for a message to another server, and for one from it.
     pub message: f64,
-    /// Of a server for a record that others are to write, and for one that it is to write for others.
+    /// Of a server for a record in a `Prepare` message to another server, and for one from it.
     pub record: f64,
-    /// Of a client, from an answer to the next request.
+    /// Of a client, from a reply to the next request.
     pub client: Each,
 }
 
@@ -50,7 +50,8 @@ fn nanos(micros: f64) -> u64 {
 }
 
 impl Times {
-    /// For the simulator. Who is told where else to ask costs as much as who is told attributes.
+    /// Converts the times for the simulator. A reply that redirects a client costs as much as one
+    /// with attributes.
     pub fn costs(&self) -> Costs {
         Costs {
             request: self.request.nanos(),
@@ -64,7 +65,7 @@ impl Times {
     }
 }
 
-/// What a kind of operation calls itself in reports.
+/// Returns the name of a kind of operation in reports.
 pub fn name_of(kind: Kind) -> &'static str {
     match kind {
         Kind::Create => "create",
@@ -87,14 +88,15 @@ pub struct Point {
     pub server_us: f64,
     /// CPU time of the client, in microseconds.
     pub client_us: f64,
-    /// How often a server went to sleep.
+    /// Number of times that a server went to sleep.
     pub sleeps: f64,
-    /// Operations per second of all together.
+    /// Operations per second of all processes together.
     pub rate: f64,
 }
 
-/// CPU time of a request where the server never sleeps, and of being woken, by least squares: all operations are woken
-/// at the same cost, each has its own cost of a request. `None` without a point.
+/// Computes the CPU time of a request if the server never sleeps, and that of a wake-up, by least
+/// squares. All operations have the same cost of a wake-up; each has its own cost of a request.
+/// `None` without a point.
 pub fn fit(points: &[&Point]) -> Option<(Each, f64)> {
     let of = |kind: Kind| points.iter().filter(move |p| p.operation == name_of(kind));
     let mean = |kind: Kind, number: fn(&Point) -> f64| {
@@ -111,11 +113,12 @@ pub fn fit(points: &[&Point]) -> Option<(Each, f64)> {
         }
         means.push((sleeps, takes));
     }
-    // Where all went to sleep equally often, it cannot be told apart, and is a part of the request.
+    // If all points have the same number of sleeps, the two costs cannot be separated, and the
+    // wake-up is a part of the request.
     let wake = if square > 1e-6 { (both / square).max(0.0) } else { 0.0 };
     let request = |kind: Kind| {
         let (sleeps, takes) = means[kind as usize];
-        // No request takes no time, whatever noise says.
+        // A request takes some time, however noisy the measurement is.
         (takes - wake * sleeps).max(takes / 10.0)
     };
     Some((Each::of(request), wake))

@@ -1,17 +1,20 @@
 //! Programs at the same addresses.
 //!
-//! A program's code lies at random addresses, which the CPU's branch predictor knows branches by. Servers on machines of
-//! their own each have a predictor. Five processes of one program that take turns on one CPU, each with the same branches at other
-//! addresses, forget each other's, which costs a fifth of their time; at the same addresses they remember for each other.
+//! A program's code lies at random addresses, and the CPU's branch predictor finds branches by
+//! address. Servers on machines of their own each have a predictor. Here five processes of one
+//! program take turns on one CPU, each with the same branches at other addresses. They evict each
+//! other's entries from the predictor, which costs a fifth of their time. At the same addresses
+//! they share the entries.
 
 use std::ffi::{c_int, c_ulong};
 use std::io;
 
-/// What is started while it lives has no random addresses. Dropping it restores what was.
+/// While a value lives, started programs have no random addresses. Dropping it restores the
+/// previous setting.
 pub(super) struct SameAddresses(c_int);
 
 impl SameAddresses {
-    /// Begins.
+    /// Turns random addresses off.
     ///
     /// # Errors
     /// `EPERM` in containers that do not allow it.
@@ -25,12 +28,12 @@ impl SameAddresses {
 
 impl Drop for SameAddresses {
     fn drop(&mut self) {
-        // It was allowed a moment ago.
+        // The same call succeeded a moment ago, so it succeeds now.
         let _ = personality(c_ulong::from(self.0 as u32));
     }
 }
 
-/// Sets how programs of this thread are started, and returns what it was.
+/// Sets the execution domain for programs that this thread starts, and returns the previous one.
 fn personality(persona: c_ulong) -> io::Result<c_int> {
     // SAFETY: a number goes in and a number comes out; no memory is touched.
     match unsafe { libc::personality(persona) } {

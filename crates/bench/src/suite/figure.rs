@@ -1,11 +1,10 @@
-//! One figure: a value, what it is held against, and how much of the CPU was
-//! stolen while it was taken.
+//! One figure: a value, its baseline, and the share of CPU time that was stolen meanwhile.
 
 use crate::stats::{median, ratio};
 use crate::table::{Table, number, percent};
 use serde::{Deserialize, Serialize};
 
-/// In which direction a ratio is good.
+/// The direction in which a ratio is good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
@@ -15,32 +14,32 @@ pub enum Better {
     Lower,
 }
 
-/// What is written to the summary, an object each.
+/// A figure: one object of the summary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// What was measured, in a few words. Unique within a summary.
+    /// The subject, in a few words. Unique within a summary.
     pub name: String,
-    /// What Tatami reached: the median of the runs.
+    /// The value of Tatami: the median of the runs.
     pub value: f64,
     /// The unit of `value` and `baseline`.
     pub unit: String,
-    /// What the baseline reached: the median of the runs.
+    /// The value of the baseline: the median of the runs.
     pub baseline: f64,
-    /// What the baseline is.
+    /// The name of the baseline.
     pub against: String,
     /// `value / baseline`.
     pub ratio: f64,
-    /// What the ratio should be, if there is a goal.
+    /// The goal of the ratio, if there is one.
     pub goal: Option<f64>,
     /// Whether the ratio should be above or below the goal.
     pub better: Better,
-    /// Whether it is, if there is a goal.
+    /// Whether the ratio meets the goal, if there is one.
     pub met: Option<bool>,
     /// Number of runs, each of both sides, alternating.
     pub runs: usize,
     /// Share of CPU time that the host gave to others while it ran, 0 to 1.
     pub stolen: f64,
-    /// What must be known to read it; empty if nothing.
+    /// An explanation that the reader needs; empty if none.
     pub note: String,
 }
 
@@ -56,7 +55,7 @@ pub struct Runs {
 }
 
 impl Figure {
-    /// From runs, of which there is at least one on each side.
+    /// Computes a figure from runs, of which there is at least one on each side.
     pub fn new(
         name: impl Into<String>,
         unit: &str,
@@ -66,7 +65,8 @@ impl Figure {
     ) -> Figure {
         let (value, baseline) = (median(&runs.ours), median(&runs.floor));
         let ratio = ratio(value, baseline);
-        // Two digits are what such figures are worth, and what is printed.
+        // Two digits are significant and printed. The verdict uses the printed value, so that the
+        // table cannot contradict itself.
         let shown = (ratio * 100.0).round() / 100.0;
         let met = goal.map(|goal| match better {
             Better::Higher => shown >= goal,
@@ -88,7 +88,7 @@ impl Figure {
         }
     }
 
-    /// Adds what must be known to read it.
+    /// Adds an explanation.
     pub fn note(mut self, note: impl Into<String>) -> Figure {
         self.note = note.into();
         self
@@ -103,7 +103,7 @@ impl Figure {
     }
 }
 
-/// All figures as a table.
+/// Puts all figures into a table.
 pub fn table(figures: &[Figure]) -> Table {
     let headings =
         ["figure", "Tatami", "baseline", "unit", "ratio", "goal", "met", "runs", "stolen"];

@@ -1,5 +1,6 @@
-//! One large directory on one server, through the client library: does it matter how much is in it already?
-//! What does an entry take, in memory and on the disk? How long is its server away when it has died?
+//! One large directory on one server, through the client library. Does the number of entries affect
+//! the rate? How much memory and disk does an entry take? How long is the server unavailable after
+//! its death?
 
 use super::Bench;
 use super::figure::{Better, Figure, Runs};
@@ -14,19 +15,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tatami_wire::READDIR_MAX;
 
-/// Entries are made and removed in so many parts, each of which is timed.
+/// Entries are made and removed in this many parts, each of which is timed.
 const PARTS: u64 = 10;
-/// The last part's rate against the first one's.
+/// Goal of the last part's rate against the first one's.
 const RATE_GOAL: f64 = 0.8;
-/// How long a server with such a directory may take to come back, in seconds.
+/// Most seconds that a server with such a directory may take to restart.
 const RESTART_GOAL: f64 = 10.0;
-/// What an inode takes on ext4, without its entry, in bytes.
+/// Bytes of an inode on ext4, without its entry.
 const EXT4_INODE: f64 = 256.0;
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let volume = Volume::start(&bench.program, &bench.work.join("large"), 1, "all")?;
     let reach = Reach::from(&volume.options()?);
@@ -112,7 +113,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// The rates of all parts.
+/// Returns the rates of all parts.
 fn in_parts(bench: &Bench, site: &Site, op: Op) -> Result<Vec<f64>, BenchError> {
     let parts = site.parts(PARTS as usize, bench.entries() / PARTS, true, 0);
     let rate = |part: MdtestPart| {
@@ -122,7 +123,7 @@ fn in_parts(bench: &Bench, site: &Site, op: Op) -> Result<Vec<f64>, BenchError> 
     parts.into_iter().map(rate).collect()
 }
 
-/// Lists all names in one stream; their number, and the seconds it took.
+/// Lists all names in one stream. Returns their number, and the seconds that the listing took.
 fn list(site: &Site) -> Result<(u64, f64), BenchError> {
     let part = site.parts(1, 0, true, 0).remove(0);
     let sub = part.sub(0);
@@ -142,9 +143,9 @@ fn list(site: &Site) -> Result<(u64, f64), BenchError> {
     }
 }
 
-/// What the server takes.
+/// Memory and disk space of the server.
 struct Size {
-    /// Bytes of memory that belong to nobody else and to no file.
+    /// Bytes of anonymous memory of the process.
     memory: u64,
     /// Bytes of files.
     disk: u64,
@@ -171,7 +172,8 @@ fn bytes_below(dir: &Path) -> Result<u64, BenchError> {
         match entry.metadata() {
             Ok(of) if of.is_dir() => bytes += bytes_below(&entry.path())?,
             Ok(of) => bytes += of.blocks() * 512,
-            // The server removes files that it has merged into others.
+            // The server removes files that it has merged into others, so a listed file may be
+            // gone.
             Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
             Err(e) => return Err(at("reading", &entry.path())(e)),
         }

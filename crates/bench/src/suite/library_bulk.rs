@@ -1,5 +1,5 @@
-//! Names through the client library, many in one request, against the same one by one: what an entry costs both sides in
-//! CPU time and in requests, on one server and in turn.
+//! Names through the client library, many in one request, against the same one by one. The figures
+//! are the CPU time of both sides and the requests for an entry, on one server and in turn.
 
 use super::Bench;
 use super::figure::{Better, Figure, Runs};
@@ -17,7 +17,7 @@ const BULK: usize = 256;
 const OPERATIONS: [(Op, &str); 3] =
     [(Op::FileCreate, "create"), (Op::FileStat, "stat"), (Op::FileRemove, "unlink")];
 
-/// What one run gave, for each entry.
+/// The result of one run, for each entry.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Entries per second.
@@ -62,15 +62,15 @@ impl Side {
     }
 }
 
-/// Rate, CPU time and requests of an operation.
+/// Returns the names of the figures of rate, CPU time and requests of an operation.
 fn names_of(operation: &str) -> [String; 3] {
     ["", ", CPU", ", requests"].map(|what| format!("library {operation}, {BULK} at a time{what}"))
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut names = OPERATIONS.iter().flat_map(|(_, name)| names_of(name));
     if !names.any(|name| bench.wants(&name)) {

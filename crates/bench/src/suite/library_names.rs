@@ -1,7 +1,6 @@
-//! Metadata through the client library: how many requests an operation takes,
-//! and how close its rate comes to an echo that does nothing, with as many
-//! processes, over the same kind of socket, with messages of the same size, in
-//! turn.
+//! Metadata through the client library: the number of requests for an operation, and its rate
+//! compared with the null server's. The null server runs in turn with the same number of processes,
+//! kind of socket and size of messages.
 
 use super::Bench;
 use super::figure::{Better, Figure, Runs};
@@ -18,18 +17,18 @@ use crate::worker::Task;
 
 const GOAL: f64 = 0.6;
 
-/// What mdtest calls an operation, and what the echo calls its messages.
+/// The operations: mdtest's name, and the name of the null server's messages.
 const OPERATIONS: [(Op, &str); 3] =
     [(Op::FileCreate, "create"), (Op::FileStat, "stat"), (Op::FileRemove, "unlink")];
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Requests per second, all processes together.
     rate: f64,
     /// CPU time of both sides for one request, in microseconds.
     cpu_us: f64,
-    /// That of the server alone.
+    /// CPU time of the server alone.
     server_us: f64,
 }
 
@@ -40,10 +39,10 @@ impl Cost {
     }
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for procs in [1, 4] {
@@ -56,13 +55,14 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// What the figures of one operation are called.
+/// The names of the figures of one operation.
 struct Names {
     rate: String,
     cpu: String,
-    /// Counted once: it does not depend on the number of processes.
+    /// Counted once: the number of requests does not depend on the number of processes.
     requests: Option<String>,
-    /// That of a create that comes with others, as a busy server's do: against what it may take, and against the echo.
+    /// Names for the server's CPU time of a create that comes with others, as on a busy server:
+    /// against the limit, and against the null server.
     server: Option<[String; 2]>,
 }
 
@@ -101,6 +101,8 @@ fn with_procs(bench: &Bench, procs: usize) -> Result<Vec<Figure>, BenchError> {
     // The first round warms up.
     for round in 0..=bench.runs {
         for (i, (op, message)) in OPERATIONS.into_iter().enumerate() {
+            // Only the library's side sends requests to the volume, so the difference over both
+            // runs is its own.
             let before = bench.volume.status(0)?.meta_requests;
             costs[i].take(
                 || {

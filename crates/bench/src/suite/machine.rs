@@ -1,10 +1,10 @@
-//! On what the figures were taken.
+//! The machine on which the figures were taken.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// What must be known of a machine to compare figures.
+/// The properties of a machine that a comparison of figures needs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     /// Model name of the CPU.
@@ -20,7 +20,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine, with the file system on which `dir` lies.
+    /// Describes this machine, with the file system on which `dir` lies.
     pub fn of(dir: &Path) -> Machine {
         let field = |file: &str, name: &str| {
             let text = fs::read_to_string(file).unwrap_or_default();
@@ -38,7 +38,7 @@ impl Machine {
         }
     }
 
-    /// In one line.
+    /// Describes the machine in one line.
     pub fn line(&self) -> String {
         format!(
             "{} × {}, {} MiB memory, Linux {}, {}",
@@ -47,7 +47,7 @@ impl Machine {
     }
 }
 
-/// The type of the mount with the longest path that contains `dir`.
+/// Returns the type of the mount with the longest path that contains `dir`.
 fn file_system(dir: &Path) -> String {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();

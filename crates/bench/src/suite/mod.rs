@@ -1,10 +1,9 @@
-//! `tatami bench suite`: the figures of `docs/PERFORMANCE.md`, each next to its
-//! baseline on the same machine, in the same minutes.
+//! `tatami bench suite`: the figures of `docs/PERFORMANCE.md`, each next to its baseline on the
+//! same machine, in the same minutes.
 //!
-//! Every figure is measured by a small module of its own. Both sides take turns,
-//! medians are compared, and the share of stolen CPU time stands beside each
-//! ratio. A figure that misses its goal is reported as such; the suite fails
-//! only when something could not be run.
+//! A small module of its own measures every figure. Both sides take turns, medians are compared,
+//! and the share of stolen CPU time stands beside each ratio. A figure that misses its goal is
+//! reported as such; the suite fails only when something could not be run.
 
 mod addresses;
 pub(crate) mod figure;
@@ -75,7 +74,7 @@ pub struct SuiteArgs {
 /// Nodes of the volume: one is local, one is remote.
 const NODES: u16 = 2;
 
-/// What all parts need.
+/// The state that all parts need.
 pub struct Bench {
     launcher: Launcher,
     /// The `tatami` command that starts volumes.
@@ -83,42 +82,42 @@ pub struct Bench {
     volume: Volume,
     /// For files on the plain disk.
     plain: PathBuf,
-    /// For sockets, mounts and whatever else is not measured.
+    /// For sockets, mounts and other things that are not measured.
     work: PathBuf,
     runs: usize,
     entries: u64,
     quick: bool,
-    /// What the figures taken are called like; empty for all.
+    /// Prefixes of the names of the wanted figures; empty for all.
     only: Vec<Prefix>,
 }
 
 impl Bench {
-    /// Whether a figure of this name is to be taken.
+    /// Returns whether a figure of this name is to be taken.
     fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|prefix| prefix.covers(name))
     }
 
-    /// Bytes of a test file: small enough to stay in the page cache.
+    /// Returns bytes of a test file: small enough to stay in the page cache.
     fn file_bytes(&self) -> u64 {
         if self.quick { 8 << 20 } else { 512 << 20 }
     }
 
-    /// Metadata operations of one run.
+    /// Returns the number of metadata operations of one run.
     fn items(&self) -> u64 {
         if self.quick { 400 } else { 8000 }
     }
 
-    /// Entries of a large directory.
+    /// Returns the number of entries of a large directory.
     fn entries(&self) -> u64 {
         if self.quick { 2000 } else { self.entries }
     }
 
-    /// The same for a figure or its floor, which are taken together.
+    /// Returns whether a figure or its baseline is wanted: the two are taken together.
     fn wants_like(&self, name: &str) -> bool {
         self.wants(name) || self.wants(&floor_of(name))
     }
 
-    /// Tells of a figure that was taken and adds it, if it is wanted.
+    /// Reports a finished figure and adds it, if it is wanted.
     fn keep(&self, figures: &mut Vec<Figure>, figure: Figure) {
         if !self.wants(&figure.name) {
             return;
@@ -136,12 +135,12 @@ impl Bench {
     }
 }
 
-/// What the floor of a figure is called: what the kernel or the disk takes without us.
+/// Returns the name of a figure's baseline: the cost of the kernel or the disk without Tatami.
 fn floor_of(figure: &str) -> String {
     format!("{figure}, floor")
 }
 
-/// One object of the summary: a figure, and where it comes from.
+/// One object of the summary: a figure, the command and the machine.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Entry {
     /// The figure.
@@ -156,11 +155,12 @@ pub struct Entry {
 /// Takes all figures, writes the summary, and the table to `out`.
 ///
 /// # Errors
-/// What could not be run, and [`BenchError::Output`]. A figure that misses its goal is no error.
+/// A part that could not be run, and [`BenchError::Output`]. A figure that misses its goal is no
+/// error.
 pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let launcher = Launcher::this_program()?;
     std::fs::create_dir_all(&args.dir).map_err(at("creating", &args.dir))?;
-    // Daemons and mounts have other working directories.
+    // Daemons and mounts have other working directories, so the path must be absolute.
     let dir = args.dir.canonicalize().map_err(at("finding", &args.dir))?;
     let (plain, work) = (dir.join("plain"), dir.join("other"));
     for made in [&plain, &work] {
@@ -169,6 +169,7 @@ pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     let machine = Machine::of(&plain);
     tell(&machine.line());
     let figures = take_all(args, &launcher, &dir);
+    // Removes the directory after a failure, too; the first error is the one to report.
     let removed = std::fs::remove_dir_all(&dir).map_err(at("removing", &dir));
     let figures = figures?;
     removed?;
@@ -177,7 +178,8 @@ pub fn run(args: &SuiteArgs, out: &mut impl Write) -> Result<(), BenchError> {
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(BenchError::Output)
 }
 
-/// Each with a volume of its own: bytes on all CPUs, then names on one.
+/// Takes the figures of bytes on all CPUs, then those of names on one CPU, each with a volume of
+/// its own.
 fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Figure>, BenchError> {
     type Figures = fn(&Bench) -> Result<Vec<Figure>, BenchError>;
     type Parts<'a> = &'a [(&'static str, Figures)];
@@ -201,7 +203,8 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
             stay_on_one_cpu().map_err(doing("choosing a CPU"))?;
         }
         let program = args.program.as_ref().unwrap_or(&launcher.program);
-        // Names on one node, which programs reach by its socket; what more nodes cost, `servers` tells.
+        // Only one node has names here, and programs reach it by its socket. The part `servers`
+        // measures the cost of more nodes.
         let volume = Volume::start(program, &dir.join("vol"), NODES, "0")?;
         let runs = if args.quick { args.runs.min(2) } else { args.runs };
         let bench = Bench {
@@ -228,12 +231,11 @@ fn take_all(args: &SuiteArgs, launcher: &Launcher, dir: &Path) -> Result<Vec<Fig
     }
 }
 
-/// This process, and all that it starts from now on, on the last CPU it may use.
+/// Pins this process, and all that it starts from now on, to the last CPU it may use.
 ///
-/// A request for a name is a relay between processes that each work for a few
-/// microseconds. Whether the scheduler puts two of them on one CPU or on two
-/// changes the time of a hand-over by a factor of up to ten, more so on virtual
-/// machines, and more than anything that is to be measured.
+/// A request for a name is a relay between processes that each work for a few microseconds. The
+/// scheduler may put two of them on one CPU or on two. That changes the time of a hand-over by a
+/// factor of up to ten, more so on virtual machines, and by more than any figure here.
 pub(crate) fn stay_on_one_cpu() -> std::io::Result<()> {
     use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
     let may = sched_getaffinity(None)?;

@@ -1,14 +1,14 @@
-//! Metadata through the mount against an empty FUSE file system that gets the
-//! same requests: CPU time and system calls of everybody who takes part
-//! (the program, the mount's process, the daemons), per operation. A create makes a file
-//! on the disk, whose own part is measured beside it. So does a file that is written, for which the
-//! empty file system gets one request more, the bytes, which the other's kernel writes to the disk.
+//! Metadata through the mount against an empty FUSE file system that gets the same requests. The
+//! figures are CPU time and system calls per operation of all processes that take part (the
+//! program, the mount's process, the daemons). A create makes a file on the disk, so the disk's
+//! part is measured beside it. A written file does the same; for it the empty file system gets one
+//! more request, with the bytes, whereas the kernel of Tatami's mount writes them to the disk by
+//! passthrough.
 //!
-//! One program works in one directory, which it has open, so that an
-//! operation is what the kernel needs for it and no walk through a path. Every
-//! round has a directory of its own, and all rounds create before any removes: an
-//! ext4 that has just removed thousands of inodes takes many times longer to find
-//! a free one (it passes over those removed lately, one by one).
+//! One program works in one directory, which it has open, so that an operation needs no walk
+//! through a path. Every round has a directory of its own, and all rounds create before any
+//! removes. The reason is ext4: after it has removed thousands of inodes, it takes many times
+//! longer to find a free one, because it passes over recently removed ones one by one.
 
 use super::figure::{Better, Figure, Runs};
 use super::null::NullMount;
@@ -25,13 +25,13 @@ use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 2.0;
 
-/// What is measured, one after the other.
+/// A measured operation.
 struct Part {
     op: Op,
     name: &'static str,
-    /// Of files that are written; else of those that stay empty.
+    /// Whether the files are written; otherwise they stay empty.
     written: bool,
-    /// A part of it is the disk's own.
+    /// Whether a part of the cost is the disk's own.
     on_disk: bool,
     goal: Option<f64>,
 }
@@ -52,17 +52,16 @@ const PARTS: [Part; 5] = [
 /// Operations under strace, which makes each a hundred times slower.
 const TRACED: u64 = 300;
 
-/// One side: for each round a program with a directory of its own, and the
-/// processes that serve them.
+/// One side: for each round a program with a directory of its own, and the processes that serve it.
 struct Side {
     programs: Vec<Gang>,
     site: Site,
-    /// The directory that has the site, made for it.
+    /// The directory that contains the site.
     base: PathBuf,
     servers: Vec<u32>,
 }
 
-/// What an operation cost.
+/// The cost of an operation.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     cpu_us: f64,
@@ -97,6 +96,7 @@ impl Side {
     fn phase(&mut self, op: Op, round: usize) -> Result<Cost, BenchError> {
         self.programs[round].prepare(op.name())?;
         let cpu = || -> u64 { self.servers.iter().filter_map(|p| cpu_ns_of(*p)).sum() };
+        // Read after the preparation, so that the servers' work for it does not count.
         let cpu_before = cpu();
         self.programs[round].go()?;
         let outcome = Outcome::of(&self.programs[round].collect()?);
@@ -105,7 +105,7 @@ impl Side {
         Ok(Cost { cpu_us: cpu_ns as f64 / 1e3 / outcome.ops as f64, rate: outcome.rate() })
     }
 
-    /// The system calls of one phase, by process: the program first.
+    /// Returns the system calls of one phase, by process: the program first.
     fn calls(&mut self, op: Op, dir: &Path) -> Result<Vec<Calls>, BenchError> {
         self.programs[0].prepare(op.name())?;
         let traces: Vec<Trace> = self
@@ -125,20 +125,20 @@ impl Side {
     }
 }
 
-/// In one directory below `dir`, which the program has open.
+/// Returns a directory below `dir`, which the program has open.
 fn in_one(dir: &Path, sub: &str) -> Place {
     Place::Path { dir: dir.join(sub), relative: true }
 }
 
-/// What the figures of one operation are called.
+/// Returns the names of the figures of one operation.
 fn names_of(operation: &str) -> [String; 3] {
     ["CPU", "rate", "system calls"].map(|what| format!("mount {operation}, {what}"))
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let null = NullMount::start(&bench.launcher, &bench.work.join("null"), None)?;
     let ours = bench.volume.mount(0);
@@ -211,7 +211,7 @@ fn timed(
     Ok(figures)
 }
 
-/// The rounds of one operation, a round each time.
+/// Returns the runs of one operation: one round at each call.
 fn round_by_round(side: &mut Side, op: Op) -> pairs::Side<'_, Cost> {
     let mut round = 0;
     Box::new(move || {
@@ -256,7 +256,8 @@ fn system_calls(
     Ok(figures)
 }
 
-/// Who makes which calls: the program, the daemons, the mount; then the floor's two.
+/// Lists the calls of each process: the program, the daemons, the mount; then the program and the
+/// mount of the baseline.
 fn describe(pairs: &Pairs<Vec<Calls>>, operations: u64) -> String {
     let side = |calls: &Vec<Calls>| {
         let list: Vec<_> = calls.iter().map(|c| strace::describe(c, operations)).collect();

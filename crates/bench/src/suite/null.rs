@@ -1,5 +1,6 @@
-//! The FUSE file systems that are floors, as processes: the empty one for every request
-//! that goes through a mount, and one file by passthrough for those that go past it.
+//! The FUSE file systems that are baselines, as processes. The empty one is the baseline of every
+//! request that goes through a mount; one file by passthrough is the baseline of requests that go
+//! past it.
 
 use crate::error::{BenchError, at, doing};
 use crate::gang::Launcher;
@@ -10,10 +11,10 @@ use std::process::{Child, Command, Stdio};
 pub use tatami_mount::bare::NAME as FILE;
 
 /// Mounts the empty file system on `path`, or that of `file` alone, with as many threads as a
-/// volume's mount has; says so with a line, and unmounts at the end of the standard input.
+/// volume's mount has. Prints a line when mounted, and unmounts at the end of the standard input.
 ///
 /// # Errors
-/// When it can't be mounted or unmounted.
+/// When the file system can't be mounted or unmounted.
 pub fn serve(path: &Path, file: Option<&Path>) -> Result<(), BenchError> {
     use tatami_mount::null::NullMount;
     let threads = tatami_mount::MountOptions::new(path).threads;
@@ -27,18 +28,18 @@ pub fn serve(path: &Path, file: Option<&Path>) -> Result<(), BenchError> {
     Ok(mount.stop()?)
 }
 
-/// A running file system that is only a floor. Dropping it unmounts it.
+/// A running file system that serves as a baseline only. Dropping it unmounts it.
 pub struct NullMount {
     child: Child,
     path: PathBuf,
 }
 
 impl NullMount {
-    /// Mounts the empty one on `path`, which is made; or, by passthrough, that of `file`
-    /// alone, which is [`FILE`] there.
+    /// Creates `path` and mounts the empty file system on it; or, by passthrough, that of `file`
+    /// alone, under the name [`FILE`].
     ///
     /// # Errors
-    /// When it can't be mounted.
+    /// When the file system can't be mounted.
     pub fn start(
         launcher: &Launcher,
         path: &Path,
@@ -54,7 +55,8 @@ impl NullMount {
         let mut child = child.map_err(at("starting", &launcher.program))?;
         let out = child.stdout.take().expect("its output was asked for");
         let mount = NullMount { child, path: path.into() };
-        // It says one line when it is mounted, and nothing when it can't be.
+        // The process prints one line when the file system is mounted, and nothing when it can't
+        // be.
         let mut line = String::new();
         let heard = BufReader::new(out).read_line(&mut line);
         if !matches!(heard, Ok(n) if n > 0) {
@@ -64,7 +66,7 @@ impl NullMount {
         Ok(mount)
     }
 
-    /// Its process number.
+    /// Returns the process number.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -72,7 +74,7 @@ impl NullMount {
 
 impl Drop for NullMount {
     fn drop(&mut self) {
-        // The end of its input ends it; what it could not unmount goes detached.
+        // The end of its input ends the process. A mount that it could not remove is detached.
         drop(self.child.stdin.take());
         let _ = self.child.wait();
         let _ = rustix::mount::unmount(&self.path, rustix::mount::UnmountFlags::DETACH);

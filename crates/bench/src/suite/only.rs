@@ -1,4 +1,4 @@
-//! Which figures a run of the suite takes, by the beginning of their names.
+//! Selects the figures that a run of the suite takes, by the beginning of their names.
 
 /// The parts of the suite. The name of every figure begins with that of its part.
 pub(super) const PARTS: [&str; 7] =
@@ -8,13 +8,13 @@ pub(super) const PARTS: [&str; 7] =
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prefix(String);
 
-/// Commas part the prefixes on the command line, so those of names are left out.
+/// Removes commas from a name: they separate the prefixes on the command line.
 fn plain(name: &str) -> String {
     name.replace(',', "").trim().to_lowercase()
 }
 
 impl Prefix {
-    /// From the command line.
+    /// Parses a prefix of the command line.
     ///
     /// # Errors
     /// A sentence with the parts, when no figure can have such a name.
@@ -26,17 +26,17 @@ impl Prefix {
         Ok(prefix)
     }
 
-    /// Whether the part has such figures, as far as the part's name tells.
+    /// Returns whether the part may have such figures, judging by the part's name.
     pub(super) fn within(&self, part: &str) -> bool {
         part.starts_with(&self.0) || self.0.starts_with(part)
     }
 
-    /// Whether the figure's name begins so.
+    /// Returns whether the figure's name begins with this prefix.
     pub(super) fn covers(&self, figure: &str) -> bool {
         plain(figure).starts_with(&self.0)
     }
 
-    /// As it was given, without its commas.
+    /// Returns the prefix as given, without its commas.
     pub(super) fn text(&self) -> &str {
         &self.0
     }

@@ -1,11 +1,10 @@
-//! Runs of both sides in turn, A B A B: what disturbs the machine for longer than a
-//! run disturbs both.
+//! Runs of both sides in turn, A B A B: a disturbance that is longer than a run affects both.
 
 use super::figure::Runs;
 use crate::clock::{Steal, StealSum};
 use crate::error::BenchError;
 
-/// What both sides gave, run by run.
+/// The results of both sides, run by run.
 #[derive(Clone, Debug)]
 pub struct Pairs<T> {
     ours: Vec<T>,
@@ -20,7 +19,7 @@ impl<T> Default for Pairs<T> {
 }
 
 impl<T> Pairs<T> {
-    /// One run of each side.
+    /// Makes one run of each side.
     ///
     /// # Errors
     /// Those of the runs.
@@ -37,12 +36,12 @@ impl<T> Pairs<T> {
         Ok(())
     }
 
-    /// Forgets all runs: they only warmed up.
+    /// Discards all runs: they only warmed up.
     pub fn forget(&mut self) {
         *self = Pairs::default();
     }
 
-    /// One number of each run.
+    /// Returns one number of each run.
     pub fn runs(&self, number: impl Fn(&T) -> f64) -> Runs {
         Runs {
             ours: self.ours.iter().map(&number).collect(),
@@ -51,18 +50,18 @@ impl<T> Pairs<T> {
         }
     }
 
-    /// The runs of our side.
+    /// Returns the runs of Tatami's side.
     pub fn ours(&self) -> &[T] {
         &self.ours
     }
 
-    /// The runs of the baseline.
+    /// Returns the runs of the baseline.
     pub fn floor(&self) -> &[T] {
         &self.floor
     }
 }
 
-/// `runs` runs of each side in turn, after one of each that does not count.
+/// Makes `runs` runs of each side in turn, after one warm-up of each.
 ///
 /// # Errors
 /// Those of the runs.
@@ -80,7 +79,7 @@ pub fn alternate<T>(
     Ok(pairs)
 }
 
-/// What several sides gave, run by run.
+/// The results of several sides, run by run.
 #[derive(Clone, Debug)]
 pub struct Turns<T> {
     sides: Vec<Vec<T>>,
@@ -88,10 +87,10 @@ pub struct Turns<T> {
 }
 
 impl<T> Turns<T> {
-    /// One number of each run of two sides, by their places in the order.
+    /// Returns one number of each run of two sides, given by their positions in the order.
     ///
     /// # Panics
-    /// For a place that there is not.
+    /// For a position that does not exist.
     pub fn runs(&self, side: usize, floor: usize, number: impl Fn(&T) -> f64) -> Runs {
         Runs {
             ours: self.sides[side].iter().map(&number).collect(),
@@ -101,10 +100,10 @@ impl<T> Turns<T> {
     }
 }
 
-/// One side: what makes a run of it.
+/// One side: a closure that makes one run of it.
 pub type Side<'a, T> = Box<dyn FnMut() -> Result<T, BenchError> + 'a>;
 
-/// As [`alternate`], with any number of sides, A B C A B C.
+/// Does the same as [`alternate`] with any number of sides, A B C A B C.
 ///
 /// # Errors
 /// Those of the runs.

@@ -1,13 +1,12 @@
-//! Files on the mount's own node against the disk below: the same program, the
-//! same requests, on a file of the mount and on a file beside the data
-//! directory.
+//! Files on the mount's own node against the disk below: the same program sends the same requests
+//! to a file of the mount and to a file beside the data directory.
 //!
-//! Twice: with the disk in play (reads of what no cache holds, writes with an
-//! fsync), and in the page cache alone, where the disk's own speed does not hide
-//! what the mount costs. Opening and closing is part of the time.
+//! There are two kinds of cases. In the first, the disk takes part: reads of uncached bytes, writes
+//! with an fsync. In the second, only the page cache does, so that the disk's speed does not hide
+//! the cost of the mount. The time includes opening and closing.
 //!
-//! In the page cache, the kernel's own part is measured too: a file of the same disk
-//! behind a FUSE file system that only hands it over.
+//! In the page cache, the kernel's own part is measured, too: a file of the same disk behind a FUSE
+//! file system that only hands it over.
 
 use super::figure::{Better, Figure};
 use super::null::{FILE, NullMount};
@@ -22,8 +21,8 @@ use crate::worker::Task;
 use std::path::{Path, PathBuf};
 
 const GOAL: f64 = 0.95;
-/// One part in so many of what the kernel lets be dirty before it starts to write
-/// back: the most that a run in the page cache writes.
+/// A run in the page cache writes at most this fraction of the dirty pages at which the kernel
+/// starts to write back.
 const DIRTY_SHARE: u64 = 4;
 /// The smallest file, in bytes.
 const FILE_MIN: u64 = 8 << 20;
@@ -34,7 +33,7 @@ struct Case {
     phase: &'static str,
     method: Method,
     before: Before,
-    /// The disk takes part: caches are dropped before a read, a write is synced.
+    /// Whether the disk takes part: caches are dropped before a read, a write is synced.
     disk: bool,
 }
 
@@ -59,14 +58,14 @@ const CASES: [Case; 8] = [
     MAPPED_WRITE,
 ];
 
-/// Writes all files below `dir` to the disk and drops what is cached of them.
+/// Writes all files below `dir` to the disk and drops their cached pages.
 fn drop_caches(dir: &Path) -> Result<(), BenchError> {
     for entry in std::fs::read_dir(dir).map_err(at("listing", dir))?.flatten() {
         let path = entry.path();
         if path.is_dir() {
             drop_caches(&path)?;
         } else if let Ok(file) = std::fs::File::open(&path) {
-            // Only clean pages are dropped.
+            // The kernel drops clean pages only, so sync first.
             file.sync_data().map_err(at("syncing", &path))?;
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)
                 .map_err(|e| at("dropping the cache of", &path)(e.into()))?;
@@ -95,21 +94,22 @@ fn part(file: &Path, case: &Case, transfer: u64, bytes: u64, stamp: bool) -> Tas
     })
 }
 
-/// Writes a file anew. How it was written decides how its pages lie in memory, and so
-/// how fast it can be read: both sides must start from the same.
+/// Writes a file from the beginning. The way of writing decides how the pages lie in memory, and so
+/// how fast they can be read. Both sides must start from the same state.
 fn lay(bench: &Bench, file: &Path, bytes: u64) -> Result<(), BenchError> {
     let mut gang = Gang::start(&bench.launcher, vec![part(file, &WRITE, 1 << 20, bytes, false)])?;
     gang.phase("write").map(drop)
 }
 
-/// How much may be dirty before the kernel starts to write back by itself, in bytes, as the
-/// counters of the virtual memory tell.
+/// Returns the number of bytes that may be dirty before the kernel starts to write back, from the
+/// counters of the virtual memory.
 fn dirty_background(vmstat: &str) -> Option<u64> {
     let line = vmstat.lines().find_map(|l| l.strip_prefix("nr_dirty_background_threshold "))?;
     Some(line.trim().parse::<u64>().ok()? * page_bytes())
 }
 
-/// Bytes of a file that stays in the page cache: no write-back starts while it is written.
+/// Returns the size of a file that stays in the page cache: no write-back starts while it is
+/// written.
 fn cached_bytes(most: u64, vmstat: &str) -> u64 {
     match dirty_background(vmstat) {
         Some(limit) => (limit / DIRTY_SHARE / MIB * MIB).clamp(FILE_MIN.min(most), most),
@@ -117,11 +117,11 @@ fn cached_bytes(most: u64, vmstat: &str) -> u64 {
     }
 }
 
-/// The same requests on the mount, on the disk, and by bare passthrough.
+/// The files that get the same requests: on the mount, on the disk, and by bare passthrough.
 struct Files {
     ours: PathBuf,
     theirs: PathBuf,
-    /// Where the system permits.
+    /// Absent where the system does not permit the mount.
     bare: Option<(NullMount, PathBuf)>,
 }
 
@@ -145,8 +145,8 @@ impl Files {
     }
 }
 
-/// Leaves nothing that waits for the disk: what one run has written would be
-/// written back while the next one is timed, its own or the other side's.
+/// Writes all dirty pages to the disk. Otherwise the kernel would write back the bytes of one run
+/// while the next one, of either side, is timed.
 fn settle(bench: &Bench) -> Result<(), BenchError> {
     for dir in [bench.volume.mount(0), bench.plain.clone()] {
         let open = std::fs::File::open(&dir).map_err(at("opening", &dir))?;
@@ -155,8 +155,8 @@ fn settle(bench: &Bench) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// One case with requests of one size: Tatami, the disk, and bare passthrough for a
-/// case that the page cache alone decides. MiB per second.
+/// Runs one case with requests of one size: on Tatami, on the disk, and by bare passthrough if the
+/// page cache alone decides. Returns MiB per second.
 fn take(
     bench: &Bench,
     files: &Files,
@@ -165,6 +165,8 @@ fn take(
     bytes: u64,
 ) -> Result<Turns<f64>, BenchError> {
     let bare = files.bare().filter(|_| !case.disk);
+    // The cached pages of a passthrough file belong to its object, so a read from disk drops them
+    // there.
     let objects = bench.volume.objects(0);
     let sides = [(&*files.ours, &*objects), (&*files.theirs, &*bench.plain)];
     let sides = sides.into_iter().chain(bare.map(|file| (file, &*bench.plain)));
@@ -174,7 +176,8 @@ fn take(
         let part = part(file, case, transfer, bytes, false);
         let mut gang = Gang::start(&bench.launcher, vec![part])?;
         turns.push(Box::new(move || {
-            // Twice: what the cut has freed should not lie about while much is written.
+            // Syncs before and after the preparation: the truncation frees blocks, which should not
+            // wait for the disk while the run writes.
             settle(bench)?;
             gang.prepare(case.phase)?;
             settle(bench)?;
@@ -188,10 +191,10 @@ fn take(
     in_turn(bench.runs, turns)
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run, and bytes that do not come back.
+/// A measurement that could not be run, and bytes that do not come back.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let status = bench.volume.status(0)?;
     let mount = status.mounts.first();
@@ -201,7 +204,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
         None => "the daemon knows of no mount".into(),
     };
     let files = Files::new(bench)?;
-    // Right before fast: every byte, written and read back both ways.
+    // Correctness comes before speed: every byte is written and read back both ways.
     for case in [&WRITE, &MAPPED_WRITE] {
         let part = part(&files.ours, case, 65536, bench.file_bytes(), true);
         let mut gang = Gang::start(&bench.launcher, vec![part])?;

@@ -1,7 +1,7 @@
-//! A file of node 1, read and written through the mount of node 0, against a
-//! plain TCP copy between the same end points: read is from the page cache of the
-//! file's side to memory, write is from memory to the page cache of the
-//! file's side, and the clock stops when the other side has taken it all.
+//! A file of node 1, read and written through the mount of node 0, against a plain TCP copy between
+//! the same end points. A read goes from the page cache of the file's side to memory. A write goes
+//! from memory to the page cache of the file's side. The clock stops when the other side has
+//! received everything.
 
 use super::Bench;
 use super::figure::{Better, Figure};
@@ -20,11 +20,11 @@ const GOAL: f64 = 0.7;
 const BUFFER: u64 = 1 << 20;
 const FILE: &str = "remote";
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run, bytes that do not come back, and a file that is not
-/// remote after all.
+/// A measurement that could not be run, bytes that do not come back, and a file that is not remote
+/// after all.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let bytes = bench.file_bytes();
     let far = bench.volume.mount(1).join(FILE);
@@ -60,6 +60,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
 
     let mut near = Gang::start(&bench.launcher, part(false))?;
     let mut copy = Copy::start(bench, bytes)?;
+    // The first read of the copy needs a file.
     copy.run("write")?;
     let mut figures = Vec::new();
     for (phase, name, against) in [
@@ -87,7 +88,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// The file must lie on node 1, or the figure would not be what it says.
+/// Checks that the file lies on node 1; otherwise the figure would not be a remote one.
 fn check_place(bench: &Bench) -> Result<(), BenchError> {
     let found = bench.volume.client().lookup(&own_cred(), Ino::ROOT, FILE.as_bytes());
     let attr = found.map_err(crate::error::on("looking up", FILE.as_bytes()))?;
@@ -98,16 +99,16 @@ fn check_place(bench: &Bench) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// Drops what the kernel has cached of the file for the reading mount, which it
-/// may keep from open to open. The node's own page cache stays.
+/// Drops the pages that the kernel has cached of the file for the reading mount, which it may keep
+/// from open to open. The node's own page cache stays.
 fn forget_pages(file: &Path) -> Result<(), BenchError> {
     let open = std::fs::File::open(file).map_err(at("opening", file))?;
     rustix::fs::fadvise(&open, 0, None, rustix::fs::Advice::DontNeed)
         .map_err(|e| at("dropping the cache of", file)(e.into()))
 }
 
-/// Runs a phase and checks that all its bytes went through the daemon of node 1: a
-/// cache must not answer for it.
+/// Runs a phase and checks that all its bytes went through the daemon of node 1: a cache must not
+/// answer for it.
 fn through_daemon(
     bench: &Bench,
     phase: &str,
@@ -146,7 +147,7 @@ impl Copy {
         })
     }
 
-    /// One copy; a read needs the file of an earlier write.
+    /// Makes one copy; a read needs the file of an earlier write.
     fn run(&mut self, phase: &str) -> Result<Outcome, BenchError> {
         let (far, near) = match phase {
             "read" => ("send", "receive"),

@@ -1,15 +1,19 @@
-//! Names over several servers, through the client library: what an operation in one directory that all work in
-//! costs with 1, 2, 4 and 5 servers, in CPU time of all who take part. Where all servers share a few CPUs,
-//! that it costs the same is what scaling means. And what a rename between servers costs, against one within a server.
+//! Names over several servers, through the client library. The figures are the CPU time of clients
+//! and servers for an operation in one shared directory, with 1, 2, 4 and 5 servers. All servers
+//! share a few CPUs here, so names scale if an operation costs the same with more servers. Another
+//! figure compares a rename between servers with one within a server.
 //!
-//! Servers are nodes with one executor, at random addresses as always or at the same ones, or the executors of one node, which are
-//! threads of one process.
+//! Servers are nodes with one executor, at random addresses as usual or at the same ones, or the
+//! executors of one node, which are threads of one process.
 //!
-//! A server does what has come in meanwhile at once, so it matters how many requests are under way: four programs with one each keep one
-//! server's rounds filled, and those of five empty. So this is measured with programs of one thread, and of [`THREADS`].
+//! A server handles all requests that have arrived meanwhile in one round, so the number of
+//! requests under way matters. Four programs with one request each keep one server's rounds filled,
+//! but leave the rounds of five servers empty. So there are measurements with programs of one
+//! thread, and of [`THREADS`].
 //!
-//! Every round has a directory of its own: that it spreads while it grows is part of the cost. All servers are reached by
-//! TCP, as those of other machines are: a UNIX socket, by which the program of one node would reach its own, takes half the CPU time.
+//! Every round has a directory of its own, because the split of a growing directory is part of the
+//! cost. Programs reach all servers by TCP, as servers on other machines. A UNIX socket, by which
+//! the program of one node would reach its own server, takes half the CPU time.
 
 use super::Bench;
 use super::addresses::SameAddresses;
@@ -29,11 +33,11 @@ use tatami_client::Client;
 use tatami_wire::meta::{NewNode, RenameMode};
 use tatami_wire::{Cred, Errno, ExecutorId, Ino};
 
-/// What serves names.
+/// The servers of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Servers {
     nodes: u16,
-    /// Of each node.
+    /// Number of executors of each node.
     executors: u8,
     /// Whether the code of all nodes lies at the same addresses.
     alike: bool,
@@ -55,30 +59,31 @@ const fn nodes(nodes: u16) -> Servers {
     Servers { nodes, executors: 1, alike: false }
 }
 
-/// Servers that are measured, the baseline first.
+/// The measured sets of servers, the baseline first.
 const SERVERS: [Servers; 6] = [nodes(1), nodes(2), nodes(4), HELD, ALIKE, THREADED];
-/// So many servers may cost at most [`GOAL`] times what one costs.
+/// These servers may cost at most [`GOAL`] times the cost of one.
 const HELD: Servers = nodes(5);
 const ALIKE: Servers = Servers { alike: true, ..HELD };
 const THREADED: Servers = Servers { executors: 5, ..nodes(1) };
 const GOAL: f64 = 1.1;
-/// Between which a file is renamed.
+/// The sets of servers between which a file is renamed.
 const RENAMES: [Servers; 3] = [HELD, ALIKE, THREADED];
-/// A rename between servers against one within a server.
+/// Limit of the cost of a rename between servers, as a multiple of one within a server.
 const RENAME_GOAL: f64 = 4.0;
-/// What a create may take of the servers' CPU time, in microseconds.
+/// CPU time of the servers that a create may take, in microseconds.
 pub(super) const SERVER_GOAL_US: f64 = 8.0;
 const PROCS: usize = 4;
-/// Entries that each program makes in the directory of a round, times what others make: the first thousand are on one
-/// server until it splits, and are paid for as names and inodes on different ones from then on.
+/// Factor of the entries that each program makes in the directory of a round. The first thousand
+/// entries are on one server until the directory splits. From then on, names and inodes lie on
+/// different servers, which costs more.
 const ENTRIES: u64 = 2;
-/// Threads of each program, and numbers of servers that are measured with them.
+/// Threads of each program, and the sets of servers that are measured with them.
 const THREADS: [(usize, &[Servers]); 2] =
     [(1, &SERVERS), (16, &[SERVERS[0], HELD, ALIKE, THREADED])];
-/// Directories made in search of two that are on different servers.
+/// Most directories that are made to find two on different servers.
 const DIRS_MAX: usize = 64;
 
-/// What mdtest calls an operation, in the order in which they can run, and what the figures call it.
+/// The operations, in the order in which they can run, with mdtest's name and the name in figures.
 const OPERATIONS: [(Op, &str); 6] = [
     (Op::DirCreate, "mkdir"),
     (Op::DirStat, "stat of a directory"),
@@ -88,21 +93,21 @@ const OPERATIONS: [(Op, &str); 6] = [
     (Op::FileRemove, "unlink"),
 ];
 
-/// What one run gave.
+/// The result of one run.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     /// Operations per second, all processes together.
     rate: f64,
     /// CPU time of programs and servers for one operation, in microseconds.
     cpu_us: f64,
-    /// That of the servers alone.
+    /// CPU time of the servers alone.
     server_us: f64,
 }
 
-/// A volume with so many servers.
+/// A volume with a certain set of servers.
 struct Side {
     servers: Servers,
-    /// Ends when it is dropped.
+    /// The volume ends when it is dropped.
     _volume: Volume,
     daemons: Vec<u32>,
     reach: Reach,
@@ -138,10 +143,10 @@ impl Side {
     }
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let mut figures = Vec::new();
     for (threads, servers) in THREADS {
@@ -165,12 +170,13 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     Ok(figures)
 }
 
-/// Some containers do not allow to give up random addresses.
+/// Returns whether these servers can be started. Some containers do not allow turning random
+/// addresses off.
 fn can_start(servers: &Servers) -> bool {
     !servers.alike || SameAddresses::begin().is_ok()
 }
 
-/// CPU time and rate of an operation.
+/// Returns the names of the figures of CPU time and rate of an operation.
 fn names_of(operation: &str, servers: Servers, threads: usize) -> [String; 2] {
     let many = under_way(threads);
     ["CPU", "rate"].map(|what| format!("servers {operation}{many}, {servers}, {what}"))
@@ -195,7 +201,7 @@ fn echo_name(servers: u16) -> String {
     format!("servers echo of a create, {servers} of them, CPU")
 }
 
-/// What several servers cost that have nothing to do but to answer: that of processes that share CPUs.
+/// Measures the cost of several null servers: the cost of processes that share CPUs.
 fn echoes(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let requests = bench.items() / 2;
     let start = |servers: u16| -> Result<EchoRun<'_>, BenchError> {
@@ -256,12 +262,14 @@ fn in_one_directory(
             runs.push((site, gang));
         }
         for (i, (op, _)) in OPERATIONS.into_iter().enumerate() {
+            // The sides take turns within an operation, so that a disturbance affects all of them.
             for (side, (_, gang)) in sides.iter_mut().zip(&mut runs) {
                 let cost = side.phase(gang, op)?;
                 side.costs[i].push(cost);
             }
         }
         for (site, gang) in runs {
+            // The programs' sessions end before their directories are removed.
             drop(gang);
             site.remove()?;
         }
@@ -312,16 +320,16 @@ fn in_one_directory(
     Ok(figures)
 }
 
-/// Two directories on different servers, each with something in it, and one more on the server of the first.
+/// Two directories on one server, each with a file in it, and one more on another server.
 pub(crate) struct Homes {
     pub(crate) here: [Ino; 2],
     pub(crate) there: Ino,
 }
 
-/// Looks for them.
+/// Creates directories until there are three such ones.
 ///
 /// # Errors
-/// That of a directory or file that cannot be made.
+/// The error of a directory or file that cannot be made.
 pub(crate) fn homes(client: &Client, cred: &Cred) -> Result<Option<Homes>, Errno> {
     let map = client.map();
     let mut found: BTreeMap<ExecutorId, Vec<Ino>> = BTreeMap::new();
@@ -356,7 +364,7 @@ fn renames(bench: &Bench, servers: Servers) -> Result<Vec<Figure>, BenchError> {
         return Err(BenchError::Program { program: "tatami up".into(), problem });
     };
     let items = bench.items() / 8;
-    // There and back, so that every round finds what the one before found.
+    // The file goes there and back, so that every round finds the same state as the round before.
     let moves = |from: Ino, to: Ino| -> Result<f64, BenchError> {
         let before = own_cpu_ns() + side.server_ns();
         for i in 0..items {

@@ -1,5 +1,5 @@
-//! Counts the system calls of a running process with strace(1): a number that
-//! no busy host can disturb.
+//! Counts the system calls of a running process with strace(1): a number that a busy host does not
+//! disturb.
 
 use crate::error::{BenchError, at};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub struct Trace {
     out: PathBuf,
 }
 
-/// Whether strace is there.
+/// Returns whether strace is installed.
 pub fn available() -> bool {
     let mut version = Command::new("strace");
     let version = version.arg("-V").stdout(Stdio::null()).stderr(Stdio::null());
@@ -29,7 +29,8 @@ fn problem(problem: impl Into<String>) -> BenchError {
 }
 
 impl Trace {
-    /// Attaches, and returns when it has. The summary will go to a file in `dir`.
+    /// Attaches to a process, and returns when all threads are traced. The summary will go to a
+    /// file in `dir`.
     ///
     /// # Errors
     /// When strace can't be started or may not trace the process.
@@ -47,7 +48,7 @@ impl Trace {
         let mut messages =
             BufReader::new(child.stderr.take().expect("its messages were asked for"));
         let mut line = String::new();
-        // It says "Process N attached" when it sees every thread.
+        // strace prints "Process N attached" when it sees every thread.
         while !line.contains("attached") {
             line.clear();
             let n = messages.read_line(&mut line).map_err(|e| problem(e.to_string()))?;
@@ -59,7 +60,7 @@ impl Trace {
         Ok(Trace { child, messages, out })
     }
 
-    /// Detaches and returns what was counted.
+    /// Detaches and returns the counts.
     ///
     /// # Errors
     /// When strace leaves no summary.
@@ -67,7 +68,7 @@ impl Trace {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::INT)
             .map_err(|e| problem(e.to_string()))?;
-        // Reads to the end, so that it never blocks on a full pipe.
+        // Reads to the end, so that strace never blocks on a full pipe.
         for _ in self.messages.by_ref().lines() {}
         self.child.wait().map_err(|e| problem(e.to_string()))?;
         let text = std::fs::read_to_string(&self.out).map_err(at("reading", &self.out))?;
@@ -78,14 +79,13 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // After `finish` it has ended already, and neither call does anything.
+        // After `finish` strace has already ended, and neither call does anything.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The table of `strace -c`: share, seconds, µs/call, calls, errors (may be
-/// missing), name.
+/// Parses the table of `strace -c`: share, seconds, µs/call, calls, errors (may be missing), name.
 pub(crate) fn parse(text: &str) -> Calls {
     text.lines()
         .filter_map(|line| {
@@ -97,12 +97,12 @@ pub(crate) fn parse(text: &str) -> Calls {
         .collect()
 }
 
-/// Number of all calls together.
+/// Returns the number of all calls together.
 pub fn total(calls: &Calls) -> u64 {
     calls.values().sum()
 }
 
-/// The most frequent calls, for people: `3.0 read, 1.0 write`.
+/// Describes the most frequent calls, for people: `3.0 read, 1.0 write`.
 pub fn describe(calls: &Calls, operations: u64) -> String {
     let per_op = |n: u64| crate::stats::ratio(n as f64, operations as f64);
     let mut list: Vec<_> = calls.iter().filter(|(_, n)| per_op(**n) >= 0.05).collect();

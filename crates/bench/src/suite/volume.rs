@@ -1,5 +1,4 @@
-//! A volume for the time of the suite, started and stopped by the `tatami`
-//! command as a user would.
+//! A volume for the time of the suite. The `tatami` command starts and stops it, as a user would.
 
 use crate::clock::now_ns;
 use crate::error::{BenchError, at};
@@ -19,11 +18,11 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami` command. Names are on the
-    /// nodes that `shards` tells, as `volume.shards` does.
+    /// Starts `nodes` daemons, each with a mount, below `dir`, with `program` as the `tatami`
+    /// command. `shards` names the nodes that have names, as `volume.shards` does.
     ///
     /// # Errors
-    /// What `tatami up` says.
+    /// The message of `tatami up`.
     pub fn start(
         program: &Path,
         dir: &Path,
@@ -33,10 +32,10 @@ impl Volume {
         Volume::with_executors(program, dir, nodes, shards, 1)
     }
 
-    /// As [`Volume::start`], with so many executors on each node that keeps names.
+    /// Does the same as [`Volume::start`], with `executors` executors on each node that has names.
     ///
     /// # Errors
-    /// What `tatami up` says.
+    /// The message of `tatami up`.
     pub fn with_executors(
         program: &Path,
         dir: &Path,
@@ -45,7 +44,8 @@ impl Volume {
         executors: u8,
     ) -> Result<Volume, BenchError> {
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
-        // What an interrupted run left runs still, or would be taken for ours.
+        // Daemons of an interrupted run may still run, and their files would be taken for this
+        // volume's.
         stop(program, dir);
         std::fs::remove_dir_all(dir).map_err(at("removing", dir))?;
         std::fs::create_dir_all(dir).map_err(at("creating", dir))?;
@@ -63,30 +63,31 @@ impl Volume {
         }
     }
 
-    /// The folder of the volume, for `--dir` of the command.
+    /// Returns the folder of the volume, for `--dir` of the command.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where the mount of a node is.
+    /// Returns the path of a node's mount.
     pub fn mount(&self, node: u16) -> PathBuf {
         self.dir.join("mnt").join(format!("node{node}"))
     }
 
-    /// Where a node keeps its objects.
+    /// Returns the directory of a node's objects.
     pub fn objects(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("objects")
     }
 
-    /// Where a node keeps its part of the namespace.
+    /// Returns the directory of a node's part of the namespace.
     pub fn store(&self, node: u16) -> PathBuf {
         self.dir.join(format!("node{node}")).join("meta")
     }
 
-    /// Kills the daemon of node 0 and starts it again. Seconds until it answers questions about names.
+    /// Kills the daemon of node 0 and starts it again. Returns the seconds until it answers
+    /// requests for names.
     ///
     /// # Errors
-    /// What `tatami up` says, and a volume that does not answer.
+    /// The message of `tatami up`, and a volume that does not answer.
     pub fn restart(&self) -> Result<f64, BenchError> {
         let pid = self.status(0)?.pid;
         kill(pid).map_err(|e| at("killing", Path::new(&format!("/proc/{pid}")))(e.into()))?;
@@ -97,7 +98,7 @@ impl Volume {
         Ok((now_ns() - start) as f64 / 1e9)
     }
 
-    /// How to reach the volume from node 0.
+    /// Returns the options to reach the volume from node 0.
     ///
     /// # Errors
     /// A key that can't be read.
@@ -105,7 +106,7 @@ impl Volume {
         options(&self.dir)
     }
 
-    /// How to reach the volume from a machine that is none of its nodes.
+    /// Returns the options to reach the volume from a machine that is none of its nodes.
     ///
     /// # Errors
     /// A key that can't be read.
@@ -114,12 +115,12 @@ impl Volume {
         Ok(Options { endpoint: Endpoint::Tcp(address), ..options(&self.dir)? })
     }
 
-    /// A session with the volume, from node 0.
+    /// Returns the session with the volume, from node 0.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// The condition of a node.
+    /// Returns the status of a node.
     ///
     /// # Errors
     /// When it does not answer.
@@ -132,7 +133,7 @@ impl Volume {
         .map_err(crate::error::on("asking for the status of", format!("node{node}").as_bytes()))
     }
 
-    /// Process numbers of all daemons.
+    /// Returns the process numbers of all daemons.
     ///
     /// # Errors
     /// When one does not answer.
@@ -151,7 +152,7 @@ fn options(dir: &Path) -> Result<Options, BenchError> {
     let mut options = Options::new(Endpoint::Unix(dir.join("node0/socket")));
     let path = dir.join("key");
     let key = std::fs::read_to_string(&path).map_err(at("reading", &path))?;
-    // Behind the digits is their checksum.
+    // A checksum follows the digits.
     let digits = key.split_whitespace().next().unwrap_or_default();
     let key = VolumeKey::from_hex(digits).map_err(|e| BenchError::Usage(e.to_string()))?;
     options.key = Some(key);
@@ -170,7 +171,7 @@ fn up(program: &Path, dir: &Path, more: &[&str]) -> Result<(), BenchError> {
     Err(BenchError::Program { program: "tatami up".into(), problem })
 }
 
-/// Kills a process and waits until it is gone.
+/// Kills a process and waits until it has ended.
 fn kill(pid: u32) -> rustix::io::Result<()> {
     use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -180,8 +181,8 @@ fn kill(pid: u32) -> rustix::io::Result<()> {
     poll(&mut [PollFd::new(&process, PollFlags::IN)], None).map(drop)
 }
 
-/// Best effort: where nothing runs there is nothing to stop. It is ours alone, so whoever looks into the
-/// mount by chance does not keep it.
+/// Stops the volume, as far as it runs. The second attempt uses force: the volume is the suite's
+/// own, so a process that happens to look into the mount must not keep it.
 fn stop(program: &Path, dir: &Path) {
     for more in [&[][..], &["--force"]] {
         let mut down = Command::new(program);

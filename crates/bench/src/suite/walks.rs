@@ -1,8 +1,10 @@
-//! Going through a large directory: what find, ls and du take through the mount, against the same commands in a directory of the
-//! plain disk with as many entries; and what the commands of Tatami take for the same, which have the servers do it.
+//! Walks through a large directory: the time of find, ls and du through the mount, against the same
+//! commands in a directory of the plain disk with as many entries. Other figures are of the
+//! commands of Tatami for the same task, which let the servers do the work.
 //!
-//! Each walk through the mount is in a directory of its own, made through the mount of another node: nothing is known of it before. The
-//! directory on the disk is the same each time, and in the kernel's memory.
+//! Each walk through the mount is in a directory of its own, made through the mount of another
+//! node, so that no cache of this node has it. The directory on the disk is the same each time, and
+//! in the kernel's memory.
 
 use super::Bench;
 use super::figure::{Better, Figure, Runs};
@@ -16,23 +18,23 @@ use std::process::{Command, Stdio};
 /// A command for both sides, without the directory.
 const COMMANDS: [(&str, &[&str]); 3] =
     [("find", &["find"]), ("ls -l", &["ls", "-lU"]), ("du", &["du", "-s"])];
-/// A command of Tatami, and what it is held against.
+/// A command of Tatami, and the usual command that is its baseline.
 const OWN: [(&str, &[&str], &[&str]); 2] =
     [("tatami ls -l", &["ls", "-l"], &["ls", "-l"]), ("tatami du", &["du", "-s"], &["du", "-s"])];
 
-/// A walk.
+/// The result of one walk.
 #[derive(Clone, Copy, Debug)]
 struct Walk {
-    /// Entries in a second.
+    /// Entries per second.
     rate: f64,
-    /// Requests for names, of each entry.
+    /// Metadata requests per entry.
     requests: f64,
 }
 
-/// All figures of this module.
+/// Takes all figures of this module.
 ///
 /// # Errors
-/// What could not be run.
+/// A measurement that could not be run.
 pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     let entries = bench.walked();
     let (there, here) = (bench.volume.mount(1), bench.volume.mount(0));
@@ -85,7 +87,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
     if !bench.wants("walk tatami rm -r, rate") {
         return Ok(figures);
     }
-    // Once: then there is nothing left.
+    // Only one run: afterwards the directory is gone.
     let steal = Steal::now();
     let removed = bench.walk_by_tatami(&["rm", "-r"], entries)?;
     let usual = bench.walk(&["rm", "-r"], plain.as_os_str(), entries)?;
@@ -95,7 +97,7 @@ pub fn figures(bench: &Bench) -> Result<Vec<Figure>, BenchError> {
 }
 
 impl Bench {
-    /// Entries of a directory that is walked through.
+    /// Returns the entries of a directory that is walked through.
     fn walked(&self) -> u64 {
         if self.quick { 2000 } else { self.entries.min(50_000) }
     }
@@ -125,7 +127,7 @@ impl Bench {
 
     fn time(&self, mut command: Command, name: &str, entries: u64) -> Result<Walk, BenchError> {
         let requests = || Ok::<_, BenchError>(self.volume.status(0)?.meta_requests);
-        // Without the user's habits.
+        // Without the user's locale.
         command.env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null());
         let (before, start) = (requests()?, now_ns());
         let status = command.status().map_err(|e| BenchError::Program {
@@ -142,7 +144,7 @@ impl Bench {
     }
 }
 
-/// Makes a directory of empty files.
+/// Creates a directory of empty files.
 fn fill(dir: &Path, entries: u64) -> Result<(), BenchError> {
     std::fs::create_dir(dir).map_err(at("creating", dir))?;
     for n in 0..entries {
