@@ -1,4 +1,4 @@
-//! Clients: each slot has one operation under way, and repeats it until it is answered.
+//! Clients: each slot has one operation under way, and repeats it until there is a reply.
 
 use crate::history::Process;
 use crate::spec::{Answer, Call, Name};
@@ -13,30 +13,30 @@ use tatami_wire::{
 /// The volume.
 pub(crate) const VOLUME: VolumeId = VolumeId([1; 16]);
 
-/// Names in a directory: few, so that clients meet.
+/// Names in a directory: few, so that clients conflict.
 pub(crate) const NAMES: Name = 4;
 
-/// What a client sends.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub process: Process,
     pub client: ClientId,
     pub slot: u32,
     pub seq: u64,
-    /// Over which of the process's connections, one after the other.
+    /// The number of the process's connection, counted up.
     pub connection: u64,
     pub op: MetaOp,
 }
 
 impl Request {
-    /// What is sent back.
+    /// Returns the reply to this request.
     pub fn answered(&self, result: MetaResult) -> Reply {
         let Request { process, seq, connection, .. } = *self;
         Reply { process, seq, connection, result }
     }
 }
 
-/// What the daemon sends back.
+/// The reply of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Reply {
     pub process: Process,
@@ -45,49 +45,50 @@ pub(crate) struct Reply {
     pub result: MetaResult,
 }
 
-/// One slot of a client: somebody who asks one thing after the other.
+/// One slot of a client, which sends one request after the other.
 #[derive(Debug)]
 pub(crate) struct Slot {
-    /// What it has been told of partitions.
+    /// The partition maps that it has learned.
     pub directories: Directories,
-    /// The request under way, as it was sent to a partition. What is sent again goes to the same place: it
-    /// may have been done there.
+    /// The request under way, as it was sent to a partition. A repetition goes to the same
+    /// partition, because the operation may have been done there.
     pub sent: Option<MetaOp>,
-    /// What was known of partitions was forgotten for it.
+    /// The partition map was dropped once for this operation.
     pub forgotten: bool,
-    /// It was not done as one of many, and is asked alone.
+    /// A batch did not do the operation, so it is sent alone.
     pub alone: bool,
-    /// How the listing that it has begun goes on.
+    /// The continuation of the listing that it has begun.
     pub goes_on: Option<Call>,
     pub process: Process,
     pub client: ClientId,
     pub number: u32,
-    /// Of the operation under way, or the last one.
+    /// Sequence number of the operation under way, or of the last one.
     pub seq: u64,
-    /// Goes up with every request that is sent again. What comes over an earlier connection is not
-    /// heard: the answer to a request that failed is not kept when the daemon dies, so that the same
-    /// request may be answered otherwise by the next one.
+    /// Increases with every repeated request. The slot ignores replies over earlier connections.
+    /// The reason: a daemon does not keep the reply to a failed request when it dies, so its next
+    /// incarnation may answer the same request otherwise.
     pub connection: u64,
     pub pending: Option<Call>,
     /// Operations still to be done.
     pub left: u32,
-    /// It works on the island, see [`Known::island`].
+    /// Whether the slot works on the island, see [`Known::island`].
     pub apart: bool,
 }
 
 impl Slot {
-    /// Whether there is nothing left to do.
+    /// Returns whether there is nothing left to do.
     pub fn is_done(&self) -> bool {
         self.left == 0 && self.pending.is_none()
     }
 
-    /// The request under way, to be sent for the first time or again.
+    /// Returns the request under way, to be sent for the first time or again.
     pub fn request(&mut self, map: &ShardMap) -> Option<Request> {
         let pending = self.pending.as_ref()?;
         let op = self.sent.get_or_insert_with(|| {
             let mut op = operation(pending);
             self.directories.locate(map, seed(), &mut op);
-            // Nobody can tell but by the answer.
+            // A batch operation must have the same effect, so half of the operations are sent as
+            // one.
             if self.seq.is_multiple_of(2) && !self.alone { as_act(op) } else { op }
         });
         let op = op.clone();
@@ -96,17 +97,17 @@ impl Slot {
     }
 }
 
-/// What the hashes of names are seeded with.
+/// Returns the seed of the hashes of names.
 pub(crate) fn seed() -> u64 {
     name_seed(VOLUME)
 }
 
-/// The place of a name in its directory.
+/// Returns the hash of a name, its position in the directory.
 pub(crate) fn hash(name: Name) -> u64 {
     name_hash(seed(), &bytes(name))
 }
 
-/// The operation as one of many, if it can be.
+/// Returns the operation as a batch, if that is possible.
 fn as_act(op: MetaOp) -> MetaOp {
     let act = match op {
         MetaOp::Create { parent, name, node, mode, umask, exclusive, open } => {
@@ -117,12 +118,12 @@ fn as_act(op: MetaOp) -> MetaOp {
         MetaOp::GetAttr { ino } => Act::GetAttr { ino },
         op => return op,
     };
-    // The other one finds what the first one has left.
+    // The second operation sees the effect of the first one.
     let entry = act.entry().map(|(parent, name)| Act::Find { parent, name: name.clone() });
     MetaOp::Acts { acts: [Some(act), entry].into_iter().flatten().collect() }
 }
 
-/// The operation that was sent.
+/// Returns the operation of a batch, or the operation itself.
 fn alone(sent: &MetaOp) -> MetaOp {
     match sent {
         MetaOp::Acts { acts } => acts.first().cloned().map_or(MetaOp::Sync, MetaOp::from),
@@ -130,7 +131,8 @@ fn alone(sent: &MetaOp) -> MetaOp {
     }
 }
 
-/// The answer to the operation that was sent; nothing where it was not done, since it must be asked alone.
+/// Returns the reply to the single operation. `None` if the batch did not do it, since it must be
+/// sent alone.
 pub(crate) fn answer_alone(result: &MetaResult) -> Option<MetaResult> {
     match result {
         Ok(MetaReply::Acted(all)) => match all.first()?.clone() {
@@ -141,7 +143,8 @@ pub(crate) fn answer_alone(result: &MetaResult) -> Option<MetaResult> {
     }
 }
 
-/// Learns from an answer that says that something is elsewhere. Whether it is to be asked for there.
+/// Updates the partition map from a reply that redirects the client. Returns whether the operation
+/// must be sent again.
 pub(crate) fn is_corrected(
     (directories, forgotten): (&mut Directories, &mut bool),
     map: &ShardMap,
@@ -153,7 +156,8 @@ pub(crate) fn is_corrected(
             directories.learn(map, *part, *range);
             true
         }
-        // The partition may be gone, or what else the operation needs.
+        // The partition may have gone, or the inode that the operation needs. Dropping the map once
+        // distinguishes the two.
         Err(Errno::ESTALE) if !*forgotten && operation(call) != alone(sent) => {
             *forgotten = true;
             directories.forget(seed(), &operation(call));
@@ -206,7 +210,8 @@ pub(crate) fn operation(call: &Call) -> MetaOp {
     }
 }
 
-/// The shard's answer in the words of the specification; nothing for one that makes no sense.
+/// Converts the shard's reply into the terms of the specification. `None` for a reply that makes no
+/// sense.
 pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
     let node = |attr: &Attr| Answer::Node {
         ino: attr.ino,
@@ -230,20 +235,20 @@ pub(crate) fn answer(result: &MetaResult) -> Option<Answer> {
     })
 }
 
-/// Inodes of which somebody has heard. Clients tell each other, past the network.
+/// Inodes known to the clients. The clients share this knowledge, past the network.
 #[derive(Debug)]
 pub(crate) struct Known {
     dirs: Vec<Ino>,
     files: Vec<Ino>,
-    /// Where all is that is not in one of the directories that are known by then.
+    /// The top directory: at the beginning it contains everything.
     first: Ino,
-    /// Whether directories are made.
+    /// Whether the clients create directories.
     grows: bool,
     /// Names in a directory.
     names: Name,
 }
 
-/// Whether the inode lies with this executor, has lain there, or may.
+/// Returns whether the inode lies with this executor, has lain there, or may.
 pub(crate) fn concerns(map: &ShardMap, executor: ExecutorId, ino: Ino) -> bool {
     [ino.shard(), ino.birth()].iter().any(|shard| map.owner(*shard) == Some(executor))
 }
@@ -253,14 +258,14 @@ impl Known {
         Known { dirs: vec![Ino::ROOT], files: Vec::new(), first: Ino::ROOT, grows: true, names }
     }
 
-    /// A part of the tree for some clients only. They make no directories, because these could lie
-    /// on any node, and no more files than a directory has that does not split.
+    /// Returns a part of the tree for some clients only. They create no directories, because these
+    /// could lie on any node, and no more files than a directory has that does not split.
     pub fn island(dirs: Vec<Ino>) -> Known {
         let first = dirs.first().copied().unwrap_or(Ino::ROOT);
         Known { dirs, files: Vec::new(), first, grows: false, names: NAMES }
     }
 
-    /// Notes what an answer tells.
+    /// Adds the inode of a reply.
     pub fn learn(&mut self, answer: &Answer) {
         if let Answer::Node { ino, is_dir, .. } = answer {
             let list = if *is_dir { &mut self.dirs } else { &mut self.files };
@@ -270,7 +275,7 @@ impl Known {
         }
     }
 
-    /// Half of the time one of the newest, which are more likely to be there still.
+    /// Chooses an inode. Half of the time one of the newest, which are more likely to exist still.
     fn choose(&self, rng: &mut Rng, list: &[Ino]) -> Ino {
         let from = if rng.bool() { list.len().saturating_sub(4) } else { 0 };
         list.get(rng.usize(from..list.len().max(from + 1))).copied().unwrap_or(self.first)
@@ -280,7 +285,7 @@ impl Known {
         if rng.u32(..3) == 0 { self.first } else { self.choose(rng, &self.dirs) }
     }
 
-    /// Something to do.
+    /// Chooses the next call.
     pub fn call(&self, rng: &mut Rng) -> Call {
         let (dir, name) = (self.dir(rng), rng.u8(..self.names));
         match rng.u32(..100) {

@@ -1,4 +1,4 @@
-//! The daemons of a volume, their clocks, and who can reach whom.
+//! The daemons of a volume, their clocks, and the cuts between them.
 
 use crate::client::Request;
 use crate::daemon::{Daemon, Defect, Durability, Input, Output};
@@ -8,19 +8,20 @@ use std::collections::{BTreeSet, VecDeque};
 use tatami_wire::meta::{MetaOp, MetaResult};
 use tatami_wire::{ExecutorId, NodeId, ShardMap, Timestamp};
 
-/// Where virtual time begins, in seconds of the daemons' clocks.
+/// The start of virtual time, in seconds of the daemons' clocks.
 const BEGIN: i64 = 1_000_000;
-/// Most rounds that one question may take when nobody else asks and nothing goes wrong.
+/// Most rounds that one request may take when there are no other requests and no faults.
 const ROUNDS_MAX: u32 = 10_000;
-/// Time that passes where all daemons wait for it.
+/// Time that passes while all daemons are idle.
 const IDLE: Time = 1_000;
 
-/// What the daemon with that number serves its shards as: in pairs they are of one node.
+/// Returns the executor of the daemon with that number: two daemons in a row are executors of one
+/// node.
 pub(crate) fn executor(number: usize) -> ExecutorId {
     ExecutorId { node: NodeId(number as u16 / 2), index: number as u8 % 2 }
 }
 
-/// The number of the daemon.
+/// Returns the number of the daemon.
 pub(crate) fn number_of(executor: ExecutorId) -> usize {
     usize::from(executor.node.0) * 2 + usize::from(executor.index)
 }
@@ -29,22 +30,22 @@ pub(crate) fn number_of(executor: ExecutorId) -> usize {
 pub(crate) struct Cluster {
     pub map: ShardMap,
     pub daemons: Vec<Daemon>,
-    /// By how much each clock is ahead, in microseconds.
+    /// Offset of each clock, in microseconds.
     clocks: Vec<i64>,
-    /// From whom messages do not reach whom.
+    /// Pairs (from, to) of daemons between which messages do not arrive.
     cuts: BTreeSet<(usize, usize)>,
-    /// When a round of each daemon is planned because something is due.
+    /// The planned round of each daemon for due work.
     wakes: Vec<Option<Time>>,
-    /// Virtual time to which [`Cluster::ask`] has come.
+    /// Virtual time that [`Cluster::ask`] has reached.
     asked: Time,
 }
 
 impl Cluster {
-    /// `nodes` daemons with empty stores, which have about the same number of `shards` each. Partitions of
-    /// directories with more entries than `split_above` are split.
+    /// Starts `nodes` daemons with empty stores and about the same number of the `shards` each.
+    /// Partitions of directories with more entries than `split_above` are split.
     ///
     /// # Errors
-    /// What keeps shards from opening.
+    /// The error that keeps shards from opening.
     pub fn start(
         nodes: u16,
         shards: usize,
@@ -68,19 +69,19 @@ impl Cluster {
         self.daemons.len() == 1
     }
 
-    /// The daemon that the operation is put to.
+    /// Returns the daemon to which a client sends the operation.
     pub fn place(&self, op: &MetaOp) -> usize {
         self.map.owner(op.target().shard()).map_or(0, number_of)
     }
 
-    /// What a daemon's clock shows.
+    /// Returns the time of a daemon's clock.
     pub fn clock(&self, at: usize, now: Time) -> Timestamp {
         let micros = now as i64 + self.clocks[at];
         let nsec = micros.rem_euclid(1_000_000) as u32 * 1_000;
         Timestamp { sec: BEGIN + micros.div_euclid(1_000_000), nsec }
     }
 
-    /// Sets a clock forward by so many microseconds, or back.
+    /// Sets a clock forward by `step` microseconds, or back.
     pub fn set_clock(&mut self, at: usize, step: i64) {
         self.clocks[at] += step;
     }
@@ -101,7 +102,8 @@ impl Cluster {
         !self.cuts.contains(&(from, to))
     }
 
-    /// When to wake a daemon because something is due there, unless that is planned already.
+    /// Returns the time at which to wake a daemon for due work, unless a wake-up is already planned
+    /// by then.
     pub fn wake(&mut self, at: usize, now: Time) -> Option<Time> {
         let due = self.daemons[at].deadline()?;
         let micros = (due.sec - BEGIN) * 1_000_000 + i64::from(due.nsec).div_euclid(1_000) + 1;
@@ -110,22 +112,22 @@ impl Cluster {
         sooner.then(|| *self.wakes[at].insert(wake))
     }
 
-    /// A planned moment has come.
+    /// Forgets a planned wake-up whose time has come.
     pub fn woken(&mut self, at: usize, now: Time) {
         self.wakes[at].take_if(|planned| *planned <= now);
     }
 
-    /// Number of transactions that are not over.
+    /// Returns the number of unfinished transactions.
     pub fn under_way(&self) -> usize {
         self.daemons.iter().map(Daemon::under_way).sum()
     }
 
-    /// Asks, while nobody else does and nothing goes wrong.
+    /// Runs one request while there are no other requests and no faults.
     ///
     /// # Errors
-    /// There is no answer.
+    /// There is no reply.
     pub fn ask(&mut self, now: Time, request: Request) -> Result<MetaResult, String> {
-        // There are no choices to make without deaths.
+        // Without deaths a round draws no random numbers that matter.
         let mut rng = Rng::with_seed(0);
         self.asked = self.asked.max(now);
         let to = self.place(&request.op);

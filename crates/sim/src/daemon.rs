@@ -1,5 +1,6 @@
-//! A daemon around its shards, as the executor of `crates/node` works: rounds of requests and messages of
-//! other daemons, one commit for all of them, then the answers and messages. It can die at any step.
+//! A daemon around its shards, which works as the executor of `crates/node`: rounds of requests and
+//! messages of other daemons, one commit for all of them, then the replies and messages. It can die
+//! at any step.
 
 use crate::client::{Reply, Request, VOLUME};
 use fastrand::Rng;
@@ -11,49 +12,49 @@ use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeKey};
 
-/// What an acknowledgement promises.
+/// The promise of an acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// It survives the death of the process. There are no power cuts then.
+    /// The operation survives the death of the process. There are no power cuts then.
     Process,
-    /// It survives a power cut, too.
+    /// The operation survives a power cut, too.
     Sync,
 }
 
-/// A mistake, built in to be found.
+/// A mistake, built in so that the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Defect {
-    /// Answers leave before the round is committed.
+    /// Replies leave before the round is committed.
     AnswersEarly,
-    /// A request that comes again is run again.
+    /// The daemon runs a repeated request again.
     ForgetsAnswers,
-    /// Commits are taken for synced.
+    /// Commits count as synced.
     NeverSyncs,
-    /// Clients hear what comes over connections that they have given up.
+    /// Clients accept replies over connections that they have given up.
     HearsTheDead,
     /// Messages to other daemons leave before the round is committed.
     MessagesEarly,
-    /// A participant gives locks back as soon as it has told what they are of.
+    /// A participant releases locks as soon as it has returned the locked records.
     ForgetsLocks,
-    /// A coordinator takes a refusal for a promise.
+    /// A coordinator takes a refusal for a vote to commit.
     TakesNoForYes,
-    /// A participant lets others lock, too, what one is about to write.
+    /// A participant takes exclusive locks as shared ones.
     SharesLocks,
 }
 
-/// Where in a round a daemon dies.
+/// The step of a round at which a daemon dies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Death {
     BeforeApplying,
     Applied,
     /// The disk fails, with half of the batch written.
     Torn,
-    /// The disk fails when all of it was written.
+    /// The disk fails after the whole batch is written.
     Written,
     Committed,
-    /// Some answers and messages have left.
+    /// Some replies and messages have left.
     Answering,
-    /// Committed, and not synced where that is to follow.
+    /// The round is committed, but not synced although a sync should follow.
     Unsynced,
 }
 
@@ -69,18 +70,18 @@ impl Death {
     ];
 }
 
-/// What reaches a daemon.
+/// An input of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) enum Input {
     Request(Request),
-    /// Of another daemon.
+    /// From another daemon.
     Message(ExecutorId, PeerMessage),
 }
 
 /// A key and its value.
 pub(crate) type Record = (Vec<u8>, Vec<u8>);
 
-/// What leaves a daemon.
+/// An output of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) enum Output {
     Reply(Reply),
@@ -97,25 +98,25 @@ enum Life {
 pub(crate) struct Daemon {
     executor: ExecutorId,
     map: ShardMap,
-    /// Nothing only while it changes from one to the other.
+    /// `None` only during a change between the two states.
     life: Option<Life>,
-    /// Goes up with every start: connections to an earlier life are dead.
+    /// Increases with every start: connections to an earlier incarnation are dead.
     pub incarnation: u32,
     inbox: Vec<Input>,
-    /// Who waits for the answers that come later.
+    /// Requests whose replies come later.
     waiting: BTreeMap<Ticket, Vec<Request>>,
     durability: Durability,
     defect: Option<Defect>,
     split_above: Option<u64>,
-    /// Slots that no client has, for [`Defect::ForgetsAnswers`].
+    /// The last slot number that no client has, for [`Defect::ForgetsAnswers`].
     strange: u32,
 }
 
 impl Daemon {
-    /// One with an empty store.
+    /// Starts a daemon with an empty store.
     ///
     /// # Errors
-    /// What keeps the shards from opening.
+    /// The error that keeps the shards from opening.
     pub fn start(
         executor: ExecutorId,
         map: ShardMap,
@@ -139,7 +140,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Takes what has arrived; whether a round must be planned for it.
+    /// Queues an input. Returns whether a round must be planned for it.
     pub fn receive(&mut self, input: Input) -> bool {
         if let Some(Life::Up(_)) = self.life {
             self.inbox.push(input);
@@ -147,7 +148,7 @@ impl Daemon {
         self.inbox.len() == 1
     }
 
-    /// When it has something to do, if nothing arrives before.
+    /// Returns the time of the next due work, if nothing arrives before.
     pub fn deadline(&self) -> Option<Timestamp> {
         match &self.life {
             Some(Life::Up(meta)) => meta.deadline(),
@@ -155,7 +156,7 @@ impl Daemon {
         }
     }
 
-    /// Number of transactions that it has not done with.
+    /// Returns the number of unfinished transactions.
     pub fn under_way(&self) -> usize {
         match &self.life {
             Some(Life::Up(meta)) => meta.under_way(),
@@ -163,7 +164,7 @@ impl Daemon {
         }
     }
 
-    /// One round; what leaves. With `death` the process is gone afterwards.
+    /// Runs one round and returns its outputs. With `death` the process ends afterwards.
     pub fn round(&mut self, rng: &mut Rng, now: Timestamp, death: Option<Death>) -> Vec<Output> {
         let mut meta = match self.life.take() {
             Some(Life::Up(meta)) => meta,
@@ -182,6 +183,7 @@ impl Daemon {
                 meta.tick(now);
             }
         }
+        // This defect needs a commit whose messages leave and whose batch is lost.
         if self.defect == Some(Defect::MessagesEarly)
             && matches!(death, Some(Death::Applied | Death::Torn))
         {
@@ -207,6 +209,7 @@ impl Daemon {
         if stays {
             outputs.extend(meta.outbox().into_iter().map(sent));
         }
+        // Any of the outputs may be the ones that leave before the death.
         if !self.map.is_alone() && death.is_some() {
             rng.shuffle(&mut outputs);
         }
@@ -225,7 +228,7 @@ impl Daemon {
         outputs
     }
 
-    /// The answer, if there is one at once.
+    /// Handles an input. Returns the reply, if there is one at once.
     fn take_in(
         &mut self,
         meta: &mut Meta<FaultyStore>,
@@ -248,6 +251,7 @@ impl Daemon {
         };
         let mut slot = request.slot;
         if self.defect == Some(Defect::ForgetsAnswers) {
+            // A new slot number hides the kept reply from the shard.
             self.strange += 1;
             slot = self.strange;
         }
@@ -262,7 +266,7 @@ impl Daemon {
         }
     }
 
-    /// The message as a daemon with the built-in mistake takes it.
+    /// Changes a message the way the built-in mistake understands it.
     fn misheard(&self, message: PeerMessage) -> PeerMessage {
         match (self.defect, message) {
             (Some(Defect::TakesNoForYes), PeerMessage::Refused { txid, .. }) => {
@@ -279,7 +283,7 @@ impl Daemon {
         }
     }
 
-    /// Messages leave, and what they tell is gone with the process.
+    /// Sends messages whose batch is lost with the process.
     fn messages_leave_early(&mut self, mut meta: Box<Meta<FaultyStore>>) -> Vec<Output> {
         let before = meta.store_mut().clone();
         let messages = match meta.commit() {
@@ -291,7 +295,7 @@ impl Daemon {
         messages.into_iter().map(sent).collect()
     }
 
-    /// The process is killed: what was not committed is gone.
+    /// Kills the process: uncommitted changes are lost.
     pub fn die(&mut self) {
         self.inbox.clear();
         self.waiting.clear();
@@ -301,10 +305,10 @@ impl Daemon {
         };
     }
 
-    /// It starts again, if it was down; after a power cut where that is promised to do no harm.
+    /// Starts the daemon again, if it was down; after a power cut if the durability covers one.
     ///
     /// # Errors
-    /// What keeps the shards from opening.
+    /// The error that keeps the shards from opening.
     pub fn restart(&mut self, rng: &mut Rng, now: Timestamp) -> Result<(), String> {
         if let Some(Life::Down(store)) = &mut self.life {
             if self.durability == Durability::Sync && rng.bool() {
@@ -333,7 +337,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// What a check of all records finds; nothing while the daemon is down.
+    /// Returns the findings of a check of all records; none while the daemon is down.
     pub fn findings(&mut self) -> Vec<String> {
         let Some(Life::Up(meta)) = &mut self.life else { return Vec::new() };
         let client = ClientId([0xff; 16]);
@@ -348,7 +352,8 @@ impl Daemon {
         }
     }
 
-    /// The records in its store, as `docs/FORMAT.md` draws them, and how many inodes it counts.
+    /// Returns the records in the store, as `docs/FORMAT.md` draws them, and the counted number of
+    /// inodes.
     pub fn records(&mut self) -> (Vec<Record>, u64) {
         let mut records = Vec::new();
         let Some(Life::Up(meta)) = &mut self.life else { return (records, 0) };
@@ -356,7 +361,7 @@ impl Daemon {
             records.push((key.to_vec(), value.to_vec()));
             ControlFlow::Continue(())
         });
-        // A store in memory that is up always reads.
+        // The store is in memory, so a read succeeds while the daemon is up.
         debug_assert!(scanned.is_ok());
         (records, meta.inodes())
     }
@@ -366,7 +371,8 @@ fn sent(Out { to, message, .. }: Out) -> Output {
     Output::Message(to, message)
 }
 
-/// The disk fails during the commit. A round that changes nothing does not notice.
+/// Makes the disk fail during the commit. Returns whether the commit succeeded nevertheless: a
+/// round without changes writes nothing.
 fn fails(meta: &mut Meta<FaultyStore>, how: Fault) -> bool {
     meta.store_mut().fail_commit(0, how);
     meta.commit().is_ok()

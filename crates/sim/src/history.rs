@@ -1,48 +1,49 @@
-//! Who asked what, and what was answered, in the order in which it happened.
+//! The requests and replies of all processes, in the order in which they happened.
 
 use crate::spec::{Answer, Call, Operation, Spec};
 use todc_utils::linearizability::WGLChecker;
 use todc_utils::linearizability::history::{Action, History as Checked};
 
-/// Number of somebody who asks one thing after the other.
+/// The number of a process that sends one request after the other.
 pub(crate) type Process = usize;
 
-/// The questions and answers of a run.
+/// The requests and replies of a run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     actions: Vec<(Process, Action<Operation>)>,
-    /// Positions of questions whose askers died before the answer.
+    /// Positions of requests whose processes died before the reply.
     unknown: Vec<usize>,
 }
 
 impl History {
-    /// A question.
+    /// Records a request.
     pub fn asked(&mut self, process: Process, call: Call) {
         self.actions.push((process, Action::Call(Operation { call, answer: Answer::Unknown })));
     }
 
-    /// Its answer.
+    /// Records its reply.
     pub fn answered(&mut self, process: Process, call: Call, answer: Answer) {
         self.actions.push((process, Action::Response(Operation { call, answer })));
     }
 
-    /// The process dies while it waits for an answer.
+    /// Records that the process died while it waited for a reply.
     pub fn died(&mut self, process: Process) {
         self.unknown.extend(self.actions.iter().rposition(|(of, _)| *of == process));
     }
 
-    /// Number of questions.
+    /// Returns the number of requests.
     pub fn questions(&self) -> usize {
         self.actions.iter().filter(|(_, action)| matches!(action, Action::Call(_))).count()
     }
 
-    /// Whether one namespace, which does one operation after the other, could have answered like this.
-    /// An operation whose asker died was done at some time, or never.
+    /// Returns whether one namespace that does one operation after the other could have given these
+    /// replies. An operation whose process died was done at some time, or never. So the check tries
+    /// all subsets of those operations.
     pub fn is_linearizable(&self) -> bool {
         (0..1u64 << self.unknown.len()).any(|done| self.fits(done))
     }
 
-    /// The same when of the unknown operations those were done whose bits are set.
+    /// Checks the history with the unknown operations whose bits are set in `done`.
     fn fits(&self, done: u64) -> bool {
         let bit = |at: &usize| self.unknown.iter().position(|unknown| unknown == at);
         let never = |at: &usize| bit(at).is_some_and(|bit| done >> bit & 1 == 0);
@@ -50,13 +51,14 @@ impl History {
         let mut actions: Vec<_> = known.map(|(_, action)| action.clone()).collect();
         for at in self.unknown.iter().filter(|at| !never(at)) {
             if let (process, Action::Call(operation)) = &self.actions[*at] {
+                // Done at some time: a reply at the very end constrains the order least.
                 actions.push((*process, Action::Response(operation.clone())));
             }
         }
         actions.is_empty() || WGLChecker::<Spec>::is_linearizable(Checked::from_actions(actions))
     }
 
-    /// For people: a line for each question and answer.
+    /// Renders a line for each request and reply, for people.
     pub fn lines(&self) -> String {
         let line = |(process, action): &(Process, Action<Operation>)| match action {
             Action::Call(operation) => format!("{process:3}   {:?}\n", operation.call),

@@ -1,5 +1,5 @@
-//! Whether the records of several daemons agree with each other: a walk through the whole tree, and a
-//! look at all that lies in the stores.
+//! Checks whether the records of several daemons agree with each other: a walk through the whole
+//! tree, and a scan of all records in the stores.
 
 use crate::cluster::Cluster;
 use crate::spec::{Answer, Call};
@@ -7,24 +7,24 @@ use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::partition::Range;
 use tatami_wire::{ExecutorId, Ino, ShardMap};
 
-/// What was found on the way.
+/// The findings of a walk.
 #[derive(Debug, Default)]
 pub(crate) struct Walk {
-    /// Directories to go into, with the directory above.
+    /// Directories that are still to be visited.
     left: Vec<Ino>,
     dirs: BTreeSet<Ino>,
     /// Files with the number of their names.
     files: BTreeMap<Ino, u32>,
-    /// How many names each directory has for directories.
+    /// Number of subdirectories of each directory.
     below: BTreeMap<Ino, u32>,
     findings: Vec<String>,
 }
 
 impl Walk {
-    /// Goes through the tree with what `ask` answers, as a client would.
+    /// Walks through the tree with the replies of `ask`, as a client would.
     ///
     /// # Errors
-    /// There is no answer.
+    /// There is no reply.
     pub fn take(ask: &mut impl FnMut(Call) -> Result<Answer, String>) -> Result<Walk, String> {
         let mut walk = Walk { left: vec![Ino::ROOT], ..Walk::default() };
         walk.dirs.insert(Ino::ROOT);
@@ -78,7 +78,7 @@ impl Walk {
         Ok(())
     }
 
-    /// What is wrong, with what lies in the stores besides what was met.
+    /// Returns the findings, including those of the records in the stores.
     pub fn findings(mut self, cluster: &mut Cluster) -> Vec<String> {
         let (mut lying, mut counted) = (BTreeSet::new(), 0);
         let mut ranges: BTreeMap<Ino, Vec<Range>> = BTreeMap::new();
@@ -92,6 +92,7 @@ impl Walk {
                 if let (Some(b'I'), Some(part), Some(range)) = (key.first(), ino, range(&value)) {
                     let dir = map.whole(part, range.from);
                     ranges.entry(dir).or_default().push(range);
+                    // A partition has an inode of its own, which is not an inode of the tree.
                     if part != dir {
                         continue;
                     }
@@ -133,8 +134,8 @@ impl Walk {
     }
 }
 
-/// The range of a directory that is in several partitions, from the record of one of them, as docs/FORMAT.md
-/// draws it.
+/// Returns the range of a partition of a split directory, from its record, as docs/FORMAT.md draws
+/// it.
 fn range(inode: &[u8]) -> Option<Range> {
     let is_parted = inode.get(132)? & 64 != 0;
     let (rest, bits) = inode.split_at_checked(inode.len().checked_sub(1)?)?;
@@ -142,17 +143,17 @@ fn range(inode: &[u8]) -> Option<Range> {
     is_parted.then_some(Range { from, bits: *bits.first()? })
 }
 
-/// Directories that have nothing to do with the executor `absent`, made in the root, which need not be
-/// looked at to work in them.
+/// Creates directories in the root that do not concern the executor `absent`. Working in them does
+/// not need the root.
 ///
 /// # Errors
-/// There is no answer, or they cannot be made.
+/// There is no reply, or the directories cannot be created.
 pub(crate) fn make_island(
     map: &ShardMap,
     absent: ExecutorId,
     ask: &mut impl FnMut(Call) -> Result<Answer, String>,
 ) -> Result<Vec<Ino>, String> {
-    /// Names that nobody else uses.
+    /// Names that no other client uses.
     const FIRST: u8 = 100;
     const DIRS: usize = 4;
     let mut island: Vec<Ino> = Vec::new();

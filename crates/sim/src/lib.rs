@@ -1,33 +1,23 @@
 //! The real namespace code in a world of its own: one thread, one seed, no clock.
 //!
-//! A [`run`] has clients that work at once on the same few names, a network that delays, loses,
-//! repeats and reorders what they say, and one or several daemons around the real [`tatami_meta::Meta`]
-//! that die at any step of their rounds, by a kill or a power cut. Several daemons share the namespace: what
-//! they tell each other is delayed, lost, repeated and reordered, too, some of it by so much that it
-//! arrives in another life; pairs of them are cut off from each other, in one direction or both; their clocks
-//! differ, and are set. Then the faults stop, and it is checked that
+//! A [`run`] has clients that work at the same time on the same few names. A network delays, loses,
+//! repeats and reorders their messages. One or several daemons around the real
+//! [`tatami_meta::Meta`] die at any step of their rounds, by a kill or a power cut. Several daemons
+//! share the namespace. The network treats the messages between them the same way, and delays some
+//! for so long that they reach a later incarnation. Pairs of daemons are cut off from each other,
+//! in one direction or both. Their clocks differ, and are set. Then the faults stop, and the run
+//! checks three properties:
 //!
-//! - every operation comes to its end (*progress*), those of clients that died excepted, and no transaction
-//!   is left; while one daemon stays dead for long, all operations that do not concern it come to
-//!   their end;
-//! - all answers together are those of one namespace that does one operation after the other, each
-//!   between its question and its answer ([linearizability](https://doi.org/10.1145/78969.78972)), so
-//!   nothing acknowledged is lost and nothing is done twice; at the end the whole tree is
-//!   walked through, which is part of it;
-//! - the records agree with each other: those of one daemon as `fsck` understands it; those of several
-//!   after all of them have been started anew: one name a directory, all inodes reached from the root,
-//!   link counts, one record an inode, no entries of directories that are gone, no locks.
-//!
-//! ```text
-//! client ─▶ network ─▶ daemon: round ─▶ Meta::apply … ─▶ Meta::commit ─▶ answers ─▶ network ─▶ client
-//!    │                    ▲ other daemons' messages ◀─ network ◀─ messages ┘                      │
-//!    └──────────────────── history ─▶ spec, one operation after the other ◀──────────────────────┘
-//! ```
-//!
-//! The same seed gives the same run, event by event ([`Report::trace`]). A [`Defect`] builds a mistake
-//! in, to show that it would be found.
-//!
-//! [`scale`] has another question: how fast a thousand servers would be, without faults.
+//! - *Progress*: every operation ends, except those of clients that died, and no transaction is
+//!   left. While one daemon stays dead for long, all operations that do not concern it end.
+//! - *[Linearizability](https://doi.org/10.1145/78969.78972)*: all replies together are those of
+//!   one namespace that does one operation after the other, each between its request and its reply.
+//!   So no acknowledged operation is lost, and none is done twice. The walk through the whole tree
+//!   at the end is part of the history.
+//! - *Consistent records*: the records agree with each other. For one daemon, the check is that of
+//!   `fsck`. For several, all daemons restart first; then each directory has one name, all inodes
+//!   are reached from the root, link counts are right, each inode has one record, no removed
+//!   directory has entries, and no locks are left.
 
 mod client;
 mod cluster;

@@ -1,4 +1,4 @@
-//! Messages under way, and everything else that happens at a moment of its own.
+//! Messages under way, and all other events that happen at a moment of their own.
 
 use fastrand::Rng;
 use std::cmp::Ordering;
@@ -8,21 +8,21 @@ use std::collections::BinaryHeap;
 /// [prediction](crate::scale).
 pub(crate) type Time = u64;
 
-/// How a network treats messages.
+/// The faults of a network.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Manners {
     /// Longest delay of a message.
     pub delay: Time,
-    /// Of a hundred messages so many are lost …
+    /// Lost messages in a hundred.
     pub lost: u32,
-    /// … and so many arrive twice.
+    /// Messages in a hundred that arrive twice.
     pub repeated: u32,
 }
 
 impl Manners {
-    /// What it is like while there are faults.
+    /// The network during the faults.
     pub const BAD: Manners = Manners { delay: 5_000, lost: 10, repeated: 15 };
-    /// What it is like afterwards.
+    /// The network afterwards.
     pub const GOOD: Manners = Manners { delay: 100, lost: 0, repeated: 0 };
 }
 
@@ -56,7 +56,7 @@ impl<E> PartialOrd for Planned<E> {
 }
 
 impl<E> Ord for Planned<E> {
-    /// The heap gives out its greatest first: that is to be the next event.
+    /// Reversed: the heap pops its greatest element first, which must be the next event.
     fn cmp(&self, other: &Planned<E>) -> Ordering {
         other.at.cmp(&self.at)
     }
@@ -77,7 +77,7 @@ impl<E> Agenda<E> {
         self.heap.push(Planned { at: (self.now + delay, self.planned), event });
     }
 
-    /// The next event; time goes on to its moment.
+    /// Returns the next event and advances the time to its moment.
     pub fn next(&mut self) -> Option<E> {
         let Planned { at: (time, _), event } = self.heap.pop()?;
         self.now = time;

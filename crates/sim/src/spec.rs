@@ -1,7 +1,8 @@
-//! What a namespace is, one operation after the other: short enough to be read and believed.
+//! The specification of a namespace that does one operation after the other: short enough to be
+//! read and believed.
 //!
-//! Answers are checked rather than computed: which number a new inode gets is the shard's business, as long
-//! as it is a new one. The order in which mistakes are told is Linux', see `meta::rename`.
+//! Replies are checked rather than computed: the shard chooses the number of a new inode, as long
+//! as it is new. The order in which errors are checked is Linux', see `meta::rename`.
 
 use crate::client::hash;
 use std::collections::BTreeMap;
@@ -12,7 +13,7 @@ use todc_utils::specifications::Specification;
 /// A name.
 pub(crate) type Name = u8;
 
-/// An operation, as it was asked for.
+/// An operation, as requested.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Create {
@@ -45,14 +46,14 @@ pub(crate) enum Call {
         dir: Ino,
         name: Name,
     },
-    /// Names whose hash is above `after`, up to what the answer says.
+    /// Names whose hash is above `after`, up to the bound in the reply.
     List {
         dir: Ino,
         after: u64,
     },
 }
 
-/// What was answered.
+/// A reply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     /// An inode, its link count, and whether it is a directory.
@@ -66,14 +67,14 @@ pub(crate) enum Answer {
         ino: Option<Ino>,
         last: bool,
     },
-    /// All names whose hash is at most `upto`; nothing follows at the `end`.
+    /// All names whose hash is at most `upto`; none follow at the `end`.
     Names {
         names: BTreeMap<Name, Ino>,
         upto: u64,
         end: bool,
     },
     Failed(Errno),
-    /// Who asked died: nobody knows whether it was done.
+    /// The process died before the reply: the operation may have been done or not.
     Unknown,
 }
 
@@ -89,7 +90,7 @@ const ROOT: Id = 0;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Node {
-    /// Nobody has seen the number of an inode yet whose maker died.
+    /// `None` until a reply shows the number of an inode whose creator died.
     ino: Option<Ino>,
     names: u32,
     dir: Option<Dir>,
@@ -108,7 +109,7 @@ pub(crate) struct Namespace {
     next: Id,
 }
 
-/// What an operation does to a namespace.
+/// The effect of an operation on a namespace.
 enum Outcome {
     Node(Id),
     Removed { id: Option<(Id, Option<Ino>)>, last: bool },
@@ -163,7 +164,7 @@ impl Namespace {
         Some(child)
     }
 
-    /// Ends what has no name any more.
+    /// Removes a node that has no name left.
     fn drop_nameless(&mut self, id: Id) -> Outcome {
         let node = self.nodes.get(&id);
         let (ino, last) = node.map_or((None, true), |node| (node.ino, node.names == 0));
@@ -174,7 +175,7 @@ impl Namespace {
     }
 
     fn is_within(&self, mut dir: Id, ancestor: Id) -> bool {
-        // No deeper than there are directories.
+        // The loop is bounded by the number of directories, so that a cycle ends it.
         for _ in 0..=self.nodes.len() {
             if dir == ancestor {
                 return true;
@@ -298,7 +299,8 @@ impl Namespace {
         Ok(self.drop_nameless(target))
     }
 
-    /// Whether `ino` can be the number of `id`; then it is from now on.
+    /// Binds `ino` to the node `id`, if that is possible. Returns whether the node has that number
+    /// now.
     fn meet(&mut self, id: Id, ino: Ino) -> bool {
         let taken = self.nodes.iter().any(|(other, node)| *other != id && node.ino == Some(ino));
         match self.nodes.get_mut(&id) {
@@ -311,7 +313,7 @@ impl Namespace {
         }
     }
 
-    /// Whether the answer is one that this outcome can have.
+    /// Returns whether the reply is possible for this outcome.
     fn fits(&mut self, outcome: &Outcome, answer: &Answer) -> bool {
         match (outcome, answer) {
             (_, Answer::Unknown) => true,

@@ -1,4 +1,4 @@
-//! A run: who does what when, and what is checked in the end.
+//! A run: plans the events, handles them, and checks the result.
 
 use crate::client::{
     Known, NAMES, Reply, Request, Slot, answer, answer_alone, is_corrected, operation, seed,
@@ -15,55 +15,56 @@ use tatami_wire::partition::Directories;
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Errno, Timestamp};
 
-/// Some messages between daemons arrive so late, at most.
+/// Longest extra delay of some messages between daemons.
 const LATE: Time = 400_000;
-/// Virtual time after the last fault in which everything must have come to its end.
+/// Virtual time after the last fault within which everything must end.
 const GRACE: Time = 2_000_000;
-/// The same where there are several daemons: an operation that could not reach one is given up after
-/// ten seconds, to be sent again.
+/// The same for several daemons: an operation that could not reach one is given up after ten
+/// seconds, and sent again.
 const GRACE_SPREAD: Time = 60_000_000;
-/// How long one daemon stays away when there are no other faults any more, and everything that does not
-/// concern it must have come to its end.
+/// Time for which one daemon stays away after all other faults have stopped. Within it, everything
+/// that does not concern that daemon must end.
 const ABSENCE: Time = 8_000_000;
-/// Clients that die in the middle of an operation. Each doubles the work of the checker.
+/// Most clients that die in the middle of an operation. Each doubles the work of the checker.
 const DEATHS_MAX: usize = 2;
 
 /// Clients that work on the island, if there is one.
 const ISLANDERS: u32 = 2;
 
-/// What a run is like.
+/// The options of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// From which everything follows.
+    /// The seed of all random decisions.
     pub seed: u64,
-    /// Daemons among which the namespace is spread.
+    /// Number of daemons that share the namespace.
     pub nodes: u16,
-    /// Shards of the namespace, where there are several daemons: a power of two.
+    /// Shards of the namespace, with several daemons: a power of two.
     pub shards: usize,
-    /// The last daemon dies and stays away until long after all other faults. Two clients have a part of the
-    /// tree for themselves that does not concern it.
+    /// The last daemon dies and stays away until long after all other faults. Two clients have a
+    /// part of the tree for themselves that does not concern it.
     pub absence: bool,
-    /// What daemons promise each other is asked for again and again, late, and most of what they acknowledge
-    /// is lost.
+    /// Daemons repeat their requests to each other many times and late, and most acknowledgements
+    /// between them are lost.
     pub belated: bool,
     /// Daemons are executors, two of a node, and those of a node die together.
     pub pairs: bool,
     /// Clients at work at the same time.
     pub clients: u32,
-    /// Operations that each has under way at most.
+    /// Most operations that each client has under way.
     pub slots: u32,
     /// Operations of each slot.
     pub operations: u32,
-    /// What the daemons promise.
+    /// The promise of the daemons.
     pub durability: Durability,
-    /// Partitions of directories with more entries are split.
+    /// Partitions of directories with more entries than this are split.
     pub split_above: Option<u64>,
     /// The mistake that is built in.
     pub defect: Option<Defect>,
 }
 
 impl Options {
-    /// A usual run with one daemon: small enough to be checked in some milliseconds.
+    /// Returns the options of a usual run with one daemon: small enough to be checked in some
+    /// milliseconds.
     pub fn new(seed: u64) -> Options {
         let durability =
             if seed.is_multiple_of(2) { Durability::Process } else { Durability::Sync };
@@ -83,17 +84,18 @@ impl Options {
         }
     }
 
-    /// A usual run with two to four daemons.
+    /// Returns the options of a usual run with two to four daemons.
     pub fn spread(seed: u64) -> Options {
         let nodes = 2 + (seed / 2 % 3) as u16;
         let shards = 8 << (seed / 6 % 2);
         let absence = seed.is_multiple_of(5);
-        // Operations take long and overlap, most of all those that wait for the absent daemon: the
+        // Operations take long and overlap, above all those that wait for the absent daemon. The
         // checker can follow fewer of them.
         let (clients, operations) = if absence { (4, 8) } else { (5, 10) };
         let usual = Options::new(seed);
         let belated = seed.is_multiple_of(7);
-        // One that is split concerns all daemons: those of the clients that need not wait for the absent one do not.
+        // A split directory concerns all daemons. With an absent daemon, directories do not split,
+        // so that the island's clients need not wait for it.
         let small = if absence { u64::from(NAMES) } else { 1 + seed / 12 % 2 };
         let split_above = (!seed.is_multiple_of(3)).then_some(small);
         Options {
@@ -111,10 +113,10 @@ impl Options {
     }
 }
 
-/// What a run was like.
+/// The report of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Operations that were asked for.
+    /// Number of requested operations.
     pub operations: usize,
     /// Deaths of daemons.
     pub crashes: u32,
@@ -122,7 +124,7 @@ pub struct Report {
     pub repeated: u32,
     /// Messages that daemons sent each other.
     pub messages: u32,
-    /// Requests that were put to a partition that had not got the name.
+    /// Requests to a partition that did not have the name.
     pub corrected: u32,
     /// Virtual time, in microseconds.
     pub time: u64,
@@ -130,14 +132,14 @@ pub struct Report {
     pub trace: u64,
 }
 
-/// How things happen in one world and not in the other.
+/// The times and rates that differ between one daemon and several.
 #[derive(Clone, Copy, Debug)]
 struct Ways {
-    /// How long a client waits before it asks again.
+    /// Time after which a client repeats its request.
     patience: Time,
-    /// One of so many rounds ends with the death of the daemon.
+    /// One in this many rounds ends with the death of the daemon.
     deaths: u32,
-    /// How long a dead daemon stays dead at most, nearly always.
+    /// Longest time that a dead daemon nearly always stays dead.
     down: Time,
     grace: Time,
 }
@@ -150,25 +152,25 @@ impl Ways {
 
 #[derive(Clone, Debug)]
 enum Event {
-    /// A slot thinks of something to do.
+    /// A slot begins its next operation.
     Begin(usize),
-    /// To a daemon, over a connection to one of its incarnations.
+    /// A request reaches a daemon, over a connection to one of its incarnations.
     Arrives(usize, u32, Request),
-    /// To a daemon, from another one.
+    /// A message from the first daemon reaches the second.
     Message(usize, usize, PeerMessage),
     Round(usize, u32),
-    /// Something is due at a daemon.
+    /// Work is due at a daemon.
     Wake(usize),
     Answered(Reply),
-    /// Since a request was sent over the connection with this number, it may be time to send it again.
+    /// The reply timeout of the request that was sent over the connection with this number.
     Patience(usize, u64),
     Crash(usize),
     Restart(usize),
     ClientDies(usize),
-    /// Messages of one do not reach the other any more.
+    /// Messages from the first no longer reach the second.
     Cut(usize, usize),
     Mend(usize, usize),
-    /// A clock is set forward by so many microseconds, or back.
+    /// A clock is set forward by this many microseconds, or back.
     Clock(usize, i64),
     Calm,
     /// The daemon that stayed away comes back.
@@ -184,9 +186,9 @@ struct World {
     cluster: Cluster,
     slots: Vec<Slot>,
     known: Known,
-    /// What the clients know that are not concerned by the daemon that stays away.
+    /// The inodes known to the island's clients.
     island: Known,
-    /// The daemon that stays away, as long as it does.
+    /// The daemon that stays away, while it does.
     absent: Option<usize>,
     pairs: bool,
     history: History,
@@ -200,7 +202,7 @@ struct World {
 /// Runs a world to its end.
 ///
 /// # Errors
-/// What is wrong, with the seed and the history.
+/// The violated property, with the seed and the history.
 pub fn run(options: Options) -> Result<Report, String> {
     let mut world = World::new(&options)?;
     let end = world.live();
@@ -211,7 +213,7 @@ pub fn run(options: Options) -> Result<Report, String> {
 impl World {
     fn new(options: &Options) -> Result<World, String> {
         let Options { nodes, shards, durability, split_above, defect, .. } = *options;
-        // More than a directory has that is not split.
+        // More names than an unsplit directory has.
         let names = split_above.map_or(NAMES, |small| NAMES.max(2 * small as u8));
         let mut world = World {
             defect,
@@ -265,7 +267,7 @@ impl World {
         Ok(world)
     }
 
-    /// Faults stop when some of the work is still to be done.
+    /// Plans the faults. They stop when some of the work is still to be done.
     fn plan_faults(&mut self, calm: Time) {
         self.agenda.after(calm, Event::Calm);
         let nodes = self.cluster.daemons.len();
@@ -295,7 +297,7 @@ impl World {
         }
         for _ in 0..self.rng.u32(..3) {
             let (at, node) = (self.rng.u64(..calm), self.rng.usize(..nodes));
-            // What is due waits as long as a clock goes back.
+            // While a clock goes back, due work waits.
             let step = self.rng.i64(-2_000_000..=2_000_000);
             self.agenda.after(at, Event::Clock(node, step));
         }
@@ -324,8 +326,8 @@ impl World {
         if self.calm { Manners::GOOD } else { Manners::BAD }
     }
 
-    /// What a daemon's clock shows. Where there is one daemon, it
-    /// goes wrong by seconds in both directions all the time.
+    /// Returns the time of a daemon's clock. With one daemon, the clock is wrong by seconds in both
+    /// directions all the time.
     fn clock(&mut self, node: usize) -> Timestamp {
         if !self.cluster.is_alone() {
             return self.cluster.clock(node, self.agenda.now());
@@ -348,6 +350,7 @@ impl World {
                 last = self.agenda.now() + self.ways.grace;
             }
             if self.agenda.now() > last {
+                // Progress: within the grace time everything must have ended.
                 return Err(match self.slots.iter().all(Slot::is_done) {
                     true => "a transaction does not come to its end".into(),
                     false => "an operation does not come to its end".into(),
@@ -423,6 +426,7 @@ impl World {
         self.calm = true;
         self.cluster.mend_all();
         if let Some(absent) = self.absent {
+            // The absent daemon may have restarted during the faults, and must be down from now on.
             self.cluster.daemons[absent].die();
         }
     }
@@ -473,7 +477,7 @@ impl World {
         if let Some(mut request) = self.slots[number].request(&self.cluster.map) {
             let connection = request.connection;
             let node = self.cluster.place(&request.op);
-            // Slots are numbered for each daemon.
+            // The daemons number the slots separately.
             request.slot |= (node as u32) << 16;
             let arrives = Event::Arrives(node, self.cluster.daemons[node].incarnation, request);
             self.agenda.send(&mut self.rng, manners, arrives);
@@ -501,7 +505,7 @@ impl World {
         self.plan_wake(node);
     }
 
-    /// A message from one daemon to another.
+    /// Sends a message from one daemon to another.
     fn post(&mut self, from: usize, to: usize, message: PeerMessage) {
         self.report.messages += 1;
         let belated = self.belated && !self.calm;
@@ -515,7 +519,7 @@ impl World {
             let late = self.rng.u64(..LATE / 2);
             self.agenda.after(late, message.clone());
         }
-        // Some come so late that much has happened since.
+        // Some messages are so late that much has happened since.
         if !self.calm && self.rng.u32(..50) == 0 {
             let late = self.rng.u64(..LATE);
             self.agenda.after(late, message.clone());
@@ -539,10 +543,11 @@ impl World {
         let slot = &mut self.slots[number];
         let is_heard =
             slot.connection == reply.connection || self.defect == Some(Defect::HearsTheDead);
+        // Replies to earlier requests, and those over connections that the slot gave up, are stale.
         if slot.seq != reply.seq || !is_heard || slot.pending.is_none() {
             return Ok(());
         }
-        // Nothing has happened.
+        // The daemon has done nothing and asks the client to try again.
         if reply.result == Err(Errno::EAGAIN) {
             self.report.repeated += 1;
             self.send(number);
@@ -588,7 +593,7 @@ impl World {
         Ok(())
     }
 
-    /// Another client takes the place of one that dies in the middle of something.
+    /// Replaces a client that dies in the middle of an operation by another one.
     fn client_dies(&mut self, number: usize) {
         if self.slots[number].pending.is_none() || self.deaths == DEATHS_MAX {
             return;
@@ -597,12 +602,14 @@ impl World {
         let (id, process) = (self.new_client(), self.new_process());
         let slot = &mut self.slots[number];
         self.history.died(slot.process);
+        // A new process in the history: the checker allows one operation of a process at a time.
         (slot.process, slot.client, slot.seq, slot.pending) = (process, id, 0, None);
         (slot.sent, slot.goes_on) = (None, None);
         self.agenda.after(0, Event::Begin(number));
     }
 
-    /// A client that asks one thing after the other while nobody else does, and is part of the history.
+    /// Returns a client that sends one request after the other while there are no others. It is
+    /// part of the history.
     fn asker(&mut self) -> impl FnMut(Call) -> Result<Answer, String> {
         let (client, process) = (self.new_client(), self.new_process());
         let (mut seq, mut directories) = (0, Directories::default());
@@ -634,7 +641,8 @@ impl World {
         if self.cluster.is_alone() {
             return Ok(self.cluster.daemons[0].findings());
         }
-        // What is not in the stores is not there.
+        // A restart loses everything that is not in the stores, so only the stored records are
+        // checked.
         for node in 0..self.cluster.daemons.len() {
             self.cluster.daemons[node].die();
             self.restart(node)?;
@@ -660,17 +668,17 @@ impl World {
 mod tests {
     use super::*;
 
-    /// Whether one of the runs does not pass, though all do without the defect.
+    /// Returns whether one of the runs fails, though all pass without the defect.
     fn is_caught(defect: Defect, mut worlds: impl Iterator<Item = Options>) -> bool {
         worlds.any(|options| {
             assert!(run(options).is_ok());
             let broken = Options { defect: Some(defect), ..options };
-            // The code may notice by itself that what cannot be is so.
+            // The code may panic by itself when it meets an impossible state.
             std::panic::catch_unwind(|| run(broken).is_err()).unwrap_or(true)
         })
     }
 
-    /// Worlds with one daemon, which promises that.
+    /// Returns worlds with one daemon of that durability.
     fn alone(durability: Durability, seeds: std::ops::Range<u64>) -> impl Iterator<Item = Options> {
         seeds.map(move |seed| Options { durability, ..Options::new(seed) })
     }
@@ -705,7 +713,7 @@ mod tests {
         assert!(is_caught(Defect::AnswersEarly, alone(Durability::Process, 0..100)));
         assert!(is_caught(Defect::ForgetsAnswers, alone(Durability::Process, 0..100)));
         assert!(is_caught(Defect::NeverSyncs, alone(Durability::Sync, 0..100)));
-        // It takes a late answer between two deaths: one in some thousand runs.
+        // Needs a late reply between two deaths: one in some thousand runs.
         assert!(is_caught(Defect::HearsTheDead, alone(Durability::Process, 2700..2800)));
     }
 
@@ -714,10 +722,11 @@ mod tests {
         for defect in [Defect::SharesLocks, Defect::ForgetsLocks] {
             assert!(is_caught(defect, (0..200).map(Options::spread)));
         }
-        // Splits alone can be refused what has others in it: one in some hundred runs.
+        // Only splits can be refused with other participants in the transaction: one in some
+        // hundred runs.
         assert!(is_caught(Defect::TakesNoForYes, (0..1000).map(Options::spread)));
-        // It takes a death between the promise and the commit, and a coordinator that is quicker than
-        // the daemon's new life: one in a hundred runs.
+        // Needs a death between the vote and the commit, and a coordinator that is quicker than the
+        // daemon's new incarnation: one in a hundred runs.
         assert!(is_caught(Defect::MessagesEarly, (0..1000).map(Options::spread)));
     }
 }

@@ -110,8 +110,8 @@ pub fn cut(place: &FilePlace) -> Result<(), BenchError> {
 }
 
 impl TestFile {
-    /// Opens the file for reading or writing. For writing, creates the file if need be, and makes it
-    /// `size` bytes long if it is to be mapped.
+    /// Opens the file for reading or writing. For writing, creates the file if need be, and makes
+    /// it `size` bytes long if it is to be mapped.
     ///
     /// # Errors
     /// Those of open(2), ftruncate(2), mmap(2), or of the library's calls.

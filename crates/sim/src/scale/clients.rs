@@ -1,20 +1,20 @@
-//! Clients: processes with what they know of partitions, each of which has one or more requests under way.
+//! Clients: processes with their partition maps, each with one or more requests under way.
 
 use super::costs::Kind;
 use tatami_wire::meta::{Bytes, MetaOp, MetaReply, MetaResult, NewNode};
 use tatami_wire::partition::{Directories, Range};
 use tatami_wire::{ClientId, Errno, Ino, Layout, NodeId};
 
-/// What an answer says.
+/// The meaning of a reply.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Heard {
-    /// It is done; the inode that it was about, if the answer tells.
+    /// The operation is done; with its inode, if the reply has one.
     Done(Option<Ino>),
     /// The partition has these names only.
     Parted(Ino, Range),
     /// The name leads to an inode of another server.
     Leads(Ino),
-    /// Ask again.
+    /// Try again later.
     Later,
     Failed(Errno),
 }
@@ -35,50 +35,51 @@ impl Heard {
     }
 }
 
-/// One that asks for one thing after the other.
+/// A slot of a process, which sends one request after the other.
 pub(super) struct Slot {
     pub process: u32,
     pub client: ClientId,
-    /// In its process.
+    /// The number in its process.
     pub number: u32,
     pub seq: u64,
-    /// What is to be done, and with the name of which number.
+    /// The kind of the operation, and the number of its name.
     pub kind: Kind,
     pub name: u64,
-    /// The request, as it was sent; nothing while there is nothing to do.
+    /// The request as sent; `None` while there is nothing to do.
     pub op: Option<MetaOp>,
-    /// It asks for the inode to which the name leads.
+    /// Whether the request is the second one, for the inode to which the name leads.
     pub second: bool,
-    /// What was known of partitions was forgotten for it.
+    /// The partition map was dropped once for this operation.
     pub forgotten: bool,
-    /// The answer that has come.
+    /// The reply that has arrived.
     pub heard: Option<Heard>,
 }
 
-/// A client process. Slots of one process share what it knows.
+/// A client process. Its slots share its partition maps.
 pub(super) struct Process {
-    /// Where it works.
+    /// The directory in which it works.
     pub dir: Ino,
-    /// What it has been told of partitions; what all know, where there is nothing of its own.
+    /// Its partition maps; `None` while it has the common ones.
     pub known: Option<Box<Directories>>,
-    /// Names from here on are made in the directories as they are now, those before may be displaced.
+    /// Names from here on were made after the directory had spread; inodes of earlier ones may be
+    /// displaced.
     pub since: [u64; 2],
     /// The next name of a file, and of a directory.
     pub next: [u64; 2],
     /// Names below this one are removed.
     pub removed: u64,
-    /// Where the phase has come to.
+    /// Number of names used in this phase.
     pub cursor: u64,
 }
 
-/// Which names a phase is about.
+/// The names of a phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Names {
-    /// Those that were made since the directory has spread, at random or from the newest down.
+    /// Those made since the directory has spread, at random or from the newest down.
     New,
-    /// Those that were made before.
+    /// Those made before.
     Old,
-    /// So many, one after the other.
+    /// This many, one after the other.
     Each(u64),
 }
 
@@ -88,7 +89,7 @@ impl Process {
         Process { dir, known: None, since: [0; 2], next: [0; 2], removed: 0, cursor: 0 }
     }
 
-    /// The number of the name that is next in a phase, if there is one more.
+    /// Returns the number of the next name of a phase, if there is one.
     pub fn pick(
         &mut self,
         kind: Kind,
@@ -123,13 +124,13 @@ impl Process {
     }
 }
 
-/// What all clients call a file or directory of a process.
+/// Returns the name of a file or directory of a process.
 fn name(kind: Kind, process: u32, number: u64) -> Bytes {
     let what = if kind == Kind::Mkdir { "dir" } else { "file" };
     Bytes::from(format!("{what}.mdtest.{process}.{number}").into_bytes())
 }
 
-/// The request for it, put to the directory itself.
+/// Returns the request for a name, addressed to the directory itself.
 pub(super) fn operation(kind: Kind, dir: Ino, process: u32, number: u64) -> MetaOp {
     let (parent, name) = (dir, name(kind, process, number));
     let new = |node| MetaOp::Create {

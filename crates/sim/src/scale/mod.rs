@@ -1,19 +1,20 @@
-//! How fast many servers would be: the real namespace code in virtual time, with what things take handed in.
+//! Predicts the speed of many servers: the real namespace code in virtual time, with given costs of
+//! operations.
 //!
-//! Each of up to 1,024 servers has a real [`Meta`](tatami_meta::Meta), each client process real knowledge of partitions
-//! ([`Directories`](tatami_wire::partition::Directories)). So which requests and messages there are, who is sent elsewhere,
-//! when a directory splits and what that holds up is not assumed: it happens. What each
-//! thing takes is measured elsewhere ([`Costs`]); how long messages are under way is stated ([`Network`]).
+//! Each of up to 1,024 servers has a real [`Meta`](tatami_meta::Meta), and each client process real
+//! partition maps ([`Directories`](tatami_wire::partition::Directories)). So the set of requests
+//! and messages, the redirected requests, and the splits with their delays are not assumed: they
+//! happen. The costs come from measurements elsewhere ([`Costs`]); the delays of messages are
+//! assumptions ([`Network`]).
 //!
-//! A server works as the executor of `crates/node` does, one round after the other: what has arrived, up to 1,024
-//! requests and messages, one commit, then the messages to others and the answers, one by one. While it works,
-//! more arrives; when nothing has, it sleeps, and being woken takes time of its own. Clients have a fixed number of
-//! requests under way (a closed loop), and ask the next one as soon as they have an answer.
+//! A server works as the executor of `crates/node` does, one round after the other. A round takes
+//! the arrived requests and messages, up to 1,024, commits once, then sends the messages to other
+//! servers and the replies, one by one. While the server works, more requests arrive. When none has
+//! arrived, it sleeps, and a wake-up has a cost of its own. Clients have a fixed number of requests
+//! under way (a closed loop), and send the next request as soon as they have a reply.
 //!
-//! Left out: bytes on the way (all messages but those of splits are small), loss, disks (a volume that
-//! promises `log` waits for none), merges of tables, and clients that share machines.
-//!
-//! The same seed gives the same figures.
+//! Left out: bandwidth (all messages but those of splits are small), loss, disks (a volume with
+//! durability `log` waits for none), merges of tables, and clients that share machines.
 
 mod clients;
 mod costs;
@@ -32,40 +33,42 @@ use clients::Names;
 use tatami_wire::Ino;
 use world::{Until, Work, World};
 
-/// Most servers of a prediction: a server has four shards then.
+/// Most servers of a prediction: each of them has four shards.
 pub const SERVERS_MAX: u16 = 1024;
 
-/// A prediction.
+/// The setting of a prediction.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     /// Number of servers, 1 to [`SERVERS_MAX`].
     pub servers: u16,
     /// Number of client processes, all together.
     pub processes: u32,
-    /// Requests that each has under way at the same time.
+    /// Requests that each process has under way at the same time.
     pub depth: u32,
-    /// As many of the processes, at most, make files in a new directory until it has spread, with one request under way.
+    /// Most processes that make files in a new directory until it has spread, with one request
+    /// under way each.
     pub growers: u32,
-    /// How long messages are under way.
+    /// The delays of messages.
     pub network: Network,
-    /// What everything takes.
+    /// The costs of operations.
     pub costs: Costs,
-    /// Whose CPUs there are.
+    /// The CPUs of servers and clients.
     pub machines: Machines,
-    /// Partitions with more entries are split, where that is not to be as in a volume.
+    /// Partitions with more entries than this split, if the limit differs from a volume's.
     pub split_above: Option<u64>,
-    /// Servers take messages of other servers before requests, unlike the executor, to see what that would change.
+    /// Servers take messages of other servers before requests, unlike the executor, to see the
+    /// effect of that order.
     pub peers_first: bool,
-    /// From which everything random follows.
+    /// The seed of all random decisions.
     pub seed: u64,
 }
 
-/// How much is counted in each phase.
+/// The number of counted operations in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
     /// Operations for each server.
     pub each: u64,
-    /// Operations of all servers together, at least.
+    /// Least number of operations of all servers together.
     pub least: u64,
 }
 
@@ -75,72 +78,74 @@ impl Window {
     }
 }
 
-/// What came of operations of one kind.
+/// The figures of operations of one kind.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Phase {
-    /// Of this kind …
+    /// The kind of the operations …
     pub kind: Kind,
-    /// … of files that were made before the directory had spread: many are elsewhere than their names.
+    /// … and whether the files were made before the directory had spread: many of those inodes are
+    /// elsewhere than their names.
     pub old: bool,
     /// Number of servers.
     pub servers: u16,
     /// Virtual time in seconds.
     pub seconds: f64,
-    /// The share of the time in which the server worked that worked most, 0 to 1 and a little more, since a round counts
-    /// when it begins.
+    /// Busy share of the busiest server: 0 to 1 and a little more, since a round counts when it
+    /// begins.
     pub busiest: f64,
-    /// Requests and messages that waited at one server at the same time, at most.
+    /// Most requests and messages that waited at one server at the same time.
     pub longest: u64,
-    /// What was counted.
+    /// The counts.
     pub sums: Sums,
 }
 
 impl Phase {
-    /// Operations per second.
+    /// Returns operations per second.
     pub fn rate(&self) -> f64 {
         self.sums.done as f64 / self.seconds
     }
 
-    /// CPU time in ns divided by that of all servers, 0 to 1.
+    /// Returns CPU time in ns divided by that of all servers, 0 to 1.
     pub fn share(&self, cpu: u64) -> f64 {
         cpu as f64 / 1e9 / self.seconds / f64::from(self.servers)
     }
 }
 
-/// How a directory spread over all servers.
+/// The spread of a directory over all servers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Growth {
-    /// What happened until then.
+    /// The figures until then.
     pub phase: Phase,
     /// Entries by then; most of them are displaced.
     pub entries: u64,
-    /// Whether it has. If not, some partitions have grown too large to be split.
+    /// Whether the directory has spread. If not, some partitions have grown too large to be split.
     pub complete: bool,
-    /// The largest share of a server of all names, of that which it would have if all had the same.
+    /// The largest share of all names on one server, divided by an equal share.
     pub largest: f64,
 }
 
-/// What was found of one directory that all work in.
+/// The results for one directory in which all processes work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shared {
-    /// How it spread.
+    /// The spread of the directory.
     pub growth: Growth,
-    /// One process that begins then, alone, and knows nothing of partitions: its first creates.
+    /// The first creates of one process that begins then, alone, without a partition map.
     pub newcomer: Phase,
-    /// Each kind, then what concerns displaced files, if there are several servers.
+    /// The figures of each kind, then those of displaced files, if there are several servers.
     pub phases: Vec<Phase>,
 }
 
-/// Creates by which a newcomer is looked at.
+/// Number of creates of the newcomer.
 const NEWCOMER: u64 = 4096;
-/// Partitions with more entries than this are split, unless told otherwise.
+/// Partitions with more entries than this split by default.
 const SPLIT_ABOVE: u64 = 1024;
-/// A directory that has not spread with twice the entries that it should take, and so many more, never does.
+/// A directory that has not spread with twice the expected entries plus this number never does.
 const MORE: u64 = 32 * 1024;
-/// How often each request that is under way is asked and answered, at least, while they are counted. All are asked at once at first, and
-/// come in one burst; where the way is long, that is seen for two round trips.
+/// Least number of replies to each request under way during the counting. At first all requests are
+/// sent at the same moment and arrive in one burst. With long delays, the burst is visible for two
+/// round trips.
 const ROUND_TRIPS: u64 = 4;
-/// Part of the operations of a phase before counting begins.
+/// The skipped operations of a phase are the counted ones divided by this.
 const SKIPPED: u64 = 2;
 
 impl Setting {
@@ -157,14 +162,15 @@ impl Setting {
         Work { kind, names, until, processes, depth, enters: false }
     }
 
-    /// Operations that are left out, and those that are counted.
+    /// Returns the end of a phase: the numbers of skipped and of counted operations.
     fn until(&self, window: Window, part: u64) -> Until {
         let under_way = u64::from(self.processes) * u64::from(self.depth);
         let counted = window.count(self.servers).max(ROUND_TRIPS * under_way) / part;
         Until::Count { skipped: (counted / SKIPPED).max(under_way), counted }
     }
 
-    /// All processes work in one directory, which is new. `kinds` are in the order of [`Kind::ALL`].
+    /// Runs phases in which all processes work in one new directory. `kinds` are in the order of
+    /// [`Kind::ALL`].
     ///
     /// # Errors
     /// An operation that fails.
@@ -211,8 +217,8 @@ impl Setting {
         Ok(dir)
     }
 
-    /// Files are made until the directory has spread, and until no partition is left that would split because of the
-    /// `follow` entries that come then.
+    /// Makes files until the directory has spread, and until no partition is left that would split
+    /// because of the `follow` entries of the later phases.
     fn grow(&self, world: &mut World, dir: Ino, follow: u64) -> Result<Growth, String> {
         world.know_nothing(self.processes);
         let above = self.split_above.unwrap_or(SPLIT_ABOVE);
@@ -228,7 +234,8 @@ impl Setting {
         Ok(Growth { phase, entries, complete, largest })
     }
 
-    /// Each process works in a directory of its own. `kinds` are in the order of [`Kind::ALL`].
+    /// Runs phases in which each process works in a directory of its own. `kinds` are in the order
+    /// of [`Kind::ALL`].
     ///
     /// # Errors
     /// An operation that fails.
@@ -238,7 +245,7 @@ impl Setting {
         let work = self.work(Kind::Mkdir, Names::Each(1), Until::Names);
         world.run(Work { enters: true, ..work })?;
         world.know(Default::default());
-        // With the first entry a directory goes to its home.
+        // With its first entry a directory moves to its owner shard.
         world.processes.iter_mut().for_each(|process| process.next = [0; 2]);
         world.run(self.work(Kind::Create, Names::Each(1), Until::Names))?;
         let run = |kind: &Kind| {
@@ -248,8 +255,8 @@ impl Setting {
         kinds.iter().map(run).collect()
     }
 
-    /// In a new directory each process does so many of each kind, one after the other, from the first to the last: what is
-    /// measured with real servers.
+    /// Runs the workload that is measured with real servers: in a new directory each process does
+    /// `items` operations of each kind, one after the other, all of them counted.
     ///
     /// # Errors
     /// An operation that fails.
@@ -348,7 +355,7 @@ mod tests {
         let create = &phases[0];
         assert_eq!(create.sums.corrections, 0, "all know where to ask");
         assert!(create.rate() > 0.85 * 16.0 * 1e9 / 20_000.0, "{create:?}");
-        // Nobody needs to be told more than once of each partition that has split.
+        // One correction for each split partition is enough.
         assert!((1..=17).contains(&newcomer.sums.corrections), "{newcomer:?}");
         let displaced = phases.iter().filter(|phase| phase.old && phase.kind == Kind::Stat);
         assert!(displaced.map(|phase| phase.sums.seconds).sum::<u64>() > 0);

@@ -1,7 +1,7 @@
-//! A server: the real namespace code, with an account of what its rounds take.
+//! A server: the real namespace code, with an account of the costs of its rounds.
 //!
-//! A round is the executor's of `crates/node`: what has arrived is applied, there is one commit, then messages and answers
-//! leave one after the other.
+//! A round is the executor's of `crates/node`: apply the arrived inputs, commit once, then send
+//! messages and replies one after the other.
 
 use super::clients::{Heard, Slot};
 use super::costs::Costs;
@@ -13,21 +13,21 @@ use tatami_meta::{Applied, Config, Context, Finished, Meta, Ticket};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{Cred, ExecutorId, Ino, ShardMap, Timestamp, VolumeId, VolumeKey};
 
-/// Most that arrives in one round, as in the executor.
+/// Most inputs of one round, as in the executor.
 const ROUND_MAX: usize = 1024;
-/// Where the servers' clocks begin, in seconds.
+/// The start of the servers' clocks, in seconds.
 const BEGIN: i64 = 1_000_000;
-/// The executor's clock for what is due counts whole ms, and one more.
+/// The executor's clock for due work counts whole ms, and one more.
 const TICK: Time = 1_000_000;
 
-/// What reaches a server.
+/// An input of a server.
 pub(super) enum Input {
     /// The request of a slot.
     Request(u32),
     Message(ExecutorId, Box<PeerMessage>),
 }
 
-/// What a round comes to, with the time from its beginning at which each thing leaves.
+/// The result of a round, with the time from its beginning at which each reply or message leaves.
 #[derive(Default)]
 pub(super) struct Round {
     pub takes: Time,
@@ -38,13 +38,13 @@ pub(super) struct Round {
 pub(super) struct Server {
     meta: Box<Meta<Thin>>,
     inbox: VecDeque<Input>,
-    /// Messages go before requests.
+    /// Messages that are handled before requests.
     first: VecDeque<Input>,
     peers_first: bool,
     waiting: BTreeMap<Ticket, u32>,
-    /// Nothing is to be done, and it has gone to sleep.
+    /// The server has no work and sleeps.
     pub asleep: bool,
-    /// When it is to be woken because something is due.
+    /// The planned wake-up for due work.
     pub alarm: Option<Time>,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn clock(now: Time) -> Timestamp {
     Timestamp { sec: BEGIN + sec as i64, nsec: nsec as u32 }
 }
 
-/// Records that a message has others write.
+/// Returns the number of records that a message makes its receiver write.
 fn records(message: &PeerMessage) -> u64 {
     match message {
         PeerMessage::Prepare { writes, .. } => writes.len() as u64,
@@ -94,30 +94,30 @@ impl Server {
         !self.inbox.is_empty() || !self.first.is_empty()
     }
 
-    /// Number of requests and messages that wait.
+    /// Returns the number of requests and messages that wait.
     pub fn queue(&self) -> usize {
         self.inbox.len() + self.first.len()
     }
 
-    /// Whether something is due.
+    /// Returns whether work is due.
     pub fn is_due(&self, now: Time) -> bool {
         self.meta.deadline().is_some_and(|due| due <= clock(now))
     }
 
-    /// When it wakes because something is due, if nothing arrives before.
+    /// Returns the time of the next due work, if nothing arrives before.
     pub fn wakes_at(&self, now: Time) -> Option<Time> {
         let due = self.meta.deadline()?;
         let nanos = (due.sec - BEGIN) * 1_000_000_000 + i64::from(due.nsec);
         Some(Time::try_from(nanos).unwrap_or(0).max(now) + TICK)
     }
 
-    /// Whether it has the inode of a directory or of one of its partitions.
+    /// Returns whether the server has the inode of a directory or of one of its partitions.
     pub fn has_inode(&mut self, ino: Ino) -> bool {
         let key = [&b"I"[..], &ino.0.to_be_bytes()].concat();
         self.meta.store_mut().has(&key)
     }
 
-    /// One round; `woken` says that it was asleep.
+    /// Runs one round. With `woken` the server was asleep before.
     pub fn round(
         &mut self,
         now: Time,
@@ -155,7 +155,7 @@ impl Server {
                 }
             }
         }
-        // A store in memory takes everything.
+        // A commit to a store in memory always succeeds.
         let committed = self.meta.commit();
         debug_assert!(committed.is_ok());
         for Finished { ticket, result, .. } in self.meta.finished() {

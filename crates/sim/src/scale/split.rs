@@ -1,4 +1,4 @@
-//! One split of a directory over two servers, for whoever wants to know what moving an entry takes.
+//! One split of a directory over two servers, to measure the cost of moving an entry.
 
 use super::clients::operation;
 use super::costs::Kind;
@@ -9,12 +9,12 @@ use tatami_meta::{Config, Context, Meta, Out};
 use tatami_wire::transaction::PeerMessage;
 use tatami_wire::{ClientId, Cred, ExecutorId, Ino, NodeId, ShardMap, VolumeId, VolumeKey};
 
-/// Entries with which a directory splits.
+/// Number of entries with which a directory splits.
 const ENTRIES: u64 = 1025;
 /// Most messages between two servers that one split takes.
 const MESSAGES_MAX: usize = 1000;
 
-/// Two servers, of which one is about to split a directory.
+/// Two servers, one of which is about to split a directory.
 pub struct Split {
     servers: Vec<Meta<Thin>>,
 }
@@ -43,13 +43,13 @@ impl Split {
         Ok(Split { servers })
     }
 
-    /// Splits it. Number of records that the other server was to write.
+    /// Splits the directory. Returns the number of records that the other server had to write.
     ///
     /// # Errors
-    /// It does not split.
+    /// The directory does not split.
     pub fn run(mut self) -> Result<u64, String> {
         let mut records = 0;
-        // Half a second later it is due.
+        // The split is due half a second later.
         let now = clock(500_000_000);
         self.servers[0].tick(now);
         let mut messages: VecDeque<(usize, Out)> = VecDeque::new();

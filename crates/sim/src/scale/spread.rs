@@ -1,30 +1,31 @@
-//! How far a directory has spread over the servers, seen from outside.
+//! The spread of a directory over the servers, seen from outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tatami_wire::partition::{Directories, Range};
 use tatami_wire::{ExecutorId, Ino, ShardMap};
 
-/// A directory has spread when no server has more than this times what it will have in the end.
+/// A directory has spread when no server has more than this times its final share.
 const SPREAD: f64 = 1.02;
 
 pub(super) struct Spread {
     map: ShardMap,
     dir: Ino,
-    /// The partitions that there are, by the beginning of their range: with how many bits, and whether they can split.
+    /// The existing partitions, by the beginning of their range: number of bits, and whether they
+    /// can split.
     parts: BTreeMap<u64, (u8, bool)>,
-    /// The beginnings of those that have split.
+    /// The beginnings of the split ones.
     split: BTreeSet<u64>,
-    /// With how many bits partitions have split.
+    /// The numbers of bits of the split ones.
     splitting: BTreeSet<u8>,
     /// Each server's share of all hashes.
     shares: Vec<f64>,
-    /// The largest share when all have split that can.
+    /// The largest share after all possible splits.
     least: f64,
-    /// Ranges with so many bits, or fewer, split on the way.
+    /// Ranges with at most this many bits must split before the directory counts as spread.
     finest: u8,
 }
 
-/// The server of a partition.
+/// Returns the server of a partition.
 fn server(map: &ShardMap, dir: Ino, from: u64) -> usize {
     let part = map.partition(dir, from);
     map.owner(part.shard()).map_or(0, |server| usize::from(server.node.0))
@@ -39,9 +40,9 @@ fn largest(shares: &[f64]) -> f64 {
 }
 
 impl Spread {
-    /// `above` so many entries partitions split; about so many entries follow when all have split
-    /// that must have for the directory to count as spread. What would split
-    /// because of those is to have split before, too.
+    /// Plans the spread of a directory. Partitions with more than `above` entries split. About
+    /// `follow` entries come after the directory counts as spread. Partitions that would split
+    /// because of those entries must have split before, too.
     pub fn of(map: &ShardMap, dir: Ino, servers: u16, above: u64, follow: u64) -> Spread {
         let mut spread = Spread {
             map: map.clone(),
@@ -58,7 +59,7 @@ impl Spread {
         spread.finest = spread.finest_needed();
         let splitting: BTreeSet<u8> = spread.splitting.clone();
         for bits in splitting {
-            // By chance some have more entries than others.
+            // By chance some partitions have more entries than others.
             if (above << bits) * 4 <= (spread.entries(above) + follow) * 5 {
                 spread.finest = spread.finest.max(bits);
             }
@@ -77,7 +78,7 @@ impl Spread {
         self.shares[server(&self.map, self.dir, range.from)] += size(range.bits);
     }
 
-    /// Puts its parts in the place of a partition that can split.
+    /// Replaces a partition by its parts, if it can split.
     fn split(&mut self, range: Range) {
         let Some(bits) = self.map.finer(range.bits) else { return };
         self.parts.remove(&range.from);
@@ -100,7 +101,8 @@ impl Spread {
         }
     }
 
-    /// With how many bits ranges split for the last time before the directory counts as spread.
+    /// Returns the number of bits of the ranges that split last before the directory counts as
+    /// spread.
     fn finest_needed(&self) -> u8 {
         let mut coarse = Spread {
             map: self.map.clone(),
@@ -125,23 +127,24 @@ impl Spread {
         split
     }
 
-    /// Entries that it takes, about, if partitions split above so many.
+    /// Returns the number of entries, about, after which the directory has spread, if partitions
+    /// split above `above` entries.
     pub fn entries(&self, above: u64) -> u64 {
         above << self.finest
     }
 
-    /// Whether all servers have about as much of it as they ever will.
+    /// Returns whether all servers have about their final share.
     pub fn is_balanced(&self) -> bool {
         largest(&self.shares) <= self.least * SPREAD
     }
 
-    /// Whether nothing splits any more for now.
+    /// Returns whether no more partitions split for now.
     pub fn is_complete(&self) -> bool {
         let splits = |(bits, splits): &(u8, bool)| *splits && *bits <= self.finest;
         self.is_balanced() && !self.parts.values().any(splits)
     }
 
-    /// Looks which partitions have split.
+    /// Detects split partitions: all of their parts exist.
     pub fn look(&mut self, mut is_there: impl FnMut(ExecutorId, Ino) -> bool) {
         let mut at = 0;
         while let Some(range) = self.next_to_split(at) {
@@ -158,7 +161,7 @@ impl Spread {
         }
     }
 
-    /// What somebody has been told who has asked for all names.
+    /// Returns the partition map of a client that has looked up all names.
     pub fn told(&self) -> Directories {
         let mut told = Directories::default();
         for from in &self.split {
@@ -170,7 +173,7 @@ impl Spread {
         told
     }
 
-    /// The largest share of a server, of that which each would have if all had the same.
+    /// Returns the largest share of a server, divided by an equal share.
     pub fn largest(&self) -> f64 {
         largest(&self.shares) * self.shares.len() as f64
     }
@@ -198,7 +201,7 @@ mod tests {
         assert_eq!(Spread::of(&map, dir, 16, 1024, 40_000).entries(1024), 1 << 14);
         let mut all = of(1024);
         assert_eq!((all.is_complete(), all.largest()), (false, 1024.0));
-        // One look may find several levels.
+        // One call may find several levels of splits.
         (0..3).for_each(|_| all.look(|_, _| true));
         assert!(all.is_complete());
         assert!((all.largest() - 1.0).abs() < 1e-9);

@@ -1,6 +1,7 @@
-//! A store for a thousand servers in one memory: without the answers that are kept for requests that come again, since here
-//! none does, and ordered where that is needed. Entries and inodes are found by hash, and sorted when a
-//! directory splits: an ordered map of them took most of the time of a prediction.
+//! A store for a thousand servers in one memory. It does not keep replies for repeated requests,
+//! since no request is repeated here, and sorts only where needed. Entries and inodes are found by
+//! hash, and sorted when a directory splits: an ordered map of them took most of the time of a
+//! prediction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::{Bound, ControlFlow};
@@ -8,9 +9,9 @@ use tatami_meta::store::{Change, Visit};
 use tatami_meta::{Store, StoreError};
 use tatami_wire::hash;
 
-/// First byte of the keys of kept answers, as docs/FORMAT.md draws them.
+/// First byte of the keys of kept replies, as docs/FORMAT.md draws them.
 const KEPT_ANSWER: u8 = b'R';
-/// First bytes of those of entries and inodes.
+/// First bytes of the keys of entries and inodes.
 const MANY: [u8; 2] = [b'E', b'I'];
 
 type Bytes = Box<[u8]>;
@@ -27,7 +28,7 @@ fn is_of_many(key: &[u8]) -> bool {
 }
 
 impl Thin {
-    /// Whether there is a record.
+    /// Returns whether there is a record.
     pub fn has(&self, key: &[u8]) -> bool {
         self.find(key).is_some()
     }
@@ -37,7 +38,7 @@ impl Thin {
         found.map(|value| &**value)
     }
 
-    /// The records from `start` on that begin with `prefix`, in order.
+    /// Returns the records from `start` on that begin with `prefix`, in order.
     fn ordered(&self, start: &[u8], prefix: &[u8]) -> Vec<(&[u8], &[u8])> {
         let few = self.few.range::<[u8], _>((Bound::Included(start), Bound::Unbounded));
         let few = few.take_while(|(key, _)| key.starts_with(prefix));

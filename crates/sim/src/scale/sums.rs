@@ -1,4 +1,4 @@
-//! What is counted while clients work.
+//! The counts of a phase.
 
 use super::clients::{Heard, Slot};
 use super::costs::{Costs, Kind};
@@ -11,38 +11,39 @@ pub struct Sums {
     pub requests: u64,
     /// See `requests`.
     pub answers: u64,
-    /// Operations that have come to their end.
+    /// Finished operations.
     pub done: u64,
-    /// Requests that were put to a partition that had not got the name.
+    /// Requests to a partition that did not have the name.
     pub corrections: u64,
     /// Requests for an inode that is elsewhere than its name.
     pub seconds: u64,
-    /// Requests that were answered later, since other servers had to be asked or something was locked.
+    /// Requests that were answered later, because other servers had to be asked or a record was
+    /// locked.
     pub waits: u64,
     /// Messages between servers that were sent or received.
     pub messages: u64,
-    /// Rounds of the servers, and how many of them began with being woken.
+    /// Rounds of the servers, and how many of them began with a wake-up.
     pub rounds: u64,
     /// See `rounds`.
     pub wakes: u64,
     /// CPU time of the servers in ns, all of it …
     pub busy: Time,
-    /// … and what of it went into being woken, …
+    /// … and the part of wake-ups, …
     pub wake: Time,
-    /// … into requests that do what was asked for, …
+    /// … of requests that do the operation, …
     pub own: Time,
-    /// … into telling clients where else to ask, …
+    /// … of replies that redirect clients to another partition, …
     pub corrected: Time,
-    /// … into inodes that lie elsewhere than their names, …
+    /// … of inodes that lie elsewhere than their names, …
     pub second: Time,
-    /// … and into messages between servers.
+    /// … and of messages between servers.
     pub told: Time,
     /// CPU time of the clients, in ns.
     pub client: Time,
 }
 
 impl Sums {
-    /// A request was taken; how long it takes until the commit.
+    /// Counts a request. Returns its cost until the commit.
     pub(super) fn request(&mut self, costs: &Costs, slot: &Slot, heard: Option<&Heard>) -> Time {
         let (takes, of) = match heard {
             Some(Heard::Parted(..)) => (costs.correction, &mut self.corrected),
@@ -59,7 +60,7 @@ impl Sums {
         self.told += takes;
     }
 
-    /// What has come since `before`.
+    /// Returns the difference to an earlier reading.
     pub(super) fn since(&self, before: &Sums) -> Sums {
         Sums {
             requests: self.requests - before.requests,

@@ -1,4 +1,4 @@
-//! Virtual time for servers and clients that do nothing but work: no faults, an account of what everything takes.
+//! Virtual time for servers and clients without faults, with an account of all costs.
 
 use super::clients::{Heard, Names, Process, Slot, operation};
 use super::costs::{Kind, Machines};
@@ -17,14 +17,14 @@ use tatami_wire::{ClientId, Errno, ExecutorId, Ino, NodeId, ShardMap, VolumeId};
 /// Shards of the namespace, as a volume has them.
 const SHARDS: usize = 4096;
 const VOLUME: VolumeId = VolumeId([1; 16]);
-/// A client that is told to ask later does so after this time.
+/// Time after which a client repeats a request that the server has put off.
 const LATER: Time = 1_000_000;
-/// After so many operations it is looked again whether a directory has spread.
+/// The world checks whether a directory has spread once per this many operations.
 const LOOK: u64 = 64;
-/// Within which clients begin a phase.
+/// Time within which clients begin a phase.
 const BEGIN: Time = 500_000;
 
-/// Somebody who needs a CPU.
+/// A server or client that needs a CPU.
 #[derive(Clone, Copy, Debug)]
 enum Who {
     Server(u16),
@@ -35,13 +35,13 @@ enum Who {
 enum Event {
     /// A request reaches a server.
     Arrives(u16, u32),
-    /// A message of the second reaches the first.
+    /// A message from the second server reaches the first.
     Message(u16, u16, Box<PeerMessage>),
     /// An answer reaches its client.
     Answer(u32, Heard),
-    /// Somebody has done what he took the CPU for.
+    /// The owner of a CPU has finished its work.
     Done(Who),
-    /// Something is due at a server.
+    /// Work is due at a server.
     Alarm(u16),
     /// A request is sent for the first time, or again.
     Send(u32),
@@ -50,16 +50,17 @@ enum Event {
 /// When a phase ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Until {
-    /// After so many operations, of which the first are not counted.
+    /// After this many operations; the first ones are not counted.
     Count { skipped: u64, counted: u64 },
-    /// When all have come to the end of their names.
+    /// When all processes have used all their names.
     Names,
-    /// When the directory has spread over all servers, and nothing splits any more, or after so many operations. Counted is what
-    /// came before all servers had about as much of it as they ever will.
+    /// When the directory has spread over all servers and nothing splits any more, or after `most`
+    /// operations. The counting ends when all servers have about their final share of the
+    /// directory.
     Spread { most: u64 },
 }
 
-/// What clients do together.
+/// The common work of the clients.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     pub kind: Kind,
@@ -67,9 +68,9 @@ pub(super) struct Work {
     pub until: Until,
     /// Processes that take part: all with a lower number.
     pub processes: u32,
-    /// Requests that each has under way.
+    /// Requests that each process has under way.
     pub depth: u32,
-    /// Who makes a directory works in it from then on.
+    /// A process works in the directory that it makes, from then on.
     pub enters: bool,
 }
 
@@ -89,10 +90,11 @@ pub(super) struct World {
     busy: Vec<Time>,
     pub processes: Vec<Process>,
     slots: Vec<Slot>,
-    /// What all processes know that have nothing of their own.
+    /// The partition maps of all processes that have none of their own.
     warm: Directories,
     sums: Sums,
-    /// Who waits for the CPU, where there is one for all, and whether somebody has it.
+    /// The servers and clients that wait for the CPU, if all share one, and whether the CPU is
+    /// taken.
     queue: VecDeque<Who>,
     taken: bool,
     work: Work,
@@ -166,30 +168,30 @@ impl World {
         })
     }
 
-    /// All processes have been told what is to be known of a directory that has spread, or nothing.
+    /// Gives all processes the partition map of a directory that has spread, or an empty one.
     pub fn know(&mut self, warm: Directories) {
         self.warm = warm;
         self.processes.iter_mut().for_each(|process| process.known = None);
     }
 
-    /// Nobody knows anything of partitions.
+    /// Empties the partition maps of the first `processes` processes.
     pub fn know_nothing(&mut self, processes: u32) {
         for process in &mut self.processes[..processes as usize] {
             process.known = Some(Box::default());
         }
     }
 
-    /// From now on it is looked whether this directory has spread; see [`Spread::of`].
+    /// Checks from now on whether this directory has spread; see [`Spread::of`].
     pub fn watch(&mut self, dir: Ino, above: u64, follow: u64) {
         self.spread = Some(Spread::of(&self.map, dir, self.setting.servers, above, follow));
     }
 
-    /// What is known of the directory that is watched.
+    /// Returns the state of the watched directory.
     pub fn spread(&self) -> Option<&Spread> {
         self.spread.as_ref()
     }
 
-    /// Has clients work until they are done and all requests are answered.
+    /// Lets clients work until they are done and all requests are answered.
     ///
     /// # Errors
     /// An operation that failed, or that was never answered.
@@ -240,7 +242,7 @@ impl World {
         Mark { at: self.agenda.now(), sums: self.sums, busy: self.busy.clone() }
     }
 
-    /// A slot takes something up after a while.
+    /// Lets a slot begin an operation after a delay, if there is one.
     fn begin_at(&mut self, after: Time, slot: u32) {
         if self.take_up(slot) {
             self.under_way += 1;
@@ -248,7 +250,7 @@ impl World {
         }
     }
 
-    /// Whether there is something to do for a slot.
+    /// Picks the next operation of a slot. Returns whether there is one.
     fn take_up(&mut self, number: u32) -> bool {
         if self.stopping {
             return false;
@@ -264,7 +266,7 @@ impl World {
         true
     }
 
-    /// Says where the request of a slot goes, by what its process knows.
+    /// Sets the server of a slot's request by the partition map of its process.
     fn locate(&mut self, number: u32) {
         let slot = &mut self.slots[number as usize];
         let process = &self.processes[slot.process as usize];
@@ -309,6 +311,7 @@ impl World {
             Event::Alarm(server) => {
                 let now = self.agenda.now();
                 let at = &mut self.servers[usize::from(server)];
+                // An earlier alarm may have replaced this one.
                 if at.alarm == Some(now) {
                     at.alarm = None;
                     if at.asleep && at.is_due(now) {
@@ -331,7 +334,7 @@ impl World {
         }
     }
 
-    /// Somebody has something to do, who slept until now.
+    /// Requests the CPU for a server or client that was asleep.
     fn wants(&mut self, who: Who) {
         match self.setting.machines {
             Machines::Each => self.works(who, true),
@@ -406,7 +409,7 @@ impl World {
         }
     }
 
-    /// What a client does with an answer.
+    /// Handles a reply at a client.
     fn hear(&mut self, number: u32, heard: Heard) {
         let slot = &mut self.slots[number as usize];
         let process = &mut self.processes[slot.process as usize];
@@ -441,7 +444,8 @@ impl World {
         }
     }
 
-    /// A partition that is not there any more is forgotten, once, as the client library does.
+    /// Handles a failed request. A client drops the map of a vanished partition once, as the client
+    /// library does.
     fn failed(&mut self, number: u32, errno: Errno) {
         let slot = &mut self.slots[number as usize];
         let process = &mut self.processes[slot.process as usize];
@@ -457,7 +461,7 @@ impl World {
         self.failure = Some(format!("{:?} fails with {errno:?}", slot.op));
     }
 
-    /// An operation has come to its end.
+    /// Counts a finished operation and checks the end of the phase.
     fn finished(&mut self) {
         self.sums.done += 1;
         match self.work.until {
