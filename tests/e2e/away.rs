@@ -1,4 +1,5 @@
-//! A node that is killed, or stopped and so answers nobody: what has nothing to do with it goes on at once.
+//! A node that is killed, or stopped and so answers no request: operations that do not concern it
+//! go on at once.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,10 +13,10 @@ use tatami_wire::meta::{MetaOp, MetaReply};
 use tatami_wire::{Cred, Ino};
 
 const NODES: u16 = 3;
-/// Nobody waits for so long for a node that is away: who waits for one at all is found out.
+/// The operation timeout is longer than any test, so a wait for an absent node is detected.
 const PATIENT: &str = "[client]\npatience_sec = 3600\n";
 
-/// A node is away, one way or the other, while `work` is done.
+/// Makes a node absent, by a stop or a kill, while `work` runs.
 fn without(cluster: &Cluster, node: u16, stopped: bool, work: impl FnOnce()) {
     let guard = stopped.then(|| Stopped::new(cluster.node_pid(node)));
     if !stopped {
@@ -27,8 +28,9 @@ fn without(cluster: &Cluster, node: u16, stopped: bool, work: impl FnOnce()) {
     }
 }
 
-/// Returns when no node says any more that another has a part in the names of these directories: they were made a moment
-/// ago by transactions, and a node learns only after a while that the part of another is on its disk.
+/// Waits until no node reports any more that another node takes part in the names of these
+/// directories. Transactions made them a moment ago, and a node learns only after a while that the
+/// other's part is on its disk.
 fn await_settled(cluster: &Cluster, names: &[PathBuf]) {
     let client = job::client(cluster, 0);
     for name in names {
@@ -46,7 +48,7 @@ fn await_settled(cluster: &Cluster, names: &[PathBuf]) {
     }
 }
 
-/// An open directory as a path that needs no directory above it.
+/// Returns a name in an open directory as a path that needs no directory above it.
 fn within(dir: &File, name: &str) -> PathBuf {
     Path::new("/proc/self/fd").join(dir.as_raw_fd().to_string()).join(name)
 }
@@ -55,7 +57,7 @@ fn within(dir: &File, name: &str) -> PathBuf {
 fn fsync_waits_for_no_node_that_has_nothing_of_the_file() {
     let cluster = Setup::nodes(NODES).config(PATIENT).start();
     let names = directory_of_each(&cluster, NODES);
-    // On each mount, each directory with a file that is held open.
+    // On each mount, each directory has a file that is held open.
     let held: Vec<Vec<(File, File)>> = (0..NODES)
         .map(|mount| {
             let hold = |name: &PathBuf| {

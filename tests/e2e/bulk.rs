@@ -1,5 +1,5 @@
-//! Many names at a time: copied into the volume, added up and removed on the servers by commands, and seen by programs on
-//! mounts, who work beside them.
+//! Many names at a time: commands copy them into the volume, and the servers add them up and remove
+//! them. Programs on mounts see the result, and work beside the commands.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,8 +11,8 @@ use tatami_tests::{Cluster, Setup};
 
 const ANNA: u32 = 20001;
 
-/// A tree of this machine: files of several sizes, links, a directory with more names than one partition has, and
-/// one without any.
+/// Makes a tree of this machine: files of several sizes, links, a directory with more names than
+/// one partition has, and an empty one.
 fn plant(root: &Path, many: usize) {
     fs::create_dir_all(root.join("a/b/c")).expect("mkdir");
     fs::create_dir(root.join("empty")).expect("mkdir");
@@ -27,7 +27,7 @@ fn plant(root: &Path, many: usize) {
     fs::set_permissions(root.join("a/size1"), fs::Permissions::from_mode(0o640)).expect("chmod");
 }
 
-/// A folder beside the volume.
+/// Makes a folder beside the volume.
 fn local(cluster: &Cluster, name: &str) -> PathBuf {
     let dir = cluster.dir().join(name);
     fs::create_dir(&dir).expect("mkdir");
@@ -48,7 +48,8 @@ fn what_is_copied_in_bulk_is_seen_at_once() {
     let source = local(&cluster, "source");
     plant(&source, 1500);
     let (m0, m1) = (cluster.mount(0), cluster.mount(1));
-    // Both know that there is nothing, and the first knows all that is in the directory it has made.
+    // Both mounts have cached the absence, and the first has cached the whole directory that it has
+    // made.
     fs::create_dir(m0.join("d")).expect("mkdir");
     for m in [&m0, &m1] {
         assert!(!m.join("d/source").exists() && names(m.join("d")).is_empty());
@@ -63,7 +64,7 @@ fn what_is_copied_in_bulk_is_seen_at_once() {
             |root: &Path| fs::metadata(root.join("a/size4")).and_then(|m| m.modified()).ok();
         assert_eq!(times(&source), times(&m.join("d/source")));
     }
-    // Onto what is there, and by way of a link.
+    // Over existing files, and through a link.
     put(source.join("a/size4"), "less");
     fs::remove_file(m1.join("d/source/a/size5")).expect("removed");
     put(m1.join("target"), "to be written over");
@@ -113,7 +114,7 @@ fn daemons_may_die_during_bulk_work() {
     cluster.finish();
 }
 
-/// What `du -k` says, by path below a root.
+/// Returns the output of `du -k`, by path below a root.
 fn lines(said: &Said, root: &str) -> BTreeSet<(String, String)> {
     let line = |line: &str| {
         let (amount, path) = line.split_once('\t').expect("two columns");
@@ -131,7 +132,7 @@ fn du_says_what_du_says() {
     for n in 0..5 {
         fs::hard_link(m.join("tree/a/size5"), m.join(format!("tree/a/again{n}"))).expect("link");
     }
-    // Their inodes and names are on different nodes.
+    // The inodes and their names are on different nodes.
     fs::create_dir(m.join("tree/moved")).expect("mkdir");
     for n in 0..200 {
         let name = format!("file{n}");
@@ -141,14 +142,14 @@ fn du_says_what_du_says() {
     let sparse = fs::File::create(m.join("tree/sparse")).expect("made");
     sparse.set_len(1 << 30).expect("cut");
     drop(sparse);
-    // As those see it who have not written it.
+    // On a mount that has not written the files.
     let m = cluster.mount(2);
     let told = lines(&run(&mut shell(&m, "du -k tree")), "");
     let ours = lines(&cluster.tatami("du", &[":/tree"]), ":/");
     assert_eq!(ours, told);
     let told = lines(&run(&mut shell(&m, "du -k -s --apparent-size tree/a tree/many")), "");
     let ours = cluster.tatami("du", &["-s", "--apparent-size", ":/tree/a", ":/tree/many"]);
-    // There du counts directories, too, as long as they have names.
+    // du on the mount counts directories, too, as long as they have names.
     let ours = lines(&ours, ":/");
     assert_eq!(ours.iter().map(|(path, _)| path).collect::<Vec<_>>(), ["tree/a", "tree/many"]);
     assert_eq!(told.len(), 2);
@@ -172,7 +173,7 @@ fn as_anna(cluster: &Cluster, verb: &str, args: &[&str]) -> Said {
     ask(&mut command)
 }
 
-/// Two trees of the same sort, for an ordinary user who may not do everything in them.
+/// Makes two trees of the same kind, for an ordinary user without some permissions in them.
 fn plant_for_anna(m: &Path, name: &str) {
     let top = m.join(name);
     let own = |path: &Path| chown(path, Some(ANNA), Some(ANNA)).expect("chown");
@@ -194,7 +195,7 @@ fn plant_for_anna(m: &Path, name: &str) {
     mode("sticky", 0o1777);
 }
 
-/// All paths below a directory.
+/// Returns all paths below a directory.
 fn below(m: &Path, name: &str) -> String {
     run(shell(&m.join(name), "find . | sort").env("LC_ALL", "C")).out
 }
@@ -245,7 +246,7 @@ fn dir_tells_where_names_are() {
         (&root["entries"], root["partitions"].as_array().map(Vec::len)),
         (&1.into(), Some(1))
     );
-    // It splits soon after it has grown, and in a while if somebody was away then.
+    // The directory splits soon after it has grown; with an absent node, after a while.
     let mut large = told(text(&m.join("large")));
     while large["partitions"].as_array().is_none_or(|parts| parts.len() < 16) {
         put(m.join("large/f0"), "");
@@ -265,7 +266,7 @@ fn dir_tells_where_names_are() {
     cluster.finish();
 }
 
-/// One node is no other case.
+/// A volume of one node behaves the same.
 #[test]
 fn one_node_does_the_same() {
     let cluster = Setup::nodes(1).start();

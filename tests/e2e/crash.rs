@@ -1,5 +1,5 @@
-//! Daemons and mounts that die at any moment: nothing acknowledged is lost,
-//! everybody else carries on, and nothing hangs.
+//! Daemons and mounts that die at any moment: no acknowledged change is lost, all others carry on,
+//! and no process hangs.
 
 use std::fs;
 use std::io::Write;
@@ -14,15 +14,15 @@ use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::worker::Worker;
 use tatami_tests::{Cluster, Setup};
 
-/// Daemons killed in one run.
+/// Number of daemons that are killed in one run.
 const ROUNDS: u64 = 6;
-/// Operations of all workers together between two deaths, at least.
+/// Least number of operations of all workers together between two deaths.
 const BETWEEN: u64 = 20;
-/// How long the workers may take for them.
+/// Longest time that the workers may take for them.
 const AT_WORK: Duration = Duration::from_secs(300);
 
-/// Workers on every mount, each in a folder of its own. Daemons are killed and
-/// started meanwhile: every operation waits and then succeeds, exactly once.
+/// Runs workers on every mount, each in a folder of its own. Daemons are killed and started
+/// meanwhile: every operation waits and then succeeds, exactly once.
 fn survive(cluster: Cluster, victims: &[u16]) {
     let mut rng = Rng::with_seed(cluster.seed());
     let done = AtomicBool::new(false);
@@ -51,8 +51,8 @@ fn survive(cluster: Cluster, victims: &[u16]) {
         for round in 0..scaled(ROUNDS) {
             wait_ms(rng.u64(20..600));
             let (start, enough) = (Instant::now(), (round + 1) * BETWEEN);
-            // Workers that are slow must get something done between the deaths; one that has
-            // failed says why when it is joined.
+            // Slow workers must do some operations between the deaths. A worker that has failed
+            // reports the reason when it is joined.
             while steps.load(Ordering::Relaxed) < enough
                 && !at_work.iter().any(|worker| worker.is_finished())
             {
@@ -76,8 +76,8 @@ fn survive(cluster: Cluster, victims: &[u16]) {
     });
     println!("{} operations", steps.into_inner());
     for (node, name, worker) in &workers {
-        // What was closed is seen by another mount; what a worker still holds
-        // open may not be.
+        // Another mount sees closed files; files that a worker still has open need not be visible
+        // there.
         let held = name.to_string_lossy().starts_with("held");
         let reader = if held { *node } else { (node + 1) % cluster.nodes() };
         let folder = cluster.mount(reader).join(name);
@@ -102,7 +102,7 @@ fn any_daemon_of_three_may_die_without_passthrough() {
     survive(Setup::nodes(3).without_passthrough().start(), &[0, 1, 2]);
 }
 
-/// All daemons at once, as when a job's nodes lose their service.
+/// All daemons die at once, as when a job's nodes lose their service.
 #[test]
 fn all_daemons_may_die_together() {
     let cluster = Cluster::start(3);
@@ -120,7 +120,7 @@ fn all_daemons_may_die_together() {
     cluster.finish();
 }
 
-/// Writing goes on while the daemon that keeps the bytes is away for a moment.
+/// Writing goes on while the daemon that has the bytes is absent for a moment.
 #[test]
 fn a_stream_of_writes_survives_the_daemon_it_goes_to() {
     let cluster = Cluster::start(2);
@@ -148,8 +148,8 @@ fn a_stream_of_writes_survives_the_daemon_it_goes_to() {
     cluster.finish();
 }
 
-/// A large file is read while the daemon that keeps it dies, again and again, in the
-/// middle of its answers: the reader waits, and gets the right bytes.
+/// A large file is read while the daemon that has it dies, again and again, in the middle of its
+/// replies: the reader waits, and gets the right bytes.
 #[test]
 fn a_large_read_survives_the_daemon_it_comes_from() {
     let cluster = Cluster::start(2);
@@ -180,7 +180,7 @@ fn a_large_read_survives_the_daemon_it_comes_from() {
     cluster.finish();
 }
 
-/// What is there while a daemon is away, and what fails, and how soon.
+/// Checks which operations work while a daemon is absent, which fail, and how soon.
 #[test]
 fn a_daemon_that_stays_away_costs_a_clear_error_in_time() {
     let cluster = Setup::nodes(2).config("[client]\npatience_sec = 2\n").start();
@@ -206,7 +206,7 @@ fn a_daemon_that_stays_away_costs_a_clear_error_in_time() {
     assert!(get(a.join("on-1")) == pattern(2, 0, 500_000));
     drop(held);
 
-    // Without the keeper of the names nothing can be named, and that is said.
+    // Without the daemon of the names, operations on names fail with a clear error.
     cluster.kill_node(0);
     let start = Instant::now();
     let error = fs::metadata(b.join("on-1")).expect_err("names of a dead shard");
@@ -220,8 +220,8 @@ fn a_daemon_that_stays_away_costs_a_clear_error_in_time() {
     cluster.finish();
 }
 
-/// Waits until every file below `folder` is as long as its size says. A write
-/// that was under way when its mount died is settled when the mount's lease ends.
+/// Waits until every file below `folder` is as long as its size says. If a mount dies during a
+/// write, the size is recovered when the mount's lease ends.
 fn wait_for_sizes(folder: &Path) {
     let deadline = Instant::now() + Duration::from_secs(120);
     let agrees = |path: &Path| get(path).len() as u64 == fs::metadata(path).expect("stat").len();
@@ -241,8 +241,8 @@ fn wait_for_sizes(folder: &Path) {
     }
 }
 
-/// A mount process is killed: others go on; mounted again, what it had closed
-/// is there, and what it left half-done is tidied up.
+/// A mount process is killed: the others go on. After a new mount, the files that it had closed
+/// exist, and unfinished work is cleaned up.
 #[test]
 fn a_mount_that_dies_loses_nothing_that_was_closed() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
@@ -253,7 +253,7 @@ fn a_mount_that_dies_loses_nothing_that_was_closed() {
         let mut worker = Worker::new(&folder, rng.u64(..), false);
         let mut neighbour =
             Worker::new(cluster.mount(0).join(format!("next-{round}")), rng.u64(..), true);
-        // Held open, written, not closed; and held open without a name.
+        // One open file was written and not closed; another has no name any more.
         let held = create(folder.with_extension("held"));
         held.write_all_at(&pattern(3, 0, 200_000), 0).expect("pwrite");
         let nameless = create(folder.with_extension("nameless"));
@@ -281,8 +281,8 @@ fn a_mount_that_dies_loses_nothing_that_was_closed() {
         drop((held, nameless));
         cluster.start_mount(1);
         wait_for_sizes(&folder);
-        // The operation that was under way is done or not done; the worker
-        // tells which by looking, everything before it must be there.
+        // The operation that was under way may be done or not, which the worker finds out. All
+        // operations before it must be done.
         worker.settle(&folder).unwrap_or_else(|e| panic!("{e}"));
         neighbour
             .compare(&cluster.mount(0).join(format!("next-{round}")))
@@ -293,7 +293,7 @@ fn a_mount_that_dies_loses_nothing_that_was_closed() {
     cluster.finish();
 }
 
-/// Neither does the end of a process that was forked end what the others have open.
+/// The end of a forked process, too, leaves the files of the others open.
 #[test]
 fn what_is_written_after_a_duplicate_was_closed_is_found() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
@@ -324,7 +324,7 @@ fn what_is_written_after_a_duplicate_was_closed_is_found() {
     cluster.finish();
 }
 
-/// Space of files that a dead mount had open without a name comes back.
+/// Space of nameless files that a dead mount had open is freed.
 #[test]
 fn what_a_dead_mount_had_unlinked_is_freed() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();

@@ -1,5 +1,5 @@
-//! What mounts know without asking: it costs no request, and it is never old,
-//! whatever happens to those who know it. Every test has a mount per node.
+//! Cached names and attributes of mounts: they cost no request, and they are never stale, even if
+//! the mounts or daemons that hold the delegations die. Every test has a mount per node.
 
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ fn two() -> (Cluster, PathBuf, PathBuf) {
     (cluster, a, b)
 }
 
-/// Requests about names so far.
+/// Returns the number of requests about names so far.
 fn requests(cluster: &Cluster) -> u64 {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
@@ -42,12 +42,13 @@ fn becomes_free(cluster: &Cluster, rounds: u64, mut work: impl FnMut()) {
     }
 }
 
-/// Makes `mount` know `path`, in the sense that it asks nobody.
+/// Makes `mount` cache `path`, so that it sends no request for it.
 fn warm(cluster: &Cluster, path: &Path) {
     becomes_free(cluster, 500, || drop(fs::metadata(path)));
 }
 
-/// Read calls of a mount so far: one for each request of the kernel, and few others.
+/// Returns the number of read calls of a mount so far: one for each request of the kernel, and few
+/// others.
 fn kernel_requests(cluster: &Cluster, node: u16) -> u64 {
     let path = format!("/proc/{}/io", cluster.mount_pid(node));
     let text = fs::read_to_string(path).expect("a process of ours");
@@ -91,7 +92,7 @@ fn what_is_known_costs_no_request() {
     cluster.finish();
 }
 
-/// What `ls -lU` prints of each entry, but for the total.
+/// Returns the line of `ls -lU` for each entry, without the total.
 fn listed(dir: &Path) -> BTreeSet<String> {
     let out = Command::new("ls").arg("-lU").arg(dir).env("LC_ALL", "C").output().expect("ls");
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
@@ -158,7 +159,7 @@ fn what_a_listing_has_told_is_never_old() {
     cluster.finish();
 }
 
-/// As many entries as make a directory split.
+/// Makes a directory with enough entries to split.
 fn large(at: &Path) {
     fs::create_dir(at).expect("mkdir");
     (0..2500).for_each(|n| drop(create(at.join(n.to_string()))));
@@ -185,7 +186,8 @@ fn a_large_directory_that_is_known_costs_no_request() {
     assert!(dir.out.matches("\"shard\"").count() > 1, "it has split: {}", dir.out);
     for node in [0, 1] {
         let dir = cluster.mount(node).join("large");
-        // A path through it touches one of its partitions only: the first, which says nothing of others, or another one.
+        // A path through the directory touches only one of its partitions: the first, whose reply
+        // has nothing about the others, or another one.
         for way in &ways {
             is_kept(&cluster, node, (500, 500), || {
                 assert_eq!(stat(dir.join(way).join("file")).len(), 1);
@@ -215,7 +217,7 @@ fn in_a_large_directory_nothing_is_old() {
         let (mine, other) = (round % 3, (round + 1) % 3);
         let [here, there] = [mine, other].map(|node| cluster.mount(node).join("large"));
         let quiet = Instant::now();
-        // The other one knows all of it, mostly.
+        // The other mount caches most of the directory.
         while round % 3 == 0 && quiet.elapsed() < Duration::from_secs(3) {
             (0..300).for_each(|n| drop(fs::metadata(there.join((n * 7 % 2000).to_string()))));
             stat(there.join("sub/file"));
@@ -245,7 +247,7 @@ fn in_a_large_directory_nothing_is_old() {
     cluster.finish();
 }
 
-/// The kernel does not even ask the mount.
+/// The kernel does not even send a request to the mount.
 #[test]
 fn what_is_known_the_kernel_keeps() {
     let (cluster, a, b) = two();
@@ -312,8 +314,8 @@ fn what_the_kernel_keeps_is_never_old() {
     cluster.finish();
 }
 
-/// In a directory that this mount made, and nobody else works in, a name that
-/// is not there need not be asked for.
+/// In a directory that this mount made, and no other client uses, the absence of a name needs no
+/// request.
 #[test]
 fn making_files_in_a_directory_of_ones_own_asks_once() {
     let (cluster, a, _) = two();
@@ -326,7 +328,7 @@ fn making_files_in_a_directory_of_ones_own_asks_once() {
             drop(create(dir.join(i.to_string())));
         }
         let cost = requests(&cluster) - before;
-        // Closings are told together, on a slow machine only few at a time.
+        // Closes are sent in batches, with only few in each on a slow machine.
         if cost < 500 * 5 / 2 {
             break;
         }
@@ -342,7 +344,7 @@ fn whoever_knows_something_learns_of_every_change() {
     put(a.join("d/f"), "");
     for round in 0..60u32 {
         for (here, there) in [(&a, &b), (&b, &a)] {
-            // Often enough that it is known without asking.
+            // Often enough that no more requests are needed.
             let know = |path: PathBuf| (0..3).for_each(|_| drop(fs::metadata(&path)));
             let made = format!("d/{round}");
             ["d/f", "d", &made].iter().for_each(|name| know(there.join(name)));
@@ -367,7 +369,8 @@ fn whoever_knows_something_learns_of_every_change() {
     cluster.finish();
 }
 
-/// Names that move between directories on any nodes, and inodes that are elsewhere than their names.
+/// Names that move between directories on any nodes, and inodes that are elsewhere than their
+/// names.
 #[test]
 fn what_is_known_of_several_nodes_is_never_old() {
     const DIRS: u32 = 6;
@@ -412,7 +415,7 @@ fn what_is_known_of_several_nodes_is_never_old() {
     cluster.finish();
 }
 
-/// What was known before is answered until the change; and after it, never again.
+/// Cached answers are right until the change, and never used after it.
 #[test]
 fn a_mount_that_was_stopped_holds_others_up_for_a_term_and_then_asks() {
     let (cluster, a, b) = two();
@@ -450,7 +453,8 @@ fn a_mount_that_was_killed_holds_nobody_up() {
     cluster.finish();
 }
 
-/// The daemon that has given it dies. Its successor knows who may know something.
+/// The daemon that granted the delegation dies. Its next incarnation knows which clients may have
+/// one.
 #[test]
 fn what_is_known_is_not_old_after_the_daemon_was_killed() {
     let (cluster, a, b) = two();
@@ -460,7 +464,7 @@ fn what_is_known_is_not_old_after_the_daemon_was_killed() {
         put(&f, "");
         set_mode(&f, 0o600);
         warm(&cluster, &there);
-        // One of them keeps the directory.
+        // One of the two daemons has the directory.
         let victim = (round % 2) as u16;
         cluster.kill_node(victim);
         cluster.start_node(victim);
@@ -468,7 +472,7 @@ fn what_is_known_is_not_old_after_the_daemon_was_killed() {
         assert_eq!(mode(&there), 0o640);
         warm(&cluster, &there);
     }
-    // Nor when those who knew died with it.
+    // Nor when the mount that held the delegation died with the daemon.
     cluster.kill_mount(1);
     (0..2).for_each(|node| cluster.kill_node(node));
     (0..2).for_each(|node| cluster.start_node(node));

@@ -1,6 +1,5 @@
-//! The bytes of a file: whatever a local disk does, the mount does, for a file
-//! on this node (where the kernel goes straight to the disk) and for one on
-//! another node (where bytes travel).
+//! The bytes of a file: the mount does the same as a local disk, for a file on this node (where the
+//! kernel goes straight to the disk) and for one on another node (where bytes travel).
 
 use rustix::fs::{FallocateFlags, SeekFrom};
 use std::fs::{self, File, OpenOptions};
@@ -14,11 +13,11 @@ use tatami_tests::map::Map;
 use tatami_tests::model::pattern;
 use tatami_tests::{Cluster, Setup, command};
 
-/// A test in a folder, with a way to make files there.
+/// A test in a folder, with a function that makes files there.
 type PlacedTest = fn(&Path, &dyn Fn(&str));
 
-/// Runs `test` in a folder of the first mount, with a way to make files there:
-/// first files that lie on this node, then files that lie on the other one.
+/// Runs `test` in a folder of the first mount, with a function that makes files there: first files
+/// that lie on this node, then files that lie on the other one.
 fn local_and_remote(test: PlacedTest) {
     let cluster = Cluster::start(2);
     on(&cluster, test);
@@ -115,7 +114,7 @@ fn appends_go_to_the_end_whatever_the_position() {
             assert!(part[..100].iter().all(|b| usize::from(*b) == i));
             assert!(part[100..].iter().all(|b| usize::from(*b) == i + 100));
         }
-        // A descriptor turned into an appending one appends from then on.
+        // After the flag is set on an open descriptor, it appends.
         let mut late = open(folder.join("f"));
         rustix::fs::fcntl_setfl(&late, rustix::fs::OFlags::APPEND).expect("F_SETFL");
         late.rewind().expect("seek");
@@ -167,7 +166,7 @@ fn direct_io_reads_and_writes_the_same_bytes() {
         block.fill(0);
         assert_eq!(file.read_at(block, 0).expect("direct pread"), 65536);
         assert!(*block == pattern(5, 0, 65536)[..]);
-        // Through the page cache: the same.
+        // Through the page cache, the bytes are the same.
         let bytes = get(folder.join("f"));
         assert!(bytes[..65536] == pattern(5, 0, 65536)[..] && bytes.len() == 69632);
     });
@@ -181,14 +180,14 @@ fn a_shared_mapping_and_the_file_are_the_same_bytes() {
         file.write_all_at(&pattern(1, 0, 100_000), 0).expect("pwrite");
         let map = Map::shared(&file, 100_000);
         assert!(map.bytes()[..] == pattern(1, 0, 100_000)[..]);
-        // A store is read by others without msync, in this process and another.
+        // Other readers see a store without msync, in this process and in another.
         map.bytes()[50_000..50_005].copy_from_slice(b"store");
         let mut five = [0; 5];
         file.read_exact_at(&mut five, 50_000).expect("pread");
         assert_eq!(&five, b"store");
         let dd = "dd if=f bs=1 skip=50000 count=5 status=none";
         assert_eq!(command::run(&mut command::shell(folder, dd)).out, "store");
-        // A write is seen in the mapping, by whomever.
+        // The mapping shows a write of any process.
         let dd = "printf write | dd of=f bs=1 seek=70000 conv=notrunc status=none";
         command::run(&mut command::shell(folder, dd));
         assert_eq!(&map.bytes()[70_000..70_005], b"write");
@@ -291,14 +290,14 @@ fn a_file_without_a_name_gets_one_by_link() {
         drop(file);
         assert!(get(there.join(&name)) == pattern(1, 0, 30_000));
 
-        // Without a name it is gone with its last descriptor.
+        // Without a name, a file is removed with its last descriptor.
         let file = open_with(&here, libc::O_TMPFILE);
         file.write_all_at(b"nobody will know", 0).expect("pwrite");
     }
     cluster.finish();
 }
 
-/// Longer than a tick of the clocks that file systems look at.
+/// Waits longer than a tick of the clock of file times.
 #[allow(clippy::disallowed_methods)]
 fn tick() {
     std::thread::sleep(std::time::Duration::from_millis(20));
@@ -341,8 +340,9 @@ fn times_have_nanoseconds_and_move_as_they_should() {
     });
 }
 
-/// What a program, or a backup, goes by: times of a file that nobody has set go forward only, and its last change is
-/// not before its last modification, for its mount and for another one.
+/// Checks the times that programs and backups rely on. Times that no program has set only go
+/// forward, and the last change is not before the last modification. This holds on the file's mount
+/// and on another one.
 fn times_go_forward(cluster: &Cluster) {
     type Act = fn(&File, &Path);
     let acts: [(&str, Act); 8] = [
@@ -386,8 +386,8 @@ fn times_go_forward(cluster: &Cluster) {
             };
             for (step, (what, act)) in acts.iter().enumerate() {
                 act(&file, &paths[0]);
-                // Of a file elsewhere, what is written is on its way for a while; then the mount that writes
-                // knows more than others.
+                // The bytes of a remote file are on their way for a while; meanwhile the writing
+                // mount knows more than the others.
                 match (creator, (round + step) % 3) {
                     (_, 0) => look(what, &[&paths[0]]),
                     (0, 1) => look(what, &[&paths[1], &paths[0]]),
@@ -410,7 +410,7 @@ fn times_go_forward_and_the_last_change_is_not_before_the_last_modification() {
     }
 }
 
-/// Lets a process have no more than `most` descriptors.
+/// Limits a process to `most` descriptors.
 fn limit_descriptors(pid: i32, most: u64) {
     let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
     // SAFETY: prlimit reads one rlimit and writes none.
@@ -422,8 +422,8 @@ fn descriptors(pid: i32) -> u64 {
     fs::read_dir(format!("/proc/{pid}/fd")).expect("of our own user").count() as u64
 }
 
-/// A mount that has no descriptor left says so by the error number that is for it, and goes on when others have been
-/// closed. Files that are only read take none, where the kernel reads them itself.
+/// A mount without a free descriptor returns the error number of that condition, and goes on when
+/// others have been closed. Files that are only read take none, where the kernel reads them itself.
 #[test]
 fn a_mount_without_descriptors_says_so_and_readers_take_none() {
     const MORE: u64 = 60;
@@ -526,7 +526,7 @@ fn two_descriptors_of_one_mount_see_each_other_at_once() {
     });
 }
 
-/// Every child process closes its copies of our descriptors.
+/// Every child process closes its copies of this process's descriptors.
 #[test]
 fn a_size_does_not_go_back_while_others_close_their_descriptors() {
     local_and_remote(|folder, place| {

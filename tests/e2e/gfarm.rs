@@ -15,7 +15,7 @@ fn tatami() -> Command {
     program(&tatami_bin().display().to_string())
 }
 
-/// With the layer: new files on Gfarm become containers.
+/// Runs with the layer: new files on Gfarm become containers.
 fn layered(gfarm: &Gfarm, mpi: &str, ranks: u64) -> Command {
     let mut command = tatami();
     command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "--container"]);
@@ -41,8 +41,8 @@ fn calls_do_what_the_standard_says() {
     }
 }
 
-/// Random types, views and calls: every byte of the file as a reference on the
-/// local disk says that uses the MPI library's simplest calls only.
+/// Random types, views and calls: every byte of the file equals that of a reference on the local
+/// disk, which uses the MPI library's simplest calls only.
 #[test]
 fn random_calls_leave_what_simple_ones_leave() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -91,8 +91,8 @@ fn threads_may_call_at_any_time() {
     }
 }
 
-/// A job dies on both machines. A machine that had a part of it can't know at once whether the
-/// other part lives, but reads what was written; after a lease it knows, and settles it.
+/// A job dies on both machines. A machine with a part of it can't know at once whether the other
+/// part lives, but reads the written bytes. After a lease it knows, and recovers the file.
 #[test]
 fn a_dead_job_is_known_to_every_machine() {
     const BLOCKS: usize = 40;
@@ -108,7 +108,7 @@ fn a_dead_job_is_known_to_every_machine() {
     let [one, other] = [0, 1].map(|machine| gfarm.mount(machine).join("data"));
     let expected: Vec<u8> =
         (0..3 * BLOCKS).flat_map(|block| [b'a' + (block % 26) as u8; 1000]).collect();
-    // Nobody takes it for dead too early: its file can't be replaced.
+    // The machine must not take the job for dead too early: its file can't be replaced.
     let refused = ask(tatami().arg("relayout").arg(&one));
     assert!(refused.err.contains("has it open for writing"), "{refused:?}");
     let shown = gfarm.local().join("shown");
@@ -116,7 +116,7 @@ fn a_dead_job_is_known_to_every_machine() {
     run(tatami().args(["mount", "--overlay"]).arg(gfarm.mount(1)).arg(&shown));
     assert!(get(shown.join("data")) == expected, "read beside the dead job");
     run(program("umount").arg(&shown));
-    // The others may go on while nothing but time passes here.
+    // Only time passes from here on, so other tests may go on.
     drop(turn);
     let mut settled = ask(tatami().arg("relayout").arg(&other));
     while settled.code != Some(0) {
@@ -127,7 +127,7 @@ fn a_dead_job_is_known_to_every_machine() {
     assert!(get(&one) == expected && get(&other) == expected, "after the lease");
 }
 
-/// Ordinary files become containers and back, are written through the overlay, and go.
+/// Ordinary files become containers and back, are written through the overlay, and are removed.
 #[test]
 fn tools_work_on_gfarm() {
     let _turn = ONE_AT_A_TIME.lock();

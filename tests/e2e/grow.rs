@@ -1,5 +1,5 @@
-//! A volume gets nodes and loses them while programs work in it: none of their operations fails, locks stay
-//! locks, what is open stays open, whoever dies. Afterwards `fsck` finds nothing.
+//! A volume gains and loses nodes while programs work in it. None of their operations fails, locks
+//! stay locked, and open files stay open, even if daemons die. Afterwards `fsck` finds nothing.
 
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
@@ -15,26 +15,26 @@ use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_tests::{Cluster, Setup};
 
-/// Directories that all work in.
+/// Directories in which all workers work.
 const DIRS: usize = 8;
 /// Files of each worker, and its directories.
 const FILES: usize = 12;
-/// Daemons that die in one run.
+/// Number of daemons that die in one run.
 const DEATHS: u64 = 6;
-/// How long it may take until everybody has done something.
+/// Longest time until every worker has done something.
 const AT_WORK: Duration = Duration::from_secs(300);
 
 fn dir(n: usize) -> String {
     format!("d{n}")
 }
 
-/// The files of one worker, which nobody else touches: every operation must succeed.
+/// The files of one worker, which no other one touches: every operation must succeed.
 struct Worker {
     root: PathBuf,
     name: String,
-    /// In which directory each file is.
+    /// The directory of each file.
     files: Vec<usize>,
-    /// In which directory the worker's own directory is.
+    /// The directory of the worker's own directory.
     own: usize,
     rng: Rng,
 }
@@ -107,7 +107,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Everything is where it was put.
+    /// Checks that everything is in its place.
     fn settle(&self, root: &Path) {
         for (n, at) in self.files.iter().enumerate() {
             assert_eq!(get(root.join(dir(*at)).join(self.file(n))), self.file(n).as_bytes());
@@ -116,7 +116,7 @@ impl Worker {
     }
 }
 
-/// One more in a file that all mounts count in, each under its lock.
+/// Adds one to a number in a file in which all mounts count, each under its lock.
 fn count_up(path: &Path) {
     let mut file = File::options().read(true).write(true).open(path).expect("open");
     flock(&file, FlockOperation::LockExclusive).expect("LOCK_EX");
@@ -128,8 +128,8 @@ fn count_up(path: &Path) {
     flock(&file, FlockOperation::Unlock).expect("LOCK_UN");
 }
 
-/// Works on all mounts while `changes` is called; `changes` gets a function that waits until everybody
-/// has done something since.
+/// Works on all mounts while `changes` runs. `changes` gets a function that waits until every
+/// worker has done something since.
 fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
     let m = cluster.mount(0);
     (0..DIRS).for_each(|n| fs::create_dir(m.join(dir(n))).expect("mkdir"));
@@ -226,7 +226,7 @@ fn storm(cluster: &Cluster, changes: impl FnOnce(&dyn Fn())) {
     flock(&other, FlockOperation::LockExclusive).expect("it is free");
 }
 
-/// A number that `tatami status` tells of each node.
+/// Returns a number of each node in `tatami status`.
 fn of_nodes(cluster: &Cluster, what: &str) -> Vec<u64> {
     numbers(&cluster.status(), what)
 }
@@ -240,12 +240,12 @@ fn shards(cluster: &Cluster) -> Vec<u64> {
     of_nodes(cluster, "shards")
 }
 
-/// A volume whose nodes begin with so many executors.
+/// Starts a volume whose nodes begin with `executors` executors.
 fn with_executors(nodes: u16, executors: u8) -> Cluster {
     Setup::nodes(nodes).config(&format!("[volume]\nexecutors = {executors}\n")).start()
 }
 
-/// What is in the directories that all work in.
+/// Returns the names in the directories in which all workers work.
 fn listing(root: &Path) -> Vec<Vec<String>> {
     (0..DIRS).map(|n| names(root.join(dir(n)))).collect()
 }
@@ -298,7 +298,7 @@ fn one_node_becomes_two() {
         fs::rename(m.join(dir(n)).join("f"), m.join(dir((n + 1) % 20)).join("g")).expect("rename");
     }
     cluster.fsck();
-    // All daemons are started anew, with what they know and what volume.toml says.
+    // All daemons restart, with their own state and volume.toml.
     (0..2).for_each(|node| cluster.kill_node(node));
     (0..2).for_each(|node| cluster.start_node(node));
     assert_eq!(shards(&cluster), [2048, 2048]);
@@ -312,7 +312,7 @@ fn one_node_becomes_two() {
     cluster.finish();
 }
 
-/// Whoever waits for it goes on, also when the test has failed.
+/// Sets a flag on drop, so that its waiters go on when the test has failed, too.
 struct SetOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for SetOnDrop<'_> {
@@ -321,7 +321,7 @@ impl Drop for SetOnDrop<'_> {
     }
 }
 
-/// Daemons die while `moves` is called again and again, and all work.
+/// Kills daemons while `moves` is called again and again, and all workers work.
 fn deaths(cluster: &Cluster, moves: impl Fn() + Sync) {
     storm(cluster, |all_got_on| {
         let mut rng = Rng::with_seed(!cluster.seed());

@@ -12,13 +12,12 @@ use tatami_tests::files::{get, names};
 
 const RANKS: u16 = 4;
 
-/// One job at a time: a rank sees its node's mount in a mount namespace of its
-/// own, which, where mounts are private as in a container, holds on to all
-/// mounts that there are when it begins, also those of another test.
+/// One job at a time. A rank sees its node's mount in a mount namespace of its own. Where mounts
+/// are private, as in a container, that namespace keeps all mounts busy that exist when it begins,
+/// also those of another test.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// `mpirun` of `RANKS` processes on this machine, as root, without asking for
-/// a remote shell.
+/// Returns `mpirun` of `RANKS` processes on this machine, as root, without a remote shell.
 fn mpirun(folder: &Path) -> Command {
     let mut command = program("mpirun --allow-run-as-root --oversubscribe");
     command.args(["-n", &RANKS.to_string()]).current_dir(folder);
@@ -28,8 +27,8 @@ fn mpirun(folder: &Path) -> Command {
     command
 }
 
-/// The same, each rank in `folder` of its own node's mount, which it sees at
-/// the path where the others see theirs.
+/// Does the same, with each rank in `folder` of its own node's mount, which it sees at the path
+/// where the others see theirs.
 fn on_all_nodes(cluster: &Cluster, folder: &str) -> Command {
     let mut command = mpirun(cluster.dir());
     command.arg(tatami_bin()).args(["exec", "--node", "rank", "--dir"]).arg(cluster.dir());
@@ -42,7 +41,7 @@ fn example(name: &str) -> PathBuf {
     sources().parent().expect("the workspace").join("examples").join(name)
 }
 
-/// Compares all files in two folders, and tells how many there are.
+/// Compares all files in two folders, and returns their number.
 fn same_files(local: &Path, volume: &Path) -> usize {
     let all = names(local);
     assert_eq!(names(volume), all, "names in {}", volume.display());
@@ -69,7 +68,7 @@ fn lammps_writes_the_same_files_as_on_local_disk() {
     fs::create_dir(cluster.mount(0).join("run")).expect("mkdir");
     let lammps = |mut command: Command| {
         command.arg("lmp").arg("-in").arg(example("in.melt"));
-        // The log tells times; everything else is the same in every run.
+        // The log has times; everything else is the same in every run.
         run(command.args(["-log", "none", "-screen", "none"]));
     };
     lammps(mpirun(&local));
@@ -92,8 +91,8 @@ fn lammps_writes_the_same_files_as_on_local_disk() {
     cluster.finish();
 }
 
-/// One netCDF file, written by four ranks through PnetCDF, read back, checked
-/// by the tools of PnetCDF and netCDF, and equal to the one on local disk.
+/// One netCDF file, written by four ranks through PnetCDF, read back, checked by the tools of
+/// PnetCDF and netCDF, and equal to the one on local disk.
 #[test]
 fn pnetcdf_writes_the_same_file_as_on_local_disk() {
     let _turn = ONE_AT_A_TIME.lock();

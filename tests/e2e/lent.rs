@@ -1,5 +1,5 @@
-//! New files whose bytes are, for a while, in a file that their node has lent to the mount and
-//! that is no object yet: nobody must be able to tell.
+//! New files whose bytes are, for a while, in a spare file of their node that the mount has
+//! borrowed, and that is no object yet: programs must not notice.
 
 use std::fs;
 use std::io::Write;
@@ -15,7 +15,7 @@ fn two() -> (Cluster, PathBuf, PathBuf) {
     (cluster, a, b)
 }
 
-/// Backing files of objects on a node.
+/// Returns the number of backing files of objects on a node.
 fn objects(cluster: &Cluster, node: u16) -> usize {
     let dir = cluster.dir().join(format!("node{node}/objects"));
     let buckets = fs::read_dir(dir).expect("there").flatten().map(|entry| entry.path());
@@ -23,17 +23,18 @@ fn objects(cluster: &Cluster, node: u16) -> usize {
     buckets.map(files).sum()
 }
 
-/// Waits for what a daemon does unasked.
+/// Waits for background work of a daemon.
 fn until(what: &str, is_so: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !is_so() {
         assert!(Instant::now() < end, "in vain: {what}");
-        #[allow(clippy::disallowed_methods)] // nothing tells
+        #[allow(clippy::disallowed_methods)] // there is no event
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// So that the mount has borrowed before; what it took for that is an object, until it is removed.
+/// Makes the mount borrow spare files. The file that it takes for that is an object until its
+/// removal.
 fn warm(dir: &Path) {
     for _ in 0..2 {
         drop(create(dir.join("warm")));
@@ -62,7 +63,7 @@ fn a_file_closed_without_a_byte_has_no_object() {
     cluster.finish();
 }
 
-/// Many more than are lent at a time, all open at once.
+/// Many more files than the spare files of one request, all open at once.
 #[test]
 fn each_new_file_has_bytes_of_its_own() {
     let (cluster, a, b) = two();
@@ -110,7 +111,7 @@ fn two_mounts_write_to_one_new_file() {
 fn times_are_those_of_the_file_and_not_of_what_was_lent() {
     let (cluster, a, b) = two();
     warm(&a);
-    #[allow(clippy::disallowed_methods)] // the lent file is to be older
+    #[allow(clippy::disallowed_methods)] // the spare file must be older
     std::thread::sleep(Duration::from_millis(1100));
     let file = create(a.join("f"));
     let made = stat(b.join("f"));
@@ -122,7 +123,7 @@ fn times_are_those_of_the_file_and_not_of_what_was_lent() {
     assert_eq!(file.metadata().expect("fstat").mtime(), 0);
     drop(file);
     assert_eq!((stat(a.join("f")).mtime(), stat(b.join("f")).mtime()), (0, 0));
-    // What was given back with that time is lent again.
+    // The returned file with that time is lent again.
     let again = create(a.join("g"));
     assert!(again.metadata().expect("fstat").mtime() > 0);
     again.write_all_at(b"x", 0).expect("pwrite");
@@ -166,8 +167,8 @@ fn what_was_written_before_the_mount_died_is_in_the_object() {
     cluster.finish();
 }
 
-/// The shard is told of files that were closed without an object, and then has nothing removed: it must
-/// never believe so of one that somebody else, or the same mount, has made an object for.
+/// The shard learns of files that were closed without an object, and then removes no object. It
+/// must never assume so of a file for which another mount, or the same one, has made an object.
 #[test]
 fn a_file_that_was_closed_empty_leaves_nothing_whoever_opens_it_besides() {
     let (cluster, a, b) = two();
@@ -199,7 +200,7 @@ fn a_file_that_was_closed_empty_leaves_nothing_whoever_opens_it_besides() {
     for i in 0..70 {
         fs::remove_file(make(i)).expect("unlink");
     }
-    // So many that the shard has heard of most before they are removed.
+    // So many that the shard knows of most before they are removed.
     let files: Vec<_> = (100..450).map(make).collect();
     for file in files {
         fs::remove_file(file).expect("unlink");

@@ -25,7 +25,7 @@ fn one() -> (Cluster, PathBuf) {
     (cluster, mount)
 }
 
-/// Whether another process gets the lock of `path` without waiting.
+/// Returns whether another process gets the lock of `path` without waiting.
 fn others_get(path: &Path, how: &str) -> bool {
     let mut flock = program("flock -n");
     ask(flock.arg(how).arg(path).arg("true")).code == Some(0)
@@ -43,8 +43,8 @@ fn flock_excludes_other_processes() {
     file.lock().expect("LOCK_EX");
     assert!(!others_get(&path, "-s"));
     drop(file);
-    // Soon: a program that another test starts in this moment has all our
-    // descriptors until it runs.
+    // It may take a moment: a program that another test starts at the same moment has copies of all
+    // descriptors of this process until its exec.
     let mut flock = program("flock -w 60 -x");
     let freed = ask(flock.arg(&path).arg("true")).code == Some(0);
     assert!(freed, "the lock goes with its descriptor");
@@ -63,7 +63,7 @@ fn locks_of_a_killed_process_are_freed() {
     cluster.finish();
 }
 
-/// A process that does this in `dir`, says so, and then sleeps.
+/// Starts a process that runs `script` in `dir`, reports ready, and then sleeps.
 fn holder(dir: &Path, script: &str) -> Child {
     let mut child = shell(dir, &format!("{script}; echo ready; exec sleep 1000"))
         .stdout(Stdio::piped())
@@ -74,8 +74,8 @@ fn holder(dir: &Path, script: &str) -> Child {
     child
 }
 
-/// An open-file-description lock: its owner is the descriptor, so two owners
-/// fit into one process.
+/// Sets an open-file-description lock: its owner is the descriptor, so two owners fit into one
+/// process.
 fn range_lock(file: &File, command: i32, kind: i32, start: i64, len: i64) -> Result<i32, i32> {
     // SAFETY: all-zero is a valid value of this plain C struct.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -107,8 +107,8 @@ fn byte_ranges_are_locked_one_by_one() {
     assert_eq!(test(10), Ok(libc::F_WRLCK), "who asks is told of the lock");
     assert_eq!(test(500), Ok(libc::F_UNLCK));
     drop(one);
-    // Waiting: a program that another test starts in this moment has all our
-    // descriptors until it runs.
+    // Waits: a program that another test starts at the same moment has copies of all descriptors of
+    // this process until its exec.
     range_lock(&two, libc::F_OFD_SETLKW, libc::F_WRLCK, 0, 1000)
         .expect("all of it, once the other is closed");
     drop(two);
@@ -155,7 +155,7 @@ fn two() -> (Cluster, PathBuf, PathBuf) {
     two_as(Setup::nodes(2))
 }
 
-/// Two mounts, and a file on the node of the first.
+/// Returns a cluster with two mounts, and a file on the node of the first.
 fn two_as(setup: Setup) -> (Cluster, PathBuf, PathBuf) {
     let cluster = setup.start();
     let (a, b) = (cluster.mount(0), cluster.mount(1));
@@ -175,7 +175,7 @@ fn free(file: &File, start: i64, len: i64) {
     range_lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, start, len).expect("F_UNLCK");
 }
 
-/// Tries until the lock is had: for one that is freed by something that nobody waits for.
+/// Tries until it gets the lock, for a lock whose release has no event.
 fn get_in_the_end(file: &File, start: i64, len: i64) {
     let deadline = Instant::now() + PATIENCE;
     while let Err(errno) = write_lock(file, start, len) {
@@ -217,11 +217,11 @@ fn locks_reach_other_mounts() {
         assert_eq!(test(libc::F_RDLCK), Ok(libc::F_UNLCK));
         assert_eq!(test(libc::F_WRLCK), Ok(libc::F_RDLCK));
         drop((file, theirs));
-        // The kernel tells of the end of an open file when close(2) has returned.
+        // The kernel reports the end of an open file after close(2) has returned.
         get_in_the_end(&open(&other), 0, 0);
         get_in_the_end(&open(&path), 0, 0);
 
-        // Of a process: any descriptor that it closes frees them.
+        // Locks of a process: closing any descriptor of the file releases them.
         let file = open(&path);
         range_lock(&file, libc::F_SETLK, libc::F_WRLCK, 0, 10).expect("F_SETLK");
         let theirs = open(&other);
@@ -258,7 +258,7 @@ fn a_waiter_on_another_mount_gets_the_lock_when_it_is_freed() {
     cluster.finish();
 }
 
-/// Whoever waits is let go by a signal, and has no lock then.
+/// A signal ends the wait for a lock, and the waiter does not get it.
 #[test]
 fn a_signal_ends_a_wait() {
     let (cluster, a, b) = two();
@@ -279,7 +279,7 @@ fn a_signal_ends_a_wait() {
             let mut python = program("/usr/bin/python3 -c");
             let said = run(python.arg(&script).current_dir(mount));
             assert_eq!(said.out.trim(), "interrupted", "{}: {call}", mount.display());
-            // One that is killed does not hold its mount up either.
+            // A killed waiter does not block its mount either.
             let mut killed = program("timeout -s KILL 0.3 /usr/bin/python3 -c");
             let wait = format!("import fcntl; f = open('f', 'r+'); {call}");
             assert_ne!(ask(killed.arg(wait).current_dir(mount)).code, Some(0));
@@ -302,7 +302,7 @@ fn who_would_wait_for_himself_is_told() {
     let both = std::thread::scope(|scope| {
         let wait = |file, at| {
             let result = wait_for_lock(file, at, 1);
-            // Whoever is refused lets the other have its way.
+            // The refused owner releases its locks, so that the other gets them.
             free(file, 0, 2);
             result
         };
@@ -346,7 +346,7 @@ fn a_killed_mount_loses_its_locks() {
     cluster.finish();
 }
 
-/// Whoever stands still has not given up what it holds.
+/// A stopped mount has not given up its locks.
 #[test]
 fn a_stopped_mount_keeps_its_locks() {
     let (cluster, a, b) = two_as(Setup::nodes(2).config(SHORT_LEASE));
@@ -354,7 +354,7 @@ fn a_stopped_mount_keeps_its_locks() {
     wait_for_lock(&theirs, 0, 0).expect("F_OFD_SETLKW");
     let pid = cluster.mount_pid(1);
     process::signal(pid, Signal::STOP);
-    // The node asks it back in vain.
+    // The node recalls the lock in vain.
     assert_eq!(write_lock(&ours, 0, 1), Err(libc::EAGAIN));
     process::signal(pid, Signal::CONT);
     theirs.write_all_at(b"mine", 0).expect("it is");
@@ -373,7 +373,7 @@ fn locks_survive_the_daemon() {
         wait_for_lock(&theirs, 0, 100).expect("F_OFD_SETLKW");
         theirs.lock().expect("LOCK_EX");
         if round > 0 {
-            // Now the node knows of them, and they are not delegated.
+            // Now the locks are at the node, and not delegated.
             assert_eq!(write_lock(&ours, 50, 1), Err(libc::EAGAIN));
             wait_for_lock(&ours, 100, 100).expect("beside it");
         }
@@ -387,7 +387,7 @@ fn locks_survive_the_daemon() {
         std::thread::scope(|scope| {
             let waiter = scope.spawn(|| wait_for_lock(&ours, 0, 100));
             if round > 1 {
-                // Whoever waits goes on waiting.
+                // The waiters go on waiting.
                 cluster.kill_node(0);
                 cluster.start_node(0);
             }
@@ -401,7 +401,7 @@ fn locks_survive_the_daemon() {
     cluster.finish();
 }
 
-/// A mount that was away for longer than its lease learns that others may have had its locks.
+/// A mount that was absent for longer than its lease learns that others may have had its locks.
 #[test]
 fn who_was_away_for_too_long_is_told() {
     let (cluster, a, b) = two_as(Setup::nodes(2).config(SHORT_LEASE));
@@ -411,7 +411,7 @@ fn who_was_away_for_too_long_is_told() {
     process::signal(pid, Signal::STOP);
     cluster.kill_node(0);
     cluster.start_node(0);
-    // It does not come back to claim it.
+    // The mount does not come back to reclaim the lock.
     wait_for_lock(&ours, 0, 0).expect("freed");
     ours.write_all_at(b"mine", 0).expect("written");
     process::signal(pid, Signal::CONT);
@@ -434,7 +434,7 @@ fn who_was_away_for_too_long_is_told() {
     cluster.finish();
 }
 
-/// What the logs of the mounts say of each `EIO`.
+/// Returns the lines about `EIO` in the logs of the mounts.
 fn lines_of_eio(cluster: &Cluster) -> Vec<String> {
     let logs = std::fs::read_dir(cluster.dir().join("mount-logs")).expect("readdir");
     let text = |log: std::io::Result<std::fs::DirEntry>| {
@@ -444,7 +444,8 @@ fn lines_of_eio(cluster: &Cluster) -> Vec<String> {
     text.lines().filter(|line| line.contains("answered EIO")).map(str::to_owned).collect()
 }
 
-/// Adds one to a number in the file, and a line at its end, under a lock: nobody else's are lost.
+/// Adds one to a number in the file, and a line at its end, under a lock: no update of another
+/// process is lost.
 fn count(path: &Path, rounds: u64) {
     let mut file = open(path);
     for _ in 0..rounds {
@@ -453,7 +454,7 @@ fn count(path: &Path, rounds: u64) {
         file.read_exact_at(&mut number, 0).expect("8 bytes");
         let number = u64::from_le_bytes(number) + 1;
         file.write_all_at(&number.to_le_bytes(), 0).expect("8 bytes");
-        // The end, as fstat(2) tells it.
+        // The end as in the result of fstat(2).
         let end = file.metadata().expect("fstat").len();
         file.write_all_at(b"line\n", end).expect("a line");
         free(&file, 0, 0);
@@ -489,7 +490,7 @@ fn the_same_without_passthrough() {
     all_count(cluster, &a, &b);
 }
 
-/// The memory of the reader's node is no obstacle, and the size neither.
+/// The page cache of the reader's node hides nothing, and neither does the size.
 #[test]
 fn a_reader_that_locks_sees_what_was_written() {
     let (cluster, a, b) = two();
@@ -548,7 +549,7 @@ fn sqlite_works_on_two_mounts_at_once() {
     cluster.finish();
 }
 
-/// Where nobody else locks, nobody is asked; and whoever else comes is heard at once.
+/// Without other lockers, locks cost no request; another locker gets the lock at once.
 #[test]
 fn locks_of_a_file_of_ones_own_cost_no_request() {
     let (cluster, a, b) = two();

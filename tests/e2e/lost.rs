@@ -1,5 +1,5 @@
-//! Bytes that are lost: the directory of a node, or single objects, are gone or cut behind the back of the daemons. Whoever
-//! reads what is not there gets an error, and not a file that looks whole.
+//! Lost bytes: the directory of a node, or single objects, are removed or truncated without the
+//! daemons. A reader of lost bytes gets an error, and not a file that looks whole.
 
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -19,12 +19,12 @@ use tatami_wire::Ino;
 
 const LEN: usize = 3_000_000;
 const LEFT: usize = 1000;
-/// Rounds of a writer that cuts a file beside its readers.
+/// Rounds of a writer that truncates a file beside its readers.
 const ROUNDS: u64 = 300;
-/// Exit code of fsck(8): something is wrong and was left so.
+/// Exit code of fsck(8): faults were found and not repaired.
 const WRONG: Option<i32> = Some(4);
 
-/// The backing files of all objects of an inode, on all nodes.
+/// Returns the backing files of all objects of an inode, on all nodes.
 fn objects(cluster: &Cluster, ino: u64) -> Vec<PathBuf> {
     let bucket = format!("objects/{:02x}", ino & 0xff);
     let of_node = |node: u16| cluster.dir().join(format!("node{node}")).join(&bucket);
@@ -39,7 +39,7 @@ fn objects(cluster: &Cluster, ino: u64) -> Vec<PathBuf> {
     found
 }
 
-/// The one object of a whole file.
+/// Returns the one object of a whole file.
 fn object(cluster: &Cluster, path: &Path) -> PathBuf {
     let found = objects(cluster, stat(path).ino());
     assert_eq!(found.len(), 1, "{}", path.display());
@@ -50,7 +50,7 @@ fn cut(path: &Path, len: usize) {
     OpenOptions::new().write(true).open(path).expect("open").set_len(len as u64).expect("cut");
 }
 
-/// Lets `damage` happen while nothing runs.
+/// Does `damage` while nothing runs.
 fn behind_their_back(cluster: &Cluster, damage: impl FnOnce()) {
     cluster.down();
     damage();
@@ -61,7 +61,7 @@ fn eio<T>(result: std::io::Result<T>) {
     assert_eq!(refused(result), libc::EIO);
 }
 
-/// Reads all that can be read in pieces, until an error or the end.
+/// Reads as many bytes as possible in pieces, until an error or the end.
 fn read_on(path: &Path) -> (Vec<u8>, Option<i32>) {
     let (mut file, mut all, mut piece) = (open(path), Vec::new(), vec![0; 100]);
     loop {
@@ -79,7 +79,8 @@ fn told(cluster: &Cluster, options: &[&str]) -> (Option<i32>, Vec<Value>) {
     (said.code, told["findings"].as_array().expect("a list").clone())
 }
 
-/// Until the check finds so many things: it lets files be that somebody has just had open for writing.
+/// Waits until the check has `count` findings: it skips files that a client has just had open for
+/// writing.
 fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, Vec<Value>) {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
@@ -91,7 +92,7 @@ fn told_of(cluster: &Cluster, options: &[&str], count: usize) -> (Option<i32>, V
     }
 }
 
-/// Waits until this is so.
+/// Waits until the condition holds.
 fn until(mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(120);
     while !holds() {
@@ -107,7 +108,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
     for name in [gone, short, Path::new("dir/sound"), Path::new("dir/replaced")] {
         put(a.join(name), &bytes);
     }
-    // Files that legitimately have no byte, or holes.
+    // Files that rightly have no byte, or holes.
     drop(create(a.join("dir/empty")));
     create(a.join("dir/sparse")).set_len(LEN as u64).expect("ftruncate");
     let grown = create(a.join("dir/grown"));
@@ -130,8 +131,8 @@ fn lost_bytes_are_errors(cluster: Cluster) {
         assert_eq!(get(mount.join("dir/sparse")), vec![0; LEN]);
         assert_eq!(get(mount.join("dir/grown")).len(), LEN);
         assert_eq!(read_on(&mount.join(gone)), (Vec::new(), Some(libc::EIO)));
-        // The kernel may read more at a time than it is asked for, and then gets none of it.
-        // The other mount has just had it open for writing, and tells of the close a moment later.
+        // The kernel may read more at a time than requested, and then gets none of it. The other
+        // mount has just had the file open for writing, and reports the close a moment later.
         until(|| {
             let (left, error) = read_on(&mount.join(short));
             assert!(left.len() <= LEFT && bytes.starts_with(&left), "{} bytes", left.len());
@@ -142,7 +143,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
             eio(fs::read(&path));
             eio(open(&path).read_exact_at(&mut [0; 10], LEN as u64 - 10));
             eio(fs::copy(&path, mount.join("copy")));
-            // Nothing makes a file of it that looks whole.
+            // No operation makes a file of it that looks whole.
             eio(OpenOptions::new().append(true).open(&path).expect("open").write_all(b"more"));
             let file = OpenOptions::new().read(true).write(true).open(&path).expect("open");
             eio(file.write_all_at(b"more", 5));
@@ -167,7 +168,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
     }
     is_reported_once(&cluster, stat(a.join(gone)).ino());
 
-    // fsck names them, and leaves them as they are.
+    // fsck names the files, and leaves them as they are.
     for options in [&["--repair"][..], &[], &["--lost"]] {
         let (code, findings) = told_of(&cluster, options, 3);
         assert_eq!(code, WRONG);
@@ -191,7 +192,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
         said.out.contains("/dir/gone") && said.out.contains("node0")
     });
 
-    // Written anew, replaced, and cut to what is left, they are files again.
+    // Rewritten, replaced, and truncated to the rest, they are ordinary files again.
     put(a.join(gone), b"anew");
     assert_eq!(get(b.join(gone)), b"anew");
     put(b.join("new"), &bytes);
@@ -214,7 +215,7 @@ fn lost_bytes_are_errors(cluster: Cluster) {
     cluster.finish();
 }
 
-/// Each mount tells of a file once, and where it was to be.
+/// Each mount reports a file once, with the place of the lost bytes.
 fn is_reported_once(cluster: &Cluster, ino: u64) {
     let logs = fs::read_dir(cluster.dir().join("mount-logs")).expect("logs of mounts");
     let mut told = 0;
@@ -244,7 +245,8 @@ fn lost_bytes_are_errors_without_passthrough() {
     lost_bytes_are_errors(Setup::nodes(2).without_passthrough().start());
 }
 
-/// A file is cut, written and lengthened on one mount: nobody who reads it meanwhile takes that for a loss.
+/// A file is truncated, written and lengthened on one mount: no reader meanwhile takes that for a
+/// loss.
 fn cuts_are_no_loss(cluster: Cluster) {
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     for writer in [&a, &b] {
@@ -319,7 +321,7 @@ fn the_same_without_passthrough() {
 fn lost_bytes_of_a_tiled_file_are_errors() {
     let cluster = Cluster::start(NODES);
     let (a, b) = (cluster.mount(0), cluster.mount(1));
-    // Tiles over a file that was whole before: below them, and behind them, are bytes of the base.
+    // Tiles over a file that was whole before: below and behind them are bytes of the base.
     let before = pattern(9, 0, SIZE + 5000);
     put(a.join("over"), &before);
     let ino = stat(a.join("over")).ino();
@@ -331,7 +333,7 @@ fn lost_bytes_of_a_tiled_file_are_errors() {
     assert_eq!(over.len(), before.len());
     tiled_file(&cluster, "all", &pattern(2, 0, SIZE));
     let all = stat(a.join("all")).ino();
-    // Bytes that a mount writes go to the pieces, and no base comes of it.
+    // Bytes that a mount writes go to the pieces; the file does not get a base.
     let file = OpenOptions::new().write(true).open(a.join("all")).expect("open");
     file.write_all_at(b"in place", 77).expect("write");
     drop(file);
@@ -390,7 +392,7 @@ fn programs_hear_of_lost_bytes() {
 
 #[test]
 fn a_node_that_began_empty_says_so_until_it_is_settled() {
-    // A node that keeps names would take them along.
+    // A node with shards would lose them, too.
     let cluster = Setup::nodes(2).config("[volume]\nshards = \"0\"\n").start();
     let (a, b) = (cluster.mount(0), cluster.mount(1));
     put(a.join("here"), "here");

@@ -1,5 +1,5 @@
-//! A volume of several nodes of which somebody has broken records: `fsck` tells, `fsck --repair` mends, and what was
-//! right stays as it is, also while programs work on it.
+//! A volume of several nodes with damaged records: `fsck` reports the damage, `fsck --repair`
+//! repairs it, and intact records stay as they are, also while programs work on the volume.
 
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,23 +17,24 @@ use tatami_tests::process::wait_ms;
 use tatami_tests::seed::{Rng, scaled};
 use tatami_wire::{ExecutorId, Ino, NodeId, SHARDS_MAX, ShardMap};
 
-/// Directories that programs work in, and files that they move.
+/// Directories in which programs work, and files that they move.
 const DIRS: u32 = 6;
 const TOKENS: u32 = 16;
-/// Operations of all of them while checks must find nothing.
+/// Operations of all programs during which checks must find nothing.
 const BETWEEN: u64 = 2000;
-/// Repairs that are not let come to their end.
+/// Number of interrupted repairs.
 const BROKEN_OFF: u64 = 6;
 /// Exit codes of fsck(8).
 const CLEAN: Option<i32> = Some(0);
 const MENDED: Option<i32> = Some(1);
 const LEFT: Option<i32> = Some(4);
-// Places in the record of an inode, and what an entry of a directory says.
+// Offsets in the record of an inode, and the kind of a directory in an entry.
 const NLINK: usize = 4;
 const PARENT: usize = 48;
 const DIR: u8 = 2;
 
-/// The records of all nodes, while no daemon runs. Keys and values are as docs/FORMAT.md draws them.
+/// The records of all nodes, while no daemon runs. Keys and values are as docs/FORMAT.md draws
+/// them.
 struct Records {
     stores: Vec<FjallStore>,
 }
@@ -47,7 +48,7 @@ impl Records {
         Records { stores: (0..cluster.nodes()).map(open).collect() }
     }
 
-    /// The node that has a record.
+    /// Returns the node that has a record.
     fn holder(&self, key: &[u8]) -> Option<usize> {
         self.stores.iter().position(|store| store.get(key).expect("reads").is_some())
     }
@@ -70,7 +71,7 @@ impl Records {
         self.put(node, key, Some(value));
     }
 
-    /// The numbers under which entries of a directory lie.
+    /// Returns the numbers of the partitions with entries of a directory.
     fn parts(&self, dir: u64) -> BTreeSet<u64> {
         let mut parts = BTreeSet::new();
         for store in &self.stores {
@@ -89,7 +90,7 @@ impl Records {
         parts
     }
 
-    /// The key of a directory's entry, and the node that has it.
+    /// Returns the key of a directory's entry, and the node that has it.
     fn entry(&self, dir: u64, name: &str) -> (usize, Vec<u8>) {
         let prefix = [&b"E"[..], &dir.to_be_bytes()].concat();
         for (node, store) in self.stores.iter().enumerate() {
@@ -125,12 +126,13 @@ fn fsck(cluster: &Cluster, options: &[&str]) -> (Said, Vec<Value>) {
     (said, findings)
 }
 
-/// Which node has the record of an inode.
+/// Returns the node with the record of an inode.
 fn home(map: &ShardMap, path: &Path) -> NodeId {
     map.owner(Ino(number(path)).shard()).expect("there is such a shard").node
 }
 
-/// Makes a directory whose record is on a node that is right, with a file in it: so it is there.
+/// Makes a directory whose record is on a node that `is_right` accepts. The file in it makes the
+/// directory move there.
 fn dir_on(map: &ShardMap, parent: &Path, name: &str, is_right: impl Fn(NodeId) -> bool) -> PathBuf {
     for n in 0.. {
         let path = parent.join(format!("{name}{n}"));
@@ -144,7 +146,7 @@ fn dir_on(map: &ShardMap, parent: &Path, name: &str, is_right: impl Fn(NodeId) -
     unreachable!("there is no end of numbers")
 }
 
-/// Files that nobody breaks, and what is in them.
+/// Undamaged files and their contents.
 type Files = BTreeMap<PathBuf, Vec<u8>>;
 
 fn furnish(root: &Path) -> Files {
@@ -167,28 +169,28 @@ fn assert_untouched(files: &Files) {
     }
 }
 
-/// What is broken, by path as it was.
+/// The damaged inodes, by path before the damage.
 struct Broken {
     /// A directory without a record.
     gone: PathBuf,
-    /// A file that says that it has seven names.
+    /// A file whose link count is seven.
     counted: PathBuf,
     /// A file without a name.
     nameless: PathBuf,
-    /// A file of which its entry says that it is a directory.
+    /// A file whose entry has the kind of a directory.
     kind: PathBuf,
-    /// A directory that says that it lies elsewhere.
+    /// A directory whose parent pointer leads elsewhere.
     adrift: PathBuf,
     /// A directory, and its second name.
     twice: (PathBuf, PathBuf),
-    /// A directory that lies in one that lies in it.
+    /// A directory that lies in its own subdirectory.
     ring: PathBuf,
-    /// The numbers of all of them, and of what they lie in.
+    /// The inode numbers of all of them, and of their parents.
     numbers: BTreeMap<PathBuf, u64>,
 }
 
-/// Makes things and breaks them, one of each sort, where name and inode are on different nodes. The volume is
-/// down meanwhile.
+/// Makes inodes and damages them, one of each kind, where name and inode are on different nodes.
+/// The volume is down meanwhile.
 fn damage(cluster: &Cluster) -> Broken {
     let root = cluster.mount(0);
     let nodes: Vec<_> = (0..cluster.nodes()).map(NodeId).map(ExecutorId::first).collect();
@@ -256,7 +258,7 @@ fn damage(cluster: &Cluster) -> Broken {
 }
 
 impl Broken {
-    /// What a check finds wrong with what was broken, and nothing else.
+    /// Checks that the findings are those of the damage, and no others.
     fn assert_are_these(&self, findings: &[Value]) {
         let known: BTreeSet<u64> = self.numbers.values().copied().collect();
         for finding in findings {
@@ -288,7 +290,7 @@ impl Broken {
         assert_eq!(number(self.adrift.join("..")), number(far));
         assert!(self.twice.0.exists() && !self.twice.1.exists(), "one name");
         assert_eq!(get(self.twice.0.join("inside")), b"inside");
-        // One of those that lay in each other is in lost+found, and the other one in it.
+        // One of the two directories of the loop is in lost+found, and the other one in it.
         let found = names(&lost);
         assert_eq!(found.len(), 2, "{found:?}");
         let inner = self.numbers.keys().find(|path| path.parent() == Some(&self.ring));
@@ -333,7 +335,7 @@ fn what_is_broken_between_nodes_is_told_and_mended() {
     cluster.finish();
 }
 
-/// A repair may be broken off, and daemons may die while it is at work: what is left is mended by the next one.
+/// A repair may be interrupted, and daemons may die meanwhile: the next repair does the rest.
 #[test]
 fn a_repair_that_is_broken_off_does_no_harm() {
     let cluster = Cluster::start(3);
@@ -350,7 +352,7 @@ fn a_repair_that_is_broken_off_does_no_harm() {
             let victim = rng.u16(..cluster.nodes());
             cluster.kill_node(victim);
             cluster.start_node(victim);
-            // It waits for whoever is away; what it makes of what it then finds is seen below.
+            // The repair waits for absent nodes; its result is checked below.
             repair.wait().expect("it ends");
         } else {
             repair.kill().expect("it is ours");
@@ -367,7 +369,7 @@ fn a_repair_that_is_broken_off_does_no_harm() {
     cluster.finish();
 }
 
-/// Directories that have split lose their records, and others one of a partition: all names are there again.
+/// Split directories lose their records, or one of a partition: the repair brings all names back.
 #[test]
 fn directories_that_have_split_are_put_together_again() {
     const FILES: usize = 1500;
@@ -407,7 +409,7 @@ fn directories_that_have_split_are_put_together_again() {
     cluster.finish();
 }
 
-/// One random operation of a program on names that others work on, too.
+/// Does one random operation of a program on names that other workers use, too.
 fn step(root: &Path, worker: u16, rng: &mut Rng) -> std::io::Result<()> {
     let place = |rng: &mut Rng| root.join(format!("work{}", rng.u32(..DIRS)));
     let (from, to) = (place(rng), place(rng));
@@ -429,7 +431,7 @@ fn step(root: &Path, worker: u16, rng: &mut Rng) -> std::io::Result<()> {
     }
 }
 
-/// Programs on all mounts do what they like while `body` runs.
+/// Runs random operations of programs on all mounts while `body` runs.
 fn at_work(cluster: &Cluster, body: impl FnOnce(&AtomicU64)) {
     let (done, steps) = (AtomicBool::new(false), AtomicU64::new(0));
     let mut rng = Rng::with_seed(cluster.seed());
@@ -440,13 +442,13 @@ fn at_work(cluster: &Cluster, body: impl FnOnce(&AtomicU64)) {
             let (done, steps) = (&done, &steps);
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // Others are faster now and then.
+                    // The operation fails if another worker is faster.
                     let _ = step(&root, worker, &mut rng);
                     steps.fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
-        // Workers end whatever comes of it.
+        // Workers end even if `body` panics.
         let ended = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(&steps)));
         done.store(true, Ordering::Relaxed);
         if let Err(panic) = ended {
@@ -456,7 +458,8 @@ fn at_work(cluster: &Cluster, body: impl FnOnce(&AtomicU64)) {
     println!("{} operations", steps.into_inner());
 }
 
-/// Checks again and again, while so much happens that a check that believed all it is told would be wrong.
+/// Checks again and again, while so much happens that a check without a second look would find
+/// faults.
 fn assert_finds_nothing(cluster: &Cluster, steps: &AtomicU64) {
     let enough = steps.load(Ordering::Relaxed) + BETWEEN;
     let mut dispelled = 0;
@@ -476,7 +479,7 @@ fn a_volume_in_use_is_mended_and_what_is_right_is_let_be() {
     let cluster = Cluster::start(3);
     let root = cluster.mount(0);
     let files = furnish(&root);
-    // It splits while it is looked at.
+    // The directory splits during the checks.
     fs::create_dir(root.join("grows")).expect("mkdir");
     (0..1000).for_each(|n| put(root.join("grows").join(format!("old{n}")), "grown"));
     for n in 0..DIRS {

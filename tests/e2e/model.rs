@@ -1,6 +1,5 @@
-//! Random operations, done on the mount and on a model in memory: both must
-//! answer the same. What once failed is kept in `model-regressions.txt` and
-//! tried first.
+//! Random operations, done on the mount and on a model in memory: both must give the same answers.
+//! Failed histories are kept in `model-regressions.txt` and tried first.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
@@ -81,7 +80,7 @@ fn one_mount_without_passthrough_answers_as_the_model() {
     single(Setup::nodes(1).without_passthrough().start());
 }
 
-/// Two mounts take turns at random; what one has closed, the other sees.
+/// Two mounts take turns at random; each sees the files that the other has closed.
 #[test]
 fn two_mounts_answer_as_one_model() {
     let cluster = Cluster::start(2);

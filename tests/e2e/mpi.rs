@@ -33,7 +33,7 @@ fn folder() -> TempDir {
     tempfile::tempdir().expect("a directory")
 }
 
-/// The shapes made of random datatypes take the bytes that `MPI_Pack` takes.
+/// The shapes of random datatypes take the bytes that `MPI_Pack` takes.
 #[test]
 fn datatypes_are_flattened_as_the_library_packs_them() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -61,7 +61,7 @@ fn calls_do_what_the_standard_says() {
     }
 }
 
-/// What set_view does not like is told by its argument's name to those who ask for it.
+/// set_view reports a wrong argument by name, on request.
 #[test]
 fn set_view_says_which_argument_is_wrong() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -82,7 +82,8 @@ fn set_view_says_which_argument_is_wrong() {
     }
 }
 
-/// A container is a file to a program: unlink(2), remove(3) and unlinkat(2) remove it, and leave directories alone.
+/// A container is a file to a program: unlink(2), remove(3) and unlinkat(2) remove it, and leave
+/// directories alone.
 #[test]
 fn containers_are_unlinked() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -94,8 +95,9 @@ fn containers_are_unlinked() {
     }
 }
 
-/// File types whose bounds are not those of their data, and whose copies overlap: one copy is written as by the MPI
-/// library; of bytes that are written twice the later one counts. The overlay shows what was written.
+/// File types whose bounds differ from those of their data, and whose copies overlap. One copy is
+/// written as by the MPI library. If copies write a byte twice, the later one counts. The overlay
+/// shows the written bytes.
 #[test]
 fn file_types_may_overlap_their_copies() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -134,8 +136,8 @@ fn file_types_may_overlap_their_copies() {
     assert!(one.last() == Some(&get(at("native"))), "other bytes than the MPI library's");
 }
 
-/// Random types, views and calls: what each call tells and every byte of the
-/// file are as a reference says that uses the MPI library's simplest calls only.
+/// Random types, views and calls: the results of each call and every byte of the file equal those
+/// of a reference, which uses the MPI library's simplest calls only.
 #[test]
 fn random_calls_leave_what_simple_ones_leave() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -194,7 +196,7 @@ fn fortran_programs_run_unmodified() {
     }
 }
 
-/// Files that are not ours go to the MPI library.
+/// Other files go to the MPI library.
 #[test]
 fn other_files_are_left_to_the_mpi_library() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -223,7 +225,7 @@ fn mpi4py_runs_unmodified() {
     assert!(path.is_dir(), "the layer was not used");
 }
 
-/// `tatami mpi-check` tells whether the layer is active, and why not.
+/// `tatami mpi-check` reports whether the layer is active, and the reason if not.
 #[test]
 fn mpi_check_tells_why_not() {
     let _turn = ONE_AT_A_TIME.lock();

@@ -1,6 +1,6 @@
-//! Real programs and libraries that write shared files by MPI-IO, unmodified: each runs
-//! natively on the local disk, and with the layer, into containers. Read again as one stream,
-//! every byte must be the same. HDF5's own tools compare what they understand besides.
+//! Real programs and libraries that write shared files by MPI-IO, unmodified. Each runs natively on
+//! the local disk, and with the layer, into containers. Read back as one stream, every byte must be
+//! the same. HDF5's own tools compare the contents, too.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ const RANKS: u32 = 4;
 /// The marker of a container.
 const MARKER: &str = ".tatami-container";
 
-/// The library that is put before the MPI library.
+/// Returns the library that is preloaded before the MPI library.
 fn layer() -> PathBuf {
     let path = match std::env::var_os("TATAMI_MPI_LIBRARY") {
         Some(path) => PathBuf::from(path),
@@ -33,7 +33,7 @@ fn example(name: &str) -> PathBuf {
     sources().parent().expect("the workspace").join("examples").join(name)
 }
 
-/// Where Debian puts what differs between architectures.
+/// Returns Debian's directory of architecture-dependent files.
 fn multiarch() -> String {
     run(&mut program("gcc -print-multiarch")).out.trim().to_owned()
 }
@@ -69,7 +69,7 @@ impl Job {
         to
     }
 
-    /// `mpirun` of `ranks` processes in one of the folders; with the layer in the other.
+    /// Returns `mpirun` of `ranks` processes in one of the folders; with the layer in the other.
     fn mpirun(&self, folder: &Path, ranks: u32) -> Command {
         let mut command = program(&format!("mpirun.{} -n {ranks}", self.mpi));
         command.current_dir(folder);
@@ -90,8 +90,8 @@ impl Job {
         }
     }
 
-    /// Names of the containers in the folder with the layer. Each is read as one stream by
-    /// MPI-IO, and made one plain file by `tatami relayout`: these bytes are the same.
+    /// Returns the names of the containers in the folder with the layer. Each is read as one stream
+    /// by MPI-IO, and made one plain file by `tatami relayout`: these bytes are the same.
     fn flatten(&self) -> Vec<String> {
         let tiled = self.tiled();
         let mut all = names(&tiled);
@@ -108,7 +108,7 @@ impl Job {
         all
     }
 
-    /// Both folders hold these files with the same bytes.
+    /// Checks that both folders have these files with the same bytes.
     fn same(&self, which: &[&str]) {
         for name in which {
             let (native, tiled) = (get(self.native().join(name)), get(self.tiled().join(name)));
@@ -180,8 +180,8 @@ fn netcdf4_writes_the_same_file() {
     assert!(dump(&job.native()) == dump(&job.tiled()), "ncdump tells of two different files");
 }
 
-/// PnetCDF looks at a file that it opens with open(2), to which a container is a directory:
-/// so it only writes through the layer, and reads through the overlay and what was flattened.
+/// PnetCDF inspects an existing file with open(2), for which a container is a directory. So it only
+/// writes through the layer, and reads through the overlay and from the flattened file.
 #[test]
 fn pnetcdf_writes_the_same_file() {
     let job = Job::new("openmpi");
@@ -212,7 +212,7 @@ fn mpi4py_writes_the_same_file() {
     let job = Job::new("openmpi");
     for folder in [job.native(), job.tiled()] {
         let mut command = job.mpirun(&folder, RANKS);
-        // Debian's own, for which its mpi4py is.
+        // Debian's own Python: its mpi4py is built for it.
         command.arg("/usr/bin/python3").arg(source("mpi4py_shared.py")).arg("shared.dat");
         says_all_is_right(&mut command);
     }
@@ -220,8 +220,8 @@ fn mpi4py_writes_the_same_file() {
     job.same(&["shared.dat"]);
 }
 
-/// LAMMPS dumps all steps into one file, and writes restart files whose first part it writes
-/// with fwrite: these are ordinary files before MPI-IO comes to them, and stay so.
+/// LAMMPS dumps all steps into one file. It writes the first part of its restart files with fwrite:
+/// these are ordinary files before MPI-IO opens them, and stay so.
 #[test]
 fn lammps_writes_the_same_files() {
     let job = Job::new("openmpi");
@@ -255,7 +255,8 @@ fn abinit_writes_the_same_wave_functions() {
     job.same(&["hydrogeno_WFK", "hydrogeno_DEN"]);
 }
 
-/// The programs of `mpi-bench` verify what they read; what they write, plain read(2) verifies, too.
+/// The programs of `mpi-bench` verify the bytes that they read; plain read(2) verifies the bytes
+/// that they write.
 fn workloads(mpi: &'static str) {
     let job = Job::new(mpi);
     let programs = job.base.path().join("programs");
@@ -266,7 +267,7 @@ fn workloads(mpi: &'static str) {
         .arg(folder)
         .arg(format!("OUT={}", programs.display()))
         .arg(format!("MPIS={mpi}")));
-    // MPI promises nothing of holes, and MPICH's data sieving does not leave them empty.
+    // MPI promises nothing about holes, and MPICH's data sieving does not leave them empty.
     let (tile, hole) = (24, 64);
     let hpio = (1000 * 4 - 1) * hole + tile;
     let holes = format!("--size {hpio} --data {tile} --period {hole} --any-holes");

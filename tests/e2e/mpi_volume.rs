@@ -1,5 +1,5 @@
-//! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own: the layer
-//! gives each rank a piece on that node's disk, and all mounts show one ordinary file.
+//! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own:
+//! the layer gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,18 +20,18 @@ use tatami_wire::Ino;
 use tempfile::TempDir;
 
 const NODES: u16 = 4;
-/// A user who is nobody in particular.
+/// An ordinary user.
 const ANNA: u32 = 4001;
 /// Bytes of a block of the program `endless`.
 const BLOCK: u64 = 1000;
 
-/// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for the
-/// mount of the rank's node: ranks go round the nodes.
+/// `mpirun` with the layer. In the arguments of the program, which are to follow, `@` stands for
+/// the mount of the rank's node: ranks go round the nodes.
 fn layered(cluster: &Cluster, mpi: &str, ranks: u64, program: &str) -> Command {
     launch(cluster, mpi, ranks, &compiled(program, mpi))
 }
 
-/// The same of any program.
+/// Does the same for any program.
 fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
     let mut command = Command::new(tatami_bin());
     command.args(["mpirun", "--launcher", &format!("mpirun.{mpi}"), "-n", &ranks.to_string()]);
@@ -43,7 +43,7 @@ fn launch(cluster: &Cluster, mpi: &str, ranks: u64, program: &Path) -> Command {
     command
 }
 
-/// The same job of an ordinary user, to whom the volume does not belong.
+/// Does the same job as an ordinary user without rights to the volume.
 fn as_anna(command: &Command) -> Command {
     let mut job = as_user(ANNA, "");
     job.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
@@ -69,7 +69,8 @@ done
 exec "$@"
 "#;
 
-/// Where the first bytes of a file of the cluster are, by `tatami where`: numbers of nodes.
+/// Returns the numbers of the nodes with the first bytes of a file of the cluster, by `tatami
+/// where`.
 fn nodes_of(cluster: &Cluster, path: &Path) -> Vec<u64> {
     let said = cluster.tatami("where", &["--json", path.to_str().expect("UTF-8")]);
     let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
@@ -77,7 +78,7 @@ fn nodes_of(cluster: &Cluster, path: &Path) -> Vec<u64> {
     nodes.iter().map(|node| node["node"].as_u64().expect("a number")).collect()
 }
 
-#[allow(clippy::disallowed_methods)] // a program that writes on its own tells nobody when
+#[allow(clippy::disallowed_methods)] // the program writes on its own, without an event
 fn pause(milliseconds: u64) {
     std::thread::sleep(Duration::from_millis(milliseconds));
 }
@@ -87,7 +88,7 @@ fn pause(milliseconds: u64) {
 fn calls_do_what_the_standard_says() {
     let _turn = ONE_AT_A_TIME.lock();
     for nodes in [1, NODES] {
-        // One node's mount is not called after it.
+        // With one node, the second mount stays unused.
         let cluster = Cluster::start(nodes.max(2));
         for mpi in MPIS {
             let mut command = layered(&cluster, mpi, 3, "semantics");
@@ -98,7 +99,8 @@ fn calls_do_what_the_standard_says() {
     }
 }
 
-/// File types whose bounds are not those of their data, and whose copies overlap; with ranks on several nodes and on one.
+/// File types whose bounds are not those of their data, and whose copies overlap; with ranks on
+/// several nodes and on one.
 #[test]
 fn file_types_may_overlap_their_copies() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -124,7 +126,8 @@ fn file_types_may_overlap_their_copies() {
     cluster.finish();
 }
 
-/// Random types, views and calls: what each call tells and every byte of the file are as in a container.
+/// Random types, views and calls: the results of each call and every byte of the file are as in a
+/// container.
 #[test]
 fn random_calls_do_what_they_do_in_a_container() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -170,7 +173,7 @@ fn threads_may_call_at_any_time() {
     cluster.finish();
 }
 
-/// What `endless` writes.
+/// Returns the byte that `endless` writes at an offset.
 fn byte_at(at: u64) -> u8 {
     (at.wrapping_mul(2_654_435_761) >> 13) as u8
 }
@@ -179,7 +182,8 @@ fn block_at(at: u64) -> Vec<u8> {
     (at..at + BLOCK).map(byte_at).collect()
 }
 
-/// The process of a rank of `endless`, and how many of its blocks it has written.
+/// Returns the process of a rank of `endless`, and the number of blocks that it has reported as
+/// written.
 fn told(log: &Path, rank: u64) -> Option<(i32, u64)> {
     let bytes = fs::read(log.with_extension(rank.to_string())).ok()?;
     let words: Vec<u64> = bytes.as_chunks::<8>().0.iter().map(|w| u64::from_le_bytes(*w)).collect();
@@ -189,7 +193,8 @@ fn told(log: &Path, rank: u64) -> Option<(i32, u64)> {
     }
 }
 
-/// Is everything there that the ranks say they wrote? A sentence where it is not.
+/// Checks that all bytes exist that the ranks reported as written. Returns a sentence where one is
+/// missing.
 fn missing(file: &Path, log: &Path, ranks: u64) -> Result<(), String> {
     let file = fs::File::open(file).map_err(|e| e.to_string())?;
     let mut bytes = vec![0; BLOCK as usize];
@@ -279,8 +284,8 @@ fn ranks_go_on_when_a_daemon_dies() {
     cluster.finish();
 }
 
-/// A file that was ordinary before keeps what no rank writes over, is written by other programs in
-/// between, and is as it was after an open in which nobody wrote.
+/// A file that was ordinary before keeps the bytes that no rank overwrites. Other programs write it
+/// in between. After an open without writes it is unchanged.
 #[test]
 fn ordinary_programs_and_jobs_take_turns() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -320,7 +325,8 @@ fn ordinary_programs_and_jobs_take_turns() {
     cluster.finish();
 }
 
-/// Whoever cannot read the volume's key is served natively too, as the user that he is.
+/// A user without access to the volume's key is served natively, too, with that user's own
+/// permissions.
 #[test]
 fn ordinary_users_run_jobs_and_are_judged_as_themselves() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -358,7 +364,7 @@ fn ordinary_users_run_jobs_and_are_judged_as_themselves() {
         assert!(get(&out) == get(on(3, mpi)), "one rank reads what lies on all nodes");
         fs::remove_file(&out).expect("unlink");
 
-        // What its mode forbids is forbidden, and nothing of it changes.
+        // The mode forbids the access, and nothing of the file changes.
         run(&mut job(mpi, &log, "secret"));
         let bytes = get(on(0, "secret"));
         mode(&on(0, "secret"), 0o600);
@@ -446,8 +452,8 @@ impl Pair {
     }
 }
 
-/// HDF5, netCDF-4 and PnetCDF write the file that they write without the layer, and read it by another number of
-/// ranks. PnetCDF looks at it by POSIX calls, too.
+/// HDF5, netCDF-4 and PnetCDF write the same file as without the layer, and another number of ranks
+/// reads it. PnetCDF checks it by POSIX calls, too.
 #[test]
 fn libraries_write_the_same_files() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -504,7 +510,7 @@ fn mpi4py_writes_the_same_file() {
     let _turn = ONE_AT_A_TIME.lock();
     let pair = Pair::new();
     let script = sources().join("e2e/mpi_programs/mpi4py_shared.py");
-    // Debian's own, for which its mpi4py is.
+    // Debian's own Python: its mpi4py is built for it.
     let line = format!("{} shared.dat", script.display());
     pair.both("openmpi", Path::new("/usr/bin/python3"), &line);
     pair.same("shared.dat");
@@ -527,8 +533,8 @@ fn abinit_writes_the_same_wave_functions() {
     pair.cluster.finish();
 }
 
-/// While ranks of several nodes write at explicit offsets, each write is a tile. When the file is closed, these
-/// are runs, also where bytes of an earlier job lie beneath.
+/// While ranks of several nodes write at explicit offsets, each write is a tile. When the file is
+/// closed, these are runs, also where bytes of an earlier job lie beneath.
 #[test]
 fn writes_of_several_nodes_are_runs_when_the_file_is_closed() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -553,7 +559,7 @@ fn writes_of_several_nodes_are_runs_when_the_file_is_closed() {
     cluster.finish();
 }
 
-/// Opens that know nothing of each other see what was synced, after a sync of their own.
+/// Opens without a common communicator see each other's synced bytes, after a sync of their own.
 #[test]
 fn separate_opens_see_each_other_after_sync() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -574,8 +580,9 @@ fn requests(cluster: &Cluster) -> u64 {
     nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
 }
 
-/// What one more of what the program `counted` does costs, in requests: two runs are compared. Housekeeping and
-/// what mounts happen to know are no part of it, so the least of several is what counts.
+/// Returns the requests for one more operation of the program `counted`: two runs are compared.
+/// Background work and the state of the mounts' caches add requests, so the least of several
+/// results counts.
 fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 {
     let once = |_| {
         let [few, many] = counts.map(&mut run);
@@ -584,8 +591,8 @@ fn cost(least: usize, counts: [u64; 2], mut run: impl FnMut(u64) -> u64) -> f64 
     (0..least).map(once).fold(f64::MAX, f64::min)
 }
 
-/// The shared file pointer and the lock of atomic mode with ranks on several nodes: the shard gives them, for one
-/// request each.
+/// The shared file pointer and the lock of atomic mode with ranks on several nodes: the shard gives
+/// them, for one request each.
 #[test]
 fn shared_pointers_and_atomic_mode_cost_a_request_each() {
     const RANKS: u64 = 4;
@@ -593,8 +600,8 @@ fn shared_pointers_and_atomic_mode_cost_a_request_each() {
     let cluster = Cluster::start(NODES);
     for mpi in MPIS {
         let what = Pair::compile(mpi, &sources().join("e2e/mpi_programs/counted.c"), "");
-        // In atomic mode each rank locks and unlocks for a write and for a read, and both may look at what the file
-        // has become: its version and its size.
+        // In atomic mode each rank locks and unlocks for a write and for a read, and both may ask
+        // for the current version and size of the file.
         for (how, most) in [("shared", 1.0), ("atomic", 2.0 * (2.0 + 2.0))] {
             let mut round = 0;
             let cost = cost(3, [4, 104], |count| {
@@ -623,8 +630,9 @@ fn all_requests(cluster: &Cluster) -> u64 {
     nodes.iter().flat_map(of).sum()
 }
 
-/// To make a file together, write a block a rank and close it costs 4 requests, one for each node, and one for each rank
-/// that writes (or node, if those are more). A file in which nobody writes costs its ranks none.
+/// Creating a file together, writing a block per rank and closing it costs 4 requests, one for each
+/// node, and one for each rank that writes (or node, if those are more). A file in which nobody
+/// writes costs its ranks none.
 #[test]
 fn an_open_costs_few_requests_however_many_ranks() {
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -639,7 +647,8 @@ fn an_open_costs_few_requests_however_many_ranks() {
             ("open", 8, 4 + 4),
         ] {
             let (mut round, deadline) = (0, Instant::now() + PATIENCE);
-            // Housekeeping is counted, too, and a mount asks more while others look at its directory, as when a job begins.
+            // Background work is counted, too, and a mount sends more requests while others use its
+            // directory, as when a job begins.
             loop {
                 let each = cost(1, [4, 24], |count| {
                     round += 1;
@@ -661,11 +670,12 @@ fn an_open_costs_few_requests_however_many_ranks() {
     cluster.finish();
 }
 
-/// System calls of one process, by name, as strace tells of them. Waiting for other ranks is no part of the work.
+/// Returns the system calls of one process, by name, from the output of strace, without the waits
+/// for other ranks.
 fn system_calls(log: &Path) -> BTreeMap<String, u64> {
     let mut calls = BTreeMap::new();
     for line in fs::read_to_string(log).expect("what strace wrote").lines() {
-        // "PID name(arguments) = result"; what goes on later is "PID <... name resumed>".
+        // "PID name(arguments) = result"; a call that goes on later is "PID <... name resumed>".
         let call = line.split_once(' ').map_or("", |(_, call)| call.trim_start());
         if let Some((name, _)) = call.split_once('(') {
             *calls.entry(name.to_owned()).or_default() += 1;
@@ -674,8 +684,8 @@ fn system_calls(log: &Path) -> BTreeMap<String, u64> {
     calls
 }
 
-/// A rank that makes a file, writes a block and closes it makes few system calls, of which none is a statfs(2), and none
-/// reads the mount table.
+/// A rank that creates a file, writes a block and closes it makes few system calls. None is a
+/// statfs(2), and none reads the mount table.
 #[test]
 fn an_open_costs_few_system_calls() {
     const COUNTS: [u64; 2] = [5, 25];
@@ -709,7 +719,8 @@ fn an_open_costs_few_system_calls() {
     cluster.finish();
 }
 
-/// The programs of `mpi-bench` verify what they read, and write what they write without the layer.
+/// The programs of `mpi-bench` verify the bytes that they read, and write the same bytes as without
+/// the layer.
 #[test]
 fn workloads_write_the_same_files() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -735,7 +746,7 @@ fn workloads_write_the_same_files() {
             fs::remove_file(pair.cluster.mount(2).join("shared")).expect("unlink");
             fs::remove_file(pair.local.path().join("shared")).expect("unlink");
         }
-        // MPI promises nothing of holes, and MPICH's data sieving does not leave them empty.
+        // MPI promises nothing about holes, and MPICH's data sieving does not leave them empty.
         let (tile, hole) = (24, 64);
         let size = (1000 * 4 - 1) * hole + tile;
         let holes = format!("--size {size} --data {tile} --period {hole} --any-holes");

@@ -1,5 +1,5 @@
-//! Directories and what is in them: names, links, special files, renames,
-//! listings of directories that change meanwhile.
+//! Directories and their entries: names, links, special files, renames, listings of directories
+//! that change meanwhile.
 
 use rustix::fs::{CWD, FileType, Mode, RenameFlags};
 use std::collections::BTreeSet;
@@ -197,7 +197,7 @@ fn special_files_work() {
     run(&mut shell(&m, "mkfifo pipe; echo through the pipe > pipe & cat pipe > out; wait"));
     assert_eq!(get(m.join("out")), b"through the pipe\n");
     assert!(stat(m.join("pipe")).file_type().is_fifo());
-    // A socket's name is met by its clients.
+    // Clients find a socket by its name.
     let listener = UnixListener::bind(m.join("socket")).expect("bind");
     let mut client = UnixStream::connect(m.join("socket")).expect("connect");
     client.write_all(b"hello").expect("write to the socket");
@@ -279,9 +279,9 @@ fn a_listing_can_be_resumed_at_any_place() {
     for i in 0..500 {
         put(m.join(format!("f{i}")), "");
     }
-    // Positions told by the directory (telldir) lead back (seekdir).
+    // seekdir goes back to a position that telldir has returned.
     let c_path = std::ffi::CString::new(m.as_os_str().as_bytes()).expect("no zero byte");
-    // SAFETY: plain calls of the directory functions with pointers they gave out.
+    // SAFETY: plain calls of the directory functions with pointers that they returned.
     unsafe {
         let dir = libc::opendir(c_path.as_ptr());
         assert!(!dir.is_null());
@@ -333,7 +333,7 @@ fn extended_attributes_follow_the_rules() {
     assert_eq!(set("nonsense", b"x", XattrFlags::empty()), Err(rustix::io::Errno::OPNOTSUPP));
     let long = format!("user.{}", "n".repeat(251));
     assert_eq!(set(&long, b"x", XattrFlags::empty()), Err(rustix::io::Errno::RANGE));
-    // Attributes survive a copy that asks for them.
+    // A copy keeps the attributes on request.
     run(&mut shell(&m, "cp --preserve=xattr f g; getfattr -n trusted.root g | grep -q only"));
     cluster.finish();
 }

@@ -102,7 +102,7 @@ fn a_container_is_written_like_any_file() {
     overlay.shell("truncate -s 600000 data; sync data");
     data.resize(600_000, 0);
     same(&overlay.shown("data"), &data);
-    // Read from below, by the same bytes.
+    // The layout below changes; the bytes stay the same.
     run(tatami().arg("relayout").arg(overlay.below("data")));
     same(&overlay.below("data"), &data);
     same(&overlay.shown("data"), &data);
@@ -122,7 +122,7 @@ fn names_are_changed_like_those_of_any_file() {
     same(&overlay.shown("dir/deep/first"), &one);
     overlay.shell("mv dir renamed");
     same(&overlay.shown("renamed/deep/first"), &one);
-    // Over a container, over a file, and a file over a container.
+    // A rename over a container, over a file, and of a file over a container.
     overlay.shell("mv renamed/deep/first two");
     same(&overlay.shown("two"), &one);
     overlay.shell("mv two plain");

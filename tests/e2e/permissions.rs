@@ -1,5 +1,4 @@
-//! Who may do what: the mode, ACLs and ids are enforced, on the mount and
-//! without one.
+//! Permissions: the mode, ACLs and ids are enforced, on the mount and without one.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -8,7 +7,7 @@ use tatami_tests::Cluster;
 use tatami_tests::command::{Said, as_user, ask, run, shell};
 use tatami_tests::files::{get, put, stat};
 
-/// Two users who are nobody in particular.
+/// Two ordinary users.
 const ANNA: u32 = 4001;
 const BERT: u32 = 4002;
 
@@ -158,7 +157,7 @@ fn acls_are_enforced_and_inherited() {
     may(ANNA, &m, "cat f");
     may_not(ANNA, &m, "echo x >> f");
     may_not(BERT, &m, "cat f");
-    // The mask limits what the entries give.
+    // The mask limits the permissions of the entries.
     run(&mut shell(&m, "setfacl -m u:4001:rw,m::r f"));
     may_not(ANNA, &m, "echo x >> f");
     run(&mut shell(&m, "setfacl -m g:4002:rw,m::rw f"));
@@ -217,7 +216,7 @@ fn permission_is_enforced_without_a_mount_too() {
     let said = tatami(ANNA, "rm", ":/public");
     assert!(said.code != Some(0), "removed without permission");
     assert_eq!(get(m.join("public")), b"everybody's");
-    // The daemons are not everybody's to stop.
+    // Ordinary users may not stop the daemons.
     let mut command = as_user(ANNA, tatami_tests::command::tatami_bin().to_str().expect("UTF-8"));
     let said = ask(command.args(["down", "--dir"]).arg(cluster.dir()));
     assert!(said.code != Some(0), "a stranger stopped the daemons: {}", said.out);

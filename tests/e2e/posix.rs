@@ -1,4 +1,4 @@
-//! Test suites and programs of other people, unmodified, on the mount.
+//! Test suites and programs of others, unmodified, on the mount.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -14,8 +14,8 @@ use tatami_tests::{Cluster, Setup};
 /// Operations of one fsx run.
 const FSX_OPS: u64 = 10_000;
 
-/// pjdfstest as root: no failure, and nothing skipped but what
-/// `e2e/pjdfstest.toml` lists with its reason.
+/// pjdfstest as root: no failure, and nothing skipped but the tests that `e2e/pjdfstest.toml` lists
+/// with their reasons.
 #[test]
 fn pjdfstest_passes() {
     let cluster = Cluster::start(1);
@@ -26,8 +26,8 @@ fn pjdfstest_passes() {
     };
     let other = folder("other-file-system");
     run(program("mount -t tmpfs tmpfs").arg(&other));
-    // mount(8) remounts a FUSE file system by starting its program anew, which
-    // pjdfstest does not want: -i asks the kernel itself.
+    // mount(8) remounts a FUSE file system by starting its program again, which pjdfstest does not
+    // want: -i calls the kernel itself.
     let bin = folder("bin");
     put(bin.join("mount"), "#!/bin/sh\nexec /bin/mount -i \"$@\"\n");
     run(program("chmod +x").arg(bin.join("mount")));
@@ -57,15 +57,15 @@ fn pjdfstest_passes() {
     cluster.finish();
 }
 
-/// Whether the comments at the top give a reason why `test` is skipped: by its
-/// name or by the last part of it.
+/// Returns whether the comments at the top give a reason why `test` is skipped: by its name or by
+/// the last part of it.
 fn config_lists(config: &str, test: &str) -> bool {
     let short = test.rsplit("::").next().unwrap_or(test);
     let names = config.lines().filter_map(|l| l.strip_prefix("# - "));
     names.filter_map(|l| l.split(':').next()).any(|name| name == short)
 }
 
-/// Without the escape sequences of colours.
+/// Removes the escape sequences of colours.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars();
@@ -79,7 +79,7 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// fsx on a file made through the mount of `creator`, used through the first.
+/// Runs fsx on a file made through the mount of `creator`, used through the first.
 fn fsx(cluster: &Cluster, creator: u16) {
     let name = format!("fsx-{creator}");
     drop(create(cluster.mount(creator).join(&name)));
@@ -143,12 +143,11 @@ fn fio_verifies_what_it_wrote() {
     cluster.finish();
 }
 
-/// File system stressors of stress-ng, six kinds at a time for two seconds.
-/// Left out of its class "filesystem": what is about /proc, devices or block
-/// devices (binderfs, bind-mount, dev, eventfd, procfs, ioprio, io, verity,
-/// fiemap, file-ioctl, inode-flags, chattr, handle: ioctls and features of one
-/// disk format), and inotify, fanotify and dnotify, which tell of one kernel's
-/// doings only.
+/// File system stressors of stress-ng, six kinds at a time for two seconds. Left out of its class
+/// "filesystem": the stressors of /proc, devices or block devices (binderfs, bind-mount, dev,
+/// eventfd, procfs, ioprio, io, verity, fiemap, file-ioctl, inode-flags, chattr, handle: ioctls and
+/// features of one disk format), and inotify, fanotify and dnotify, which report events of one
+/// kernel only.
 #[test]
 fn stress_ng_finds_no_fault() {
     let stressors = [
@@ -252,13 +251,13 @@ fn make_builds_a_program_from_two_mounts() {
     cluster.finish();
 }
 
-/// SQLite survives its writer: killed in the middle, again and again, every
-/// transaction it had acknowledged is there, and the file is sound.
+/// SQLite survives its writer: killed in the middle, again and again, every acknowledged
+/// transaction is there, and the file is sound.
 #[test]
 fn sqlite_is_sound_after_its_writer_was_killed() {
     let cluster = Cluster::start(2);
     let mut rng = tatami_tests::seed::Rng::with_seed(cluster.seed());
-    // One database that lies here, one that lies on the other node.
+    // One database lies on this node, one on the other.
     for creator in 0..2 {
         for journal in ["delete", "wal"] {
             let name = format!("{journal}-{creator}.db");
@@ -295,8 +294,8 @@ fn sqlite_is_sound_after_its_writer_was_killed() {
     cluster.finish();
 }
 
-/// Lets SQLite insert rows from `from + 1` on, one transaction each, kills it
-/// after some milliseconds, and tells the last row that it acknowledged.
+/// Lets SQLite insert rows from `from + 1` on, one transaction each, kills it after some
+/// milliseconds, and returns the last row that it acknowledged.
 fn kill_a_writer(folder: &Path, name: &str, from: u64, ms: u64) -> u64 {
     let script: String = (from + 1..from + 5000)
         .map(|i| format!("INSERT INTO t VALUES({i}, randomblob(3000)); SELECT {i};\n"))
@@ -317,7 +316,7 @@ fn kill_a_writer(folder: &Path, name: &str, from: u64, ms: u64) -> u64 {
         let whole = text.rsplit_once('\n').map_or("", |(whole, _)| whole);
         whole.lines().last().and_then(|l| l.parse().ok()).unwrap_or(from)
     };
-    // It is in the middle of its work once it has acknowledged something.
+    // It is in the middle of its work once it has acknowledged a row.
     while told() == from && writer.try_wait().expect("its state").is_none() {
         wait(Duration::from_millis(5));
     }
@@ -327,7 +326,7 @@ fn kill_a_writer(folder: &Path, name: &str, from: u64, ms: u64) -> u64 {
     told()
 }
 
-#[allow(clippy::disallowed_methods)] // how long a victim lives is a matter of time
+#[allow(clippy::disallowed_methods)] // the moment of the kill is a matter of time
 fn wait(time: Duration) {
     std::thread::sleep(time);
 }
@@ -345,12 +344,12 @@ fn copies_of_a_tree_are_equal() {
     cluster.finish();
 }
 
-/// Whole files that the reader of a file being replaced gets, at least.
+/// Least number of whole files that the reader of a replaced file gets.
 const READS: u64 = 10;
 
-/// Readers on one mount, writers on the other, whole files replaced by rename:
-/// a reader sees the old bytes or the new ones, never a mixture and never a
-/// part. When the old file goes while it is read, the reader may be told so.
+/// Readers on one mount, writers on the other, whole files replaced by rename: a reader sees the
+/// old bytes or the new ones, never a mixture and never a part. When the old file is removed while
+/// it is read, the reader may get an error.
 #[test]
 fn a_file_replaced_by_rename_is_old_or_new_never_mixed() {
     let cluster = Cluster::start(2);
@@ -377,7 +376,7 @@ fn a_file_replaced_by_rename_is_old_or_new_never_mixed() {
             }
             (whole, stale)
         });
-        // On until the reader has had its turns, which a busy machine may give it late.
+        // Goes on until the reader has had its turns, which a busy machine may give it late.
         let (rounds, most) = (100 * scale(), 100_000 * scale());
         let enough = |round| round >= rounds && seen.load(Ordering::Relaxed) >= READS;
         for round in (0..most).take_while(|round| !enough(*round) && !reader.is_finished()) {

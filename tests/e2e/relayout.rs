@@ -17,19 +17,19 @@ use tatami_tests::process::{is_alive, kill_hard};
 use tatami_tests::{Cluster, Setup};
 use tatami_wire::{Ino, NodeId, Piece};
 
-#[allow(clippy::disallowed_methods)] // housekeeping tells nobody when it is done
+#[allow(clippy::disallowed_methods)] // background work ends without an event
 fn pause() {
     std::thread::sleep(Duration::from_millis(20));
 }
 
-/// `tatami relayout ARGS`, which must work and change the file.
+/// Runs `tatami relayout ARGS`, which must work and change the file.
 fn relayout(cluster: &Cluster, args: &[&str]) {
     let said = run(cluster.command("relayout").arg("--json").args(args));
     let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
     assert_eq!(told["files"][0]["changed"], true, "{args:?}: {told}");
 }
 
-/// `tatami where --json` of one file.
+/// Runs `tatami where --json` for one file.
 fn whereabouts(cluster: &Cluster, path: &str) -> serde_json::Value {
     let said = cluster.tatami("where", &["--json", path]);
     let told: serde_json::Value = serde_json::from_str(&said.out).expect("JSON");
@@ -41,13 +41,13 @@ fn nodes_of(told: &serde_json::Value) -> Vec<u64> {
     extents.iter().map(|extent| extent["node"].as_u64().expect("a node")).collect()
 }
 
-/// All objects on the disks of the nodes: node, and name.
+/// Returns all objects on the disks of the nodes: node, and name.
 fn objects(cluster: &Cluster) -> BTreeSet<(u16, String)> {
     let mut found = BTreeSet::new();
     for node in 0..cluster.nodes() {
         let objects = cluster.dir().join(format!("node{node}/objects"));
         for bucket in fs::read_dir(&objects).expect("buckets") {
-            // Buckets and objects come and go.
+            // Buckets and objects appear and vanish.
             let Ok(names) = fs::read_dir(bucket.expect("a bucket").path()) else { continue };
             let names = names.filter_map(Result::ok).map(|name| name.file_name());
             found.extend(names.map(|name| (node, name.to_string_lossy().into_owned())));
@@ -56,7 +56,7 @@ fn objects(cluster: &Cluster) -> BTreeSet<(u16, String)> {
     found
 }
 
-/// Waits until the volume has so many objects.
+/// Waits until the volume has `count` objects.
 fn wait_for_objects(cluster: &Cluster, count: usize) {
     let start = Instant::now();
     loop {
@@ -115,11 +115,12 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
         let after = stat(mounts[1].join("f"));
         assert_eq!(after.modified().ok(), before.modified().ok(), "the bytes did not change");
         assert_eq!((after.ino(), after.len()), (before.ino(), before.len()));
-        // All the old objects go, whoever has them open. A striped file has a base with its first append.
+        // All the old objects are removed, even if the file is open. A striped file has a base with
+        // its first append.
         wait_for_objects(&cluster, nodes.len());
     }
     drop(readers);
-    // Whatever it is now, it is a file as any other.
+    // After each step it is an ordinary file.
     for (i, step) in steps.iter().enumerate() {
         let mount = &mounts[i % mounts.len()];
         let new = pattern(50 + i as u8, 0, 5555);
@@ -142,7 +143,7 @@ fn a_file_is_laid_out_anew_and_stays_what_it_is() {
         }
         cluster.fsck();
     }
-    // A job tiles it, and cut to nothing it is whole.
+    // A job tiles it, and after a truncation to nothing it is whole.
     let job = Job::open(&cluster, Ino(before.ino()));
     let parts = job.write(&pattern(9, 0, SIZE));
     job.publish(parts);
@@ -161,7 +162,7 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
     let mounts = [cluster.mount(0), cluster.mount(1)];
     let mut bytes = pattern(3, 0, 300_000);
     put(mounts[0].join("f"), &bytes);
-    // At home the kernel reads the disk itself.
+    // On its own node the kernel reads the disk itself.
     let readers = [fs::File::open(mounts[0].join("f")), fs::File::open(mounts[1].join("f"))];
     relayout(&cluster, &["--to", "striped", "--stripe", "4k", ":/f"]);
     wait_for_objects(&cluster, 2);
@@ -176,13 +177,13 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
             assert!(get(other.join("f")) == bytes, "{i} on {}", other.display());
         }
     }
-    // What it maps would be the old file: it is refused, and says so.
+    // A mapping would show the old file, so the open is refused with an error.
     let both = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
     if let Err(error) = both {
         assert_eq!(error.raw_os_error(), Some(libc::EBUSY));
     }
     drop(readers);
-    // The mount hears of a close after it; whoever opens does not notice.
+    // The mount learns of a close a moment later; an open does not notice.
     let file = OpenOptions::new().read(true).write(true).open(mounts[0].join("f"));
     let file = file.expect("open, with nobody else there");
     assert!(bytes_of(&file) == bytes);
@@ -190,14 +191,14 @@ fn who_had_it_open_reads_on_and_new_writers_are_heard() {
     cluster.finish();
 }
 
-/// `tatami relayout --background`; its process.
+/// Runs `tatami relayout --background` and returns its process.
 fn in_background(cluster: &Cluster, args: &[&str]) -> i32 {
     let said = run(cluster.command("relayout").arg("--background").args(args));
     let number = said.out.split_whitespace().nth(1).and_then(|word| word.parse().ok());
     number.unwrap_or_else(|| panic!("{said:?}"))
 }
 
-/// What `tatami relayout --status` tells of a process that has ended.
+/// Returns the result of `tatami relayout --status` for a process that has ended.
 fn when_it_has_ended(cluster: &Cluster, process: i32) -> serde_json::Value {
     let start = Instant::now();
     loop {
@@ -230,7 +231,7 @@ fn it_goes_on_in_the_background_and_says_how_far_it_is() {
     let line = said.out.lines().find(|line| line.contains(&format!("process {process},")));
     assert!(line.is_some_and(|line| line.ends_with("done; 2 files changed")), "{said:?}");
 
-    // What could not be done is told, too, and what became of one that was killed.
+    // The status reports failures, too, and the end of a killed process.
     let file = writer(&cluster.mount(2).join("f"));
     let process = in_background(&cluster, &[":/f", ":/no", ":/g"]);
     let told = when_it_has_ended(&cluster, process);
@@ -260,7 +261,7 @@ fn a_file_that_is_written_stays_as_it_is() {
     drop(file);
     relayout(&cluster, &[":/f"]);
     assert!(get(cluster.mount(1).join("f"))[..10] == [&bytes[..5], b"new", &bytes[8..10]].concat());
-    // A job that has it open, too.
+    // The same for a job that has the file open.
     let job = Job::open(&cluster, Ino(stat(cluster.mount(0).join("f")).ino()));
     let said = ask(cluster.command("relayout").args(["--to", "striped", ":/f"]));
     assert_eq!(said.code, Some(1), "{said:?}");
@@ -290,13 +291,13 @@ fn what_was_overwritten_is_given_back() {
     cluster.finish();
 }
 
-/// Blocks of the file that is written and read while it is laid out anew.
+/// Blocks of the file that is written and read during its relayout.
 const BLOCKS: usize = 64;
 const BLOCK: usize = 9000;
 const WRITES: u8 = 60;
 
-/// Each byte of a block is the number of a write. Of each block: the last write whose close has returned,
-/// and the last that has begun.
+/// Each byte of a block is the number of a write. For each block: the last write whose close has
+/// returned, and the last that has begun.
 struct Versions {
     closed: Vec<AtomicU8>,
     begun: Vec<AtomicU8>,
@@ -380,15 +381,15 @@ fn readers_and_writers_beside_it_lose_nothing() {
     cluster.finish();
 }
 
-/// A command that runs until it is told otherwise.
+/// Starts a command that runs until it is killed.
 fn start(command: &mut Command) -> std::process::Child {
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("starts")
 }
 
-/// Dealt out and whole again, in turns.
+/// Striped and whole again, in turns.
 const GOALS: [&[&str]; 2] = [&["--to", "striped", "--stripe", "64k", ":/f"], &[":/f"]];
 
-/// Relayout, as often as it takes for a dead command to count as dead.
+/// Runs relayout again until a dead command counts as dead.
 fn relayout_in_the_end(cluster: &Cluster, args: &[&str]) {
     let start = Instant::now();
     loop {
@@ -413,7 +414,7 @@ fn a_command_that_is_killed_leaves_the_file_and_no_garbage() {
         for _ in 0..random.usize(..15) {
             pause();
         }
-        // It may have come to its end.
+        // The command may have ended already.
         child.kill().expect("killed");
         child.wait().expect("waited for");
         assert!(get(mount.join("f")) == bytes, "round {round}");
@@ -443,7 +444,7 @@ fn daemons_that_are_killed_cost_time_only() {
         cluster.kill_node(node);
         cluster.start_node(node);
         let ended = child.wait().expect("waited for");
-        // A node that was away when it began is an error, and so is nothing else.
+        // An absent node at the beginning is an error, and no other condition is.
         assert!(matches!(ended.code(), Some(0 | 1 | 3)), "{ended:?}");
         assert!(get(mount.join("f")) == bytes, "round {round}, node {node}");
         cluster.fsck();
@@ -500,7 +501,7 @@ fn what_a_dead_job_left_is_told_and_settled() {
     assert_eq!(file["found"][1]["state"], "open", "{told}");
     let ends = cluster.tatami("recover", &["--wait", "0", ":/f"]);
     assert!(ends.out.contains("4 pieces are not closed"), "{}", ends.out);
-    // It dies.
+    // The job dies.
     drop(job);
     let path = cluster.mount(2).join("f");
     let said = cluster.tatami("recover", &[&path.display().to_string()]);
@@ -513,8 +514,8 @@ fn what_a_dead_job_left_is_told_and_settled() {
     cluster.finish();
 }
 
-/// Behind a record that does not read there are whole ones: what they tell is not let go in silence, and the rest of the file
-/// and of the volume goes on.
+/// Whole records follow a damaged one. Their loss is reported until an operator accepts it, and the
+/// rest of the file and of the volume works.
 #[test]
 fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
     let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
@@ -548,7 +549,7 @@ fn a_damaged_journal_is_told_until_the_loss_is_accepted() {
         (&told["files"][0]["settled"], &told["files"][0]["open"]),
         (&false.into(), &1.into())
     );
-    // The log says so once, and by whom it was told the rest of the volume does its work.
+    // The log has one line about it, and the rest of the volume does its work.
     put(cluster.mount(1).join("g"), "bytes");
     assert_eq!(get(cluster.mount(3).join("g")), b"bytes");
     let goal = ask(cluster.command("relayout").args(["--to", "striped", ":/f"]));

@@ -1,5 +1,6 @@
-//! The file pointer and the lock that the ranks of an open share, asked of the shard by clients on several nodes:
-//! each operation is one request, nothing is counted twice or lost, and the lock goes from rank to rank in turn.
+//! The file pointer and the lock that the ranks of an open share, requested from the shard by
+//! clients on several nodes: each operation is one request, nothing is counted twice or lost, and
+//! the lock goes from rank to rank in turn.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,14 +19,15 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// The number of an open.
 const OPEN: u64 = 0xfeed;
 
-/// Requests about names so far.
+/// Returns the number of requests about names so far.
 fn requests(cluster: &Cluster) -> u64 {
     let status = cluster.status();
     let nodes = status["nodes"].as_array().expect("nodes");
     nodes.iter().map(|node| node["meta_requests"].as_u64().expect("a number")).sum()
 }
 
-/// Repeats `work` until it has cost no more than `most` requests and a tenth: housekeeping has some of its own.
+/// Repeats `work` until it has cost no more than `most` requests and a tenth: background work has
+/// some of its own.
 fn costs(cluster: &Cluster, most: u64, mut work: impl FnMut()) {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -40,7 +42,7 @@ fn costs(cluster: &Cluster, most: u64, mut work: impl FnMut()) {
     }
 }
 
-/// A file on the shard of the root, at node 0.
+/// Makes a file on the shard of the root, at node 0.
 fn file(client: &Arc<Client>) -> Ino {
     let node = NewNode::File(client.new_layout());
     let made = client.create(&Cred::ROOT, Ino::ROOT, b"f", node, 0o644, 0, true, None);
@@ -124,7 +126,7 @@ fn the_pointer_survives_its_daemon_and_goes_along_with_its_shard() {
         stop.store(true, SeqCst);
     });
     assert_eq!(ranks[1].add(0), Ok(steps.load(SeqCst) as i64), "each step counts once");
-    // When the open is over, the next of that number begins anew.
+    // After the end of the open, the next one with that number starts at 0.
     drop(ranks);
     assert_eq!(JobMember::new(client(&cluster, 1), ino, OPEN, 0).add(1), Ok(0));
     cluster.finish();
@@ -134,7 +136,7 @@ fn the_pointer_survives_its_daemon_and_goes_along_with_its_shard() {
 fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
     let (ino, ranks) = members(&cluster, 1);
-    // A process that dies says nothing: of a member, the end would be told.
+    // A process that dies sends nothing. Dropping a member would report its end.
     let gone = client(&cluster, 1);
     let op = MetaOp::Job { ino, open: OPEN, rank: 7, joined: false, op: JobOp::Lock };
     let told = gone.meta(&Cred::ROOT, op).expect("lock");
@@ -146,7 +148,7 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
             waits.lock().expect("lock");
             has.send(()).expect("somebody hears");
         });
-        // It is kept for whoever is there, however long that is.
+        // A live member keeps the lock, however long it takes.
         assert!(hears.recv_timeout(Duration::from_secs(5)).is_err(), "it was taken away");
         drop(gone);
         hears.recv_timeout(PATIENCE).expect("the lock of a process that is gone");
@@ -156,8 +158,8 @@ fn the_lock_of_a_process_that_is_gone_goes_to_the_next() {
     cluster.finish();
 }
 
-/// One rank has the file open for all. When that rank dies, its pieces stay open as long as any other lives: a rank that
-/// goes on writing must find its journal kept.
+/// One rank has the file open for all. When that rank dies, its pieces stay open as long as any
+/// other lives: a rank that goes on writing must find its journal.
 #[test]
 fn a_file_stays_open_as_long_as_any_rank_of_the_open_lives() {
     let cluster = Setup::nodes(2).config("[node]\nlease_sec = 2\n").start();
@@ -187,7 +189,7 @@ fn a_file_stays_open_as_long_as_any_rank_of_the_open_lives() {
     cluster.finish();
 }
 
-/// Between two looks.
+/// Waits between two checks.
 fn pause() {
     #[allow(clippy::disallowed_methods)] // a lease ends without an event
     std::thread::sleep(Duration::from_millis(50));

@@ -1,4 +1,5 @@
-//! A node that is stopped and says nothing: who waits for it can be killed, and what is asked of all nodes is answered.
+//! A node that is stopped and answers no request: programs that wait for it can be killed, and
+//! requests to all nodes are answered.
 
 use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use std::fs;
@@ -13,11 +14,12 @@ use tatami_tests::process::wait_ms;
 use tatami_tests::{Setup, process};
 
 const NODES: u16 = 3;
-/// Nobody waits for so long for a node that says nothing.
+/// The operation timeout is longer than any test.
 const PATIENT: &str = "[client]\npatience_sec = 3600\n";
 
-/// Returns when the process runs `name` and waits for an answer of the mount, or has not begun to for long. Before it runs
-/// that, /proc/PID/wchan may not be read: the kernel locks it during execve, which may itself wait for the mount.
+/// Returns when the process runs `name` and waits for a reply of the mount, or has not begun to for
+/// long. Before its exec, /proc/PID/wchan may not be read: the kernel locks it during execve, which
+/// may itself wait for the mount.
 fn await_waiting(pid: u32, name: &str) {
     let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
     let runs = format!("Name:\t{name}\n");
@@ -32,8 +34,9 @@ fn await_waiting(pid: u32, name: &str) {
     }
 }
 
-/// A program that opens a file, reports, and does `then` with the descriptor `fd` when its standard input is closed. No
-/// test holds a file of the mount itself: all that other tests start meanwhile would close it.
+/// Starts a program that opens a file, reports, and does `then` with the descriptor `fd` when its
+/// standard input is closed. The test does not hold a file of the mount itself: every program that
+/// other tests start meanwhile would close a copy of it.
 fn hold_open(file: &Path, then: &str) -> Child {
     let program = format!(
         "import os, sys\n\
@@ -57,7 +60,7 @@ fn hold_open(file: &Path, then: &str) -> Child {
 
 #[test]
 fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
-    // SIGABRT shall leave no core file.
+    // SIGABRT must leave no core file.
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     setrlimit(Resource::Core, none).expect("setrlimit");
     let cluster = Setup::nodes(NODES).config(PATIENT).start();
@@ -65,7 +68,7 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
     let at = |mount: u16, node: u16, name: &str| {
         cluster.mount(mount).join(&names[usize::from(node)]).join(name)
     };
-    // Its name is on node 0, its bytes are on node 1.
+    // The name is on node 0, the bytes are on node 1.
     put(at(1, 0, "far"), "far");
     put(at(1, 1, "there"), "there");
     let far = at(0, 0, "far");
@@ -76,9 +79,10 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
         format!("stat {}", show(&at(0, 1, "none"))),
         format!("touch {}", show(&at(0, 1, "new"))),
         format!("cat {}", show(&far)),
-        // More than is sent without waiting for an answer. What has been opened is closed when the program ends.
+        // More bytes than are sent without waiting for a reply. Opened files are closed when the
+        // program ends.
         format!("dd if=/dev/zero of={} bs=1M count=64 conv=notrunc status=none", show(&far)),
-        // Waits for another program that waits.
+        // Waits for another waiting program.
         format!("dd if=/dev/zero of={} bs=1M count=64 conv=notrunc status=none", show(&far)),
     ];
     for signal in [Signal::KILL, Signal::TERM, Signal::ABORT] {
@@ -88,7 +92,7 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
                 .iter()
                 .map(|line| (line, program(line).spawn().unwrap_or_else(|e| panic!("{line}: {e}"))))
                 .collect();
-            // All at once: in the kernel, one may wait for what another has locked.
+            // All at once: in the kernel, one may wait for a lock of another.
             for (line, child) in &started {
                 await_waiting(child.id(), line.split(' ').next().expect("a name"));
                 process::signal(child.id() as i32, signal);
@@ -101,7 +105,7 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
             }
         }
     }
-    // Nobody else has come to harm.
+    // All other programs are unharmed.
     drop(other.stdin.take());
     assert!(other.wait().expect("wait").success());
     assert_eq!(&get(&far)[5..11], b"second");
@@ -109,7 +113,8 @@ fn a_program_that_waits_for_a_node_that_says_nothing_can_be_killed() {
     cluster.finish();
 }
 
-/// The kernel closes files in the middle of execve, and locks most of the process's directory in /proc meanwhile.
+/// The kernel closes files in the middle of execve, and locks most of the process's directory in
+/// /proc meanwhile.
 #[test]
 fn a_program_that_starts_another_one_can_be_killed_or_goes_on_when_the_node_is_back() {
     let cluster = Setup::nodes(NODES).config(PATIENT).start();
@@ -122,7 +127,7 @@ fn a_program_that_starts_another_one_can_be_killed_or_goes_on_when_the_node_is_b
         let mut child = hold_open(&cluster.mount(0).join(dir).join(&file), then);
         let stopped = Stopped::new(cluster.node_pid(1));
         drop(child.stdin.take());
-        // Until it closes the file, and the mount has looked after the program.
+        // Until the program closes the file, and the mount has checked for the program.
         wait_ms(10 * TICK.as_millis() as u64);
         assert!(child.try_wait().expect("wait").is_none(), "it does not wait for the node");
         if killed {
@@ -144,7 +149,7 @@ fn the_state_of_a_volume_is_told_at_once_whatever_is_down() {
     let all: u64 =
         parse_json(&cluster.tatami("df", &["--json"]).out)["inodes"].as_u64().expect("inodes");
     assert_eq!(all, 1);
-    // Each mount has looked at its root before.
+    // Each mount has read its root before.
     (0..NODES).for_each(|mount| _ = fs::metadata(cluster.mount(mount)).expect("stat"));
     for away in 0..NODES {
         {

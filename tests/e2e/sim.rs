@@ -1,4 +1,5 @@
-//! The namespace under simulated faults: the same seeds each time, and more of them the larger the scale.
+//! The namespace under simulated faults: the same seeds each time, and more of them the larger the
+//! scale.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use tatami_sim::{Options, run};
@@ -30,7 +31,7 @@ fn small_worlds_keep_what_a_namespace_promises() {
     pass(scaled(2000), Options::new);
 }
 
-/// The same for longer, with as many at work at the same time as the checker can follow.
+/// The same for longer, with as many clients at the same time as the checker can follow.
 #[test]
 fn long_lives_keep_what_a_namespace_promises() {
     let world =

@@ -1,5 +1,4 @@
-//! Disks that are full: the error says so, nothing is damaged, and space that
-//! is freed can be used again.
+//! Full disks: the error says so, nothing is damaged, and freed space can be used again.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,7 +10,7 @@ use tatami_tests::files::{create, get, names, open, put};
 use tatami_tests::model::pattern;
 use tatami_tests::{Cluster, Setup};
 
-/// Without another node for new files.
+/// New files do not go to another node.
 const REFUSE: &str = "[client]\nwhen_full = \"refuse\"\n";
 
 /// Gives a node a disk of its own, in memory.
@@ -26,8 +25,8 @@ fn disk_on(node: u16, size: &'static str) -> impl Fn(&Path) + 'static {
     }
 }
 
-/// Writes 64 KiB files into `folder` until something fails. Tells the number of
-/// whole files and what failed.
+/// Writes 64 KiB files into `folder` until an operation fails. Returns the number of whole files
+/// and the error.
 fn fill(folder: &Path) -> (u64, io::Error) {
     for number in 0.. {
         let attempt = || {
@@ -53,7 +52,7 @@ fn check_and_empty(folder: &Path, whole: u64) {
     }
 }
 
-/// Objects of removed files go in their own time: waits for the space.
+/// Objects of removed files are freed later: waits for the space.
 fn write_again(path: PathBuf) {
     let bytes = pattern(9, 0, 4 << 20);
     let start = Instant::now();
@@ -106,7 +105,7 @@ fn a_full_disk_refuses_and_recovers() {
         assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
         assert!(whole > 16, "{whole} files of 64 KiB on 24 MiB");
 
-        // From the other node: told at write, fsync or close, not forgotten.
+        // From the other node: the error comes at write, fsync or close, and is not lost.
         let file = open(a.join("elsewhere"));
         let written = file.write_all_at(&pattern(2, 0, 8 << 20), 0).and_then(|()| file.sync_all());
         assert_eq!(written.map_err(|e| e.raw_os_error()), Err(Some(libc::ENOSPC)));
@@ -126,8 +125,9 @@ fn a_full_disk_refuses_and_recovers() {
     cluster.finish();
 }
 
-/// A node whose disk users have filled to the last byte keeps names as ever: for it and for others, in every
-/// directory, until its reserve is used up. Then names can still be removed.
+/// The disk of a node is full to the last byte of user data. Names still work on it, for its own
+/// clients and for others, in every directory, until its reserve is used up. Then names can still
+/// be removed.
 #[test]
 fn names_go_on_where_bytes_have_filled_the_disk() {
     for (size, names_at_least) in [("24m", 500), ("200m", 5000)] {
@@ -159,8 +159,8 @@ fn names_go_on_where_bytes_have_filled_the_disk() {
     }
 }
 
-/// New files of a node whose disk is full go to the next one, and `tatami where` tells; what lies on the full one
-/// stays there.
+/// New files of a node whose disk is full go to the next one, which `tatami where` shows; existing
+/// files of the full one stay there.
 #[test]
 fn new_files_go_to_the_next_node_when_the_disk_is_full() {
     let cluster = Setup::nodes(2).prepare(disk_on(1, "24m")).start();
@@ -187,8 +187,8 @@ fn new_files_go_to_the_next_node_when_the_disk_is_full() {
     cluster.finish();
 }
 
-/// The disk that keeps the names is full of bytes: names can still be removed,
-/// and nothing that was acknowledged is lost, also over a restart.
+/// The disk with the names is full of bytes: names can still be removed, and no acknowledged change
+/// is lost, also over a restart.
 #[test]
 fn a_full_disk_below_the_names_damages_nothing() {
     let cluster = Setup::nodes(2).config(REFUSE).prepare(disk_on(0, "200m")).start();
@@ -197,7 +197,7 @@ fn a_full_disk_below_the_names_damages_nothing() {
     let (whole, error) = fill(&a);
     assert_eq!(error.raw_os_error(), Some(libc::ENOSPC), "{error}");
     assert!(whole > 100, "{whole} files of 64 KiB on 200 MiB");
-    // Names, on the full disk: made, or refused with ENOSPC; never half.
+    // Names on the full disk are made, or refused with ENOSPC; never half.
     let mut made = 0;
     for number in 0..2000 {
         match fs::File::create(b.join(format!("name-{number}"))) {
@@ -234,8 +234,8 @@ fn df_follows_what_is_written_and_removed() {
     };
     let disk = rustix::fs::statvfs(cluster.dir()).expect("statvfs of the disk of node 0");
     assert_eq!(total(&cluster), disk.f_blocks * disk.f_frsize + (64 << 20));
-    // The disk of node 0 is used by others, too: only the small one is exact,
-    // so the differences are looked at through its own file system.
+    // Other programs use the disk of node 0, too. Only the small disk is exact, so the differences
+    // are read from its own file system.
     let small = || {
         let disk = rustix::fs::statvfs(cluster.dir().join("node1")).expect("statvfs");
         disk.f_bavail * disk.f_frsize

@@ -1,5 +1,6 @@
-//! Names on many nodes: moves, links and removals that touch several of them, by programs on all mounts at once,
-//! while daemons and mounts die. Afterwards everything is in one place, and `fsck` finds nothing.
+//! Names on many nodes: moves, links and removals that touch several of them, by programs on all
+//! mounts at once, while daemons and mounts die. Afterwards each file is in one place, and `fsck`
+//! finds nothing.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,11 +17,11 @@ use tatami_tests::{Cluster, Setup};
 const DIRS: usize = 8;
 /// Files that are moved from one to the other.
 const TOKENS: usize = 24;
-/// Daemons, or mounts, that die in one run.
+/// Number of daemons, or mounts, that die in one run.
 const DEATHS: u64 = 5;
-/// Operations of all together between two deaths, at least.
+/// Least number of operations of all workers together between two deaths.
 const BETWEEN: u64 = 30;
-/// How long they may take for them.
+/// Longest time for these operations.
 const AT_WORK: Duration = Duration::from_secs(300);
 
 fn dir(n: usize) -> String {
@@ -39,14 +40,14 @@ fn prepare(cluster: &Cluster) {
     }
 }
 
-/// Whether an operation failed only because somebody else was faster.
+/// Returns whether an operation failed only because another worker was faster.
 fn is_lost_race(error: &std::io::Error) -> bool {
     let lost =
         [libc::ENOENT, libc::EEXIST, libc::ENOTEMPTY, libc::ESTALE, libc::EINVAL, libc::ELOOP];
     error.raw_os_error().is_some_and(|errno| lost.contains(&errno))
 }
 
-/// One random operation on names that others work on, too.
+/// Does one random operation on names that other workers use, too.
 fn step(root: &Path, worker: usize, rng: &mut Rng) -> std::io::Result<()> {
     let place = |rng: &mut Rng| root.join(dir(rng.usize(..DIRS)));
     let (from, to) = (place(rng), place(rng));
@@ -61,7 +62,7 @@ fn step(root: &Path, worker: usize, rng: &mut Rng) -> std::io::Result<()> {
         }
         60..70 => fs::create_dir(from.join(sub)),
         70..80 => fs::remove_dir(from.join(sub)),
-        // What is in them goes with them, and keeps them from being removed.
+        // The entries of a moved directory move with it, and prevent its removal.
         80..88 => fs::rename(from.join(&sub), to.join(&sub)),
         88..93 => fs::write(from.join(&sub).join(&own), &own),
         93..97 => fs::remove_file(from.join(&sub).join(&own)),
@@ -69,7 +70,7 @@ fn step(root: &Path, worker: usize, rng: &mut Rng) -> std::io::Result<()> {
     }
 }
 
-/// Where each file is; panics if one is nowhere, in two places, or not what it was.
+/// Returns the place of each file; panics if one is missing, in two places, or changed.
 fn settle(root: &Path) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     for n in 0..DIRS {
@@ -86,7 +87,7 @@ fn settle(root: &Path) -> BTreeMap<String, PathBuf> {
     found
 }
 
-/// Workers on the mounts that `works_on` names do what they like; `kill` is called now and then.
+/// Runs workers on the mounts that `works_on` names; calls `kill` now and then.
 fn storm(
     cluster: &Cluster,
     works_on: impl Fn(u16) -> bool,
@@ -107,7 +108,7 @@ fn storm(
                         match step(&root, worker, &mut rng) {
                             Ok(()) => drop(steps.fetch_add(1, Ordering::Relaxed)),
                             Err(e) if is_lost_race(&e) => {}
-                            // Its mount is gone.
+                            // The mount of the worker is dead.
                             Err(_) if may_die(node) => wait_ms(5),
                             Err(e) => panic!("worker {worker} on node {node}: {e}"),
                         }
@@ -204,8 +205,7 @@ fn mounts_may_die_half_way_through_a_move() {
     cluster.finish();
 }
 
-/// Shards can be left to some of the nodes.
-/// More entries than one node is given of a directory.
+/// Shards can be left to some of the nodes. The directory gets more entries than one node is given.
 #[test]
 fn a_directory_that_all_mounts_fill_is_one_directory() {
     const FILES: usize = 1200;
@@ -265,7 +265,7 @@ fn shards_are_where_the_configuration_says() {
     cluster.finish();
 }
 
-/// What is deep in the tree is at home anywhere; all of it is seen, moved and removed as one.
+/// The inodes of a deep tree may lie on any node; the whole tree is seen, moved and removed as one.
 #[test]
 fn a_deep_tree_on_all_nodes_is_one_tree() {
     let cluster = Cluster::start(4);

@@ -11,7 +11,7 @@ use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_wire::{Ino, NodeId, Piece};
 
-/// What the file holds when all ranks have written.
+/// Returns the content of the file after all ranks have written.
 fn whole(seed: u8) -> Vec<u8> {
     pattern(seed, 0, SIZE)
 }
@@ -30,7 +30,7 @@ fn a_tiled_file_is_an_ordinary_file() {
         assert_eq!(stat(mount.join("f")).len(), SIZE as u64);
         assert!(get(mount.join("f")) == bytes, "read on {}", mount.display());
     }
-    // In place, across blocks of several ranks, and past the end.
+    // Writes in place, across blocks of several ranks, and past the end.
     for (i, mount) in mounts.iter().enumerate() {
         let file = OpenOptions::new().read(true).write(true).open(mount.join("f")).expect("open");
         let new = pattern(10 + i as u8, 0, 5555);
@@ -79,7 +79,7 @@ fn append(path: &Path, bytes: &[u8]) {
     file.write_all(bytes).expect("append");
 }
 
-#[allow(clippy::disallowed_methods)] // housekeeping tells nobody when it is done
+#[allow(clippy::disallowed_methods)] // background work ends without an event
 fn pause() {
     std::thread::sleep(Duration::from_millis(50));
 }
@@ -125,7 +125,7 @@ fn a_cut_is_seen_on_all_mounts_and_frees_space() {
             assert!(get(mount.join("f")) == bytes, "cut to {size}, on {}", mount.display());
         }
     }
-    // More tiles come after the cuts.
+    // More tiles follow the truncations.
     let job = Job::open(&cluster, Ino(stat(mounts[0].join("f")).ino()));
     let parts = job.write(&whole(3));
     job.publish(parts);
@@ -172,7 +172,7 @@ fn the_journal_of_a_dead_writer_is_read() {
         assert_eq!(file.write_at(&told, 0), Ok(told.len()));
         file.flush().expect("flushed");
     }
-    // It ends without a publication.
+    // The job ends without a publication.
     job.close();
     let start = Instant::now();
     let path = cluster.mount(2).join("f");

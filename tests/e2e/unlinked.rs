@@ -14,11 +14,11 @@ use tatami_tests::{Cluster, Setup};
 
 const LEN: usize = 300_000;
 
-/// How it is opened where it stays open.
+/// The way to open the file where it stays open.
 #[derive(Clone, Copy, Debug)]
 enum How {
     Read,
-    /// By the call that would also have made it.
+    /// By the call that would also have created it.
     ReadOrMake,
     Write,
     Both,
@@ -39,7 +39,7 @@ impl How {
     }
 }
 
-/// How it loses its name.
+/// The way to remove its name.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Unlink,
@@ -91,7 +91,7 @@ fn wait_until_freed(cluster: &Cluster, why: &str) {
 #[test]
 fn a_file_removed_elsewhere_stays_usable() {
     let cluster = Cluster::start(3);
-    // Made on the user's node, on the remover's, on the third; the directory is of any.
+    // Made on the user's node, on the remover's, on the third; the directory lies on any node.
     for (round, (creator, how, loss)) in [
         (1, How::Read, Loss::Unlink),
         (0, How::Read, Loss::Replace),
@@ -157,7 +157,8 @@ fn a_mapping_of_a_file_removed_elsewhere_stays() {
     cluster.finish();
 }
 
-/// What nobody has on disk is told again by those who have files open, before a new daemon serves others.
+/// Clients with open files report the state that no disk has, before a restarted daemon serves
+/// others.
 #[test]
 fn it_stays_usable_when_daemons_die() {
     let cluster = Cluster::start(2);
@@ -211,7 +212,7 @@ fn what_a_dead_mount_had_open_is_freed() {
     cluster.finish();
 }
 
-/// A closed file is not kept, whatever was told of it before.
+/// A closed file is not kept, even if it was reported as open before.
 #[test]
 fn what_is_closed_everywhere_is_freed_at_once() {
     let cluster = Cluster::start(2);

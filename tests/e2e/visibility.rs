@@ -1,5 +1,5 @@
-//! What one mount sees of the doings of another: the promises of
-//! docs/SEMANTICS.md between nodes. Every test has a mount per node.
+//! Visibility of the changes of one mount on another: the promises of docs/SEMANTICS.md between
+//! nodes. Every test has a mount per node.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -24,7 +24,7 @@ fn two() -> (Cluster, PathBuf, PathBuf) {
 fn names_are_seen_at_once() {
     let (cluster, a, b) = two();
     for (here, there) in [(&a, &b), (&b, &a)] {
-        // Asked for before: an absence must not be remembered either.
+        // The mount has looked the name up before: it must not cache the absence either.
         assert_eq!(refused(fs::metadata(there.join("new"))), libc::ENOENT);
         put(here.join("new"), "x");
         assert!(there.join("new").is_file());
@@ -76,7 +76,7 @@ fn data_are_seen_after_close() {
     let (cluster, a, b) = two();
     for (here, there) in [(&a, &b), (&b, &a)] {
         for round in 0..20u8 {
-            // Same size each time: only the bytes tell old from new.
+            // Same size each time: only the bytes distinguish old from new.
             let bytes = pattern(round, 0, 300_000);
             put(here.join("f"), &bytes);
             assert!(get(there.join("f")) == bytes, "round {round}: old bytes after close");
@@ -152,9 +152,10 @@ fn sizes_agree_on_all_nodes() {
     cluster.finish();
 }
 
-/// Nobody syncs or closes.
+/// No process syncs or closes.
 fn sizes_while_written(cluster: &Cluster) {
-    // Bytes on the writer's node, on the reader's, on a third; of a file that is new, that was there, that is known.
+    // The bytes are on the writer's node, on the reader's, or on a third. The file is new, existed
+    // before, or is cached.
     for (round, (creator, is_known)) in
         [(None, false), (Some(0), false), (Some(1), true), (Some(2), true), (None, true)]
             .into_iter()
@@ -169,7 +170,7 @@ fn sizes_while_written(cluster: &Cluster) {
         let file = match creator {
             None => create(path(0)),
             Some(_) => {
-                // What is kept of it must be forgotten when it is opened.
+                // The open must drop the cached attributes.
                 for _ in 0..if is_known { 3 } else { 0 } {
                     assert_eq!(stat(path(1)).len(), 5);
                 }
@@ -178,17 +179,17 @@ fn sizes_while_written(cluster: &Cluster) {
         };
         let reader = File::open(path(1)).expect("open");
         let first = stat(path(1)).modified().expect("mtime");
-        // Longer than a tick of the clock that tells the times of files.
+        // Longer than a tick of the clock of file times.
         wait_ms(20);
         let mut length = if creator.is_some() { 5 } else { 0 };
         assert_eq!(stat(path(1)).len(), length, "{what}");
         for step in 1..5u8 {
             let bytes = pattern(step, 0, 70_001);
-            // As a process does that was forked, and ends: it is no end of writing.
+            // A forked process does the same at its end: that close does not end the writing.
             drop(file.try_clone().expect("dup"));
             file.write_all_at(&bytes, length).expect("pwrite");
             length += bytes.len() as u64;
-            // What goes to another node is on its way when write has returned.
+            // Bytes for another node are on their way when write has returned.
             let start = Instant::now();
             while stat(path(1)).len() != length && creator.is_some_and(|node| node != 0) {
                 assert!(
@@ -208,8 +209,9 @@ fn sizes_while_written(cluster: &Cluster) {
             reader.read_exact_at(&mut tail, length - bytes.len() as u64).expect("pread");
             assert!(tail == bytes, "{what}, step {step}: other bytes");
         }
-        // A time that is set counts more than the writes before it (which must be told: otherwise they may be, by the end of
-        // a process that another test has forked).
+        // A set time counts more than the writes before it. Those must be reported to the shard
+        // before; otherwise the end of a process that another test has forked may report them
+        // later.
         file.sync_all().expect("fsync");
         let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_007);
         open(path(2)).set_modified(long_ago).expect("utimens");
@@ -235,7 +237,7 @@ fn the_same_without_passthrough() {
     cluster.finish();
 }
 
-/// The node of the bytes is not needed to say what was heard of them last.
+/// The last reported size and times are available without the node of the bytes.
 #[test]
 fn the_last_word_counts_while_the_node_of_the_bytes_is_away() {
     let cluster = Setup::nodes(2).config("[volume]\nshards = \"0\"\n").start();
@@ -247,7 +249,8 @@ fn the_last_word_counts_while_the_node_of_the_bytes_is_away() {
     assert_eq!(stat(a.join("f")).len(), 10);
     cluster.kill_node(1);
     let start = Instant::now();
-    // A process that another test has forked may have ended meanwhile, and with its descriptors all was told.
+    // A process that another test has forked may have ended meanwhile; the close of its descriptors
+    // then has reported everything.
     let last = stat(a.join("f")).len();
     assert!(matches!(last, 6 | 10), "{last}");
     assert!(start.elapsed() < Duration::from_secs(30), "less than what operations wait for a node");
@@ -356,7 +359,7 @@ fn exclusive_creation_has_one_winner() {
         assert_eq!(race(&mounts, won), 1, "O_EXCL");
         let dir = format!("dir-{round}");
         assert_eq!(race(&mounts, |m| fs::create_dir(m.join(&dir)).is_ok()), 1, "mkdir");
-        // To a name of each racer's own: renaming a file onto itself succeeds.
+        // Each racer has a target name of its own: renaming a file onto itself succeeds.
         let own = AtomicUsize::new(0);
         let away = |m: &PathBuf| {
             let target = format!("moved-{}", own.fetch_add(1, Ordering::Relaxed));
@@ -396,7 +399,7 @@ fn mapped_stores_are_seen_after_msync() {
     let (cluster, a, b) = two();
     for (here, there) in [(&a, &b), (&b, &a)] {
         put(here.join("f"), vec![0; 64 * 1024]);
-        // Through the mount where it lies and through the other one.
+        // Through the mount of its node and through the other one.
         for writer in [here, there] {
             let file = open(writer.join("f"));
             let map = Map::shared(&file, 64 * 1024);
@@ -483,7 +486,7 @@ fn files_below(dir: &std::path::Path) -> usize {
     list.flatten().map(|e| if e.path().is_dir() { files_below(&e.path()) } else { 1 }).sum()
 }
 
-/// A file that nobody has opened for writing exists by name alone.
+/// A file that no process has opened for writing exists by name alone.
 #[test]
 fn creating_a_file_makes_no_object() {
     let (cluster, a, _) = two();

@@ -1,4 +1,4 @@
-//! Nodes that are stopped and so answer nobody, and work that must not wait for them.
+//! Stopped nodes, which answer no request, and work that must not wait for them.
 
 use crate::files::put;
 use crate::{Cluster, job, process};
@@ -10,11 +10,11 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 use tatami_wire::Ino;
 
-/// What goes on at once takes no longer, on however slow a machine.
+/// Time limit of work that must not wait, even on a slow machine.
 const AT_ONCE: Duration = Duration::from_secs(300);
 
-/// A daemon that is stopped, until this is dropped: nobody could look at the processes of this machine if a test that
-/// has failed left it so.
+/// A stopped daemon, which continues when the value is dropped. Otherwise a failed test would leave
+/// it stopped, and programs that look at the processes of this machine would hang.
 pub struct Stopped(i32);
 
 impl Stopped {
@@ -31,10 +31,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Does what must not wait for a node that is away.
+/// Does work that must not wait for an absent node.
 ///
 /// # Panics
-/// If it waits, or has failed.
+/// If it waits or fails.
 pub fn at_once<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 'static) -> R {
     let (done, result) = channel();
     std::thread::spawn(move || done.send(work()));
@@ -43,7 +43,7 @@ pub fn at_once<R: Send + 'static>(what: &str, work: impl FnOnce() -> R + Send + 
         .unwrap_or_else(|_| panic!("{what}: it waits for the node, or has failed"))
 }
 
-/// The name of a directory on each of so many nodes, with a file in each.
+/// Makes a directory on each of `nodes` nodes, with a file in each, and returns their names.
 ///
 /// # Panics
 /// If they can't be made.
@@ -53,7 +53,7 @@ pub fn directory_of_each(cluster: &Cluster, nodes: u16) -> Vec<PathBuf> {
     for n in 0.. {
         let (name, root) = (PathBuf::from(format!("dir{n}")), cluster.mount(0));
         fs::create_dir(root.join(&name)).expect("mkdir");
-        // With this, the directory comes to its node.
+        // The first entry moves the directory to its owner shard, and so to its node.
         put(root.join(&name).join("first"), "first");
         let ino = Ino(fs::metadata(root.join(&name)).expect("stat").ino());
         let node = client.map().owner(ino.shard()).expect("a shard").node.0;

@@ -1,5 +1,5 @@
-//! A file system under test: real daemons and real mounts in a folder of their
-//! own, started and stopped with the command that users have.
+//! A file system under test: real daemons and real mounts in a folder of their own, started and
+//! stopped with the users' command.
 
 use crate::command::{Said, ask, run, tatami_bin};
 use crate::process::{self, kill_hard};
@@ -12,9 +12,8 @@ use std::process::Command;
 use std::sync::mpsc::{self, Sender};
 use std::time::{Duration, Instant};
 
-/// How long one test may take before it counts as hung: its evidence is taken,
-/// its processes end, and so does whatever waits for them. Far above what any
-/// test needs on a slow machine.
+/// Time after which a test counts as hung. Then its evidence is collected and its processes are
+/// killed, so that waits for them end. Far above the time that any test needs on a slow machine.
 const HUNG: Duration = Duration::from_secs(900);
 /// How long the test then has to fail by itself before the process is aborted.
 const HUNG_STILL: Duration = Duration::from_secs(60);
@@ -22,10 +21,10 @@ const HUNG_STILL: Duration = Duration::from_secs(60);
 /// How long a mount may be busy after its test has closed all files.
 const BUSY: Duration = Duration::from_secs(300);
 
-/// What is done in the folder of a cluster before its first start.
+/// Work in the folder of a cluster before its first start.
 pub type Preparation = Box<dyn Fn(&Path)>;
 
-/// What a cluster is to be like.
+/// The setup of a cluster.
 pub struct Setup {
     /// Daemons, each with a mount.
     pub nodes: u16,
@@ -37,36 +36,36 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// `nodes` daemons with the default configuration.
+    /// Returns a setup of `nodes` daemons with the default configuration.
     pub fn nodes(nodes: u16) -> Setup {
         Setup { nodes, config: String::new(), prepare: None }
     }
 
-    /// With these lines in the configuration file.
+    /// Adds these lines to the configuration file.
     pub fn config(mut self, lines: &str) -> Setup {
         self.config = lines.to_owned();
         self
     }
 
-    /// With every byte going through the mount process.
+    /// Lets every byte go through the mount process.
     pub fn without_passthrough(self) -> Setup {
         self.config("[mount]\npassthrough = false\n")
     }
 
-    /// With this done in the folder before the first start.
+    /// Does this work in the folder before the first start.
     pub fn prepare(mut self, what: impl Fn(&Path) + 'static) -> Setup {
         self.prepare = Some(Box::new(what));
         self
     }
 
-    /// Starts it.
+    /// Starts the cluster.
     pub fn start(self) -> Cluster {
         Cluster::start_with(self)
     }
 }
 
-/// A running file system. [`Cluster::finish`] checks it and stops it; when it
-/// is dropped without (the test failed), it leaves evidence and no process.
+/// A running file system. [`Cluster::finish`] checks it and stops it. If the value is dropped
+/// without (the test failed), it leaves evidence and no process.
 pub struct Cluster {
     test: String,
     dir: PathBuf,
@@ -79,7 +78,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// `nodes` daemons, each with a mount, as `tatami up` starts them.
+    /// Starts `nodes` daemons, each with a mount, as `tatami up` does.
     ///
     /// # Panics
     /// If they do not start.
@@ -95,7 +94,7 @@ impl Cluster {
         // The path of a UNIX socket has at most 107 bytes.
         let dir = base.join(format!("tatami-{}-{short}", std::process::id()));
         fs::create_dir_all(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        // Other users must be able to walk to the mounts.
+        // Other users need access to the mounts below.
         let open = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o755);
         fs::set_permissions(&dir, open).expect("a folder just made can be opened up");
         if !setup.config.is_empty() {
@@ -107,8 +106,8 @@ impl Cluster {
         }
         let watchdog = Some(watch(test.clone(), dir.clone()));
         let seed = seed::root_seed();
-        // The tests themselves, tried on the disk below: they must expect
-        // nothing that a local disk does not do.
+        // The tests themselves run on the disk below: they must expect nothing that a local disk
+        // does not do.
         let plain = std::env::var_os("TATAMI_TEST_PLAIN").is_some();
         let nodes = setup.nodes;
         let starter = Mutex::new(Starter::new(&dir));
@@ -117,7 +116,7 @@ impl Cluster {
         cluster
     }
 
-    /// Starts what is not running, daemons and mounts.
+    /// Starts the daemons and mounts that are not running.
     pub fn up(&self) {
         let nodes = self.nodes.to_string();
         let mount = self.dir.join("mnt");
@@ -128,11 +127,12 @@ impl Cluster {
         run(self.command("up").args(["--nodes", &nodes]).arg("--mount").arg(mount));
     }
 
-    /// `tatami down`. A program that another test of this process starts in this moment has
-    /// all our descriptors until it runs, and keeps a mount busy for so long.
+    /// Runs `tatami down`. A program that another test of this process starts at the same moment
+    /// has copies of all descriptors of this process until its exec, and keeps a mount busy for
+    /// that time. So a busy mount is tried again.
     ///
     /// # Panics
-    /// If that fails, for being busy after minutes only.
+    /// If that fails; for a busy mount only after minutes.
     pub fn down(&self) {
         let start = Instant::now();
         loop {
@@ -147,22 +147,22 @@ impl Cluster {
         }
     }
 
-    /// The root of this test's random choices.
+    /// Returns the seed of this test's random choices.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// The folder of the file system: configuration, data directories, logs.
+    /// Returns the folder of the file system: configuration, data directories, logs.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Number of nodes.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> u16 {
         self.nodes
     }
 
-    /// Where the mount of a node is.
+    /// Returns the path of a node's mount.
     pub fn mount(&self, node: u16) -> PathBuf {
         assert!(node < self.nodes, "the cluster has {} nodes", self.nodes);
         match self.nodes {
@@ -172,7 +172,7 @@ impl Cluster {
         }
     }
 
-    /// `tatami VERB --dir …`, for arguments to be added.
+    /// Returns the command `tatami VERB --dir …`, to which the caller adds arguments.
     pub fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(tatami_bin());
         command.args(verb.split_whitespace()).arg("--dir").arg(&self.dir);
@@ -185,25 +185,25 @@ impl Cluster {
         run(self.command(verb).args(args))
     }
 
-    /// `tatami status --json`.
+    /// Runs `tatami status --json`.
     pub fn status(&self) -> serde_json::Value {
         let said = ask(self.command("status").arg("--json"));
         serde_json::from_str(&said.out)
             .unwrap_or_else(|e| panic!("status --json: {e}\n{}\n{}", said.out, said.err))
     }
 
-    /// Process number of a daemon.
+    /// Returns the process number of a daemon.
     pub fn node_pid(&self, node: u16) -> i32 {
         self.find(&["node", "run"], &format!("node{node}"))
     }
 
-    /// Process number of a node's mount.
+    /// Returns the process number of a node's mount.
     pub fn mount_pid(&self, node: u16) -> i32 {
         self.find(&["mount"], &format!("node{node}"))
     }
 
-    /// The one process of this cluster whose arguments start with `verb` and
-    /// end, one of them, in the path component `last`.
+    /// Finds the one process of this cluster whose arguments start with `verb` and one of whose
+    /// arguments ends in the path component `last`.
     fn find(&self, verb: &[&str], last: &str) -> i32 {
         let pids = process::processes_of(&self.dir);
         let matching = |pid: &&i32| {
@@ -218,7 +218,7 @@ impl Cluster {
         }
     }
 
-    /// `kill -9` of a daemon.
+    /// Kills a daemon with SIGKILL.
     pub fn kill_node(&self, node: u16) {
         kill_hard(self.node_pid(node));
     }
@@ -228,20 +228,19 @@ impl Cluster {
         self.starter.lock().start(node);
     }
 
-    /// `kill -9` of a mount process. What it had mounted stays, and answers
-    /// with errors.
+    /// Kills a mount process with SIGKILL. Its mount stays, and answers with errors.
     pub fn kill_mount(&self, node: u16) {
         kill_hard(self.mount_pid(node));
     }
 
-    /// Mounts a node's mount again, in the place of a dead one.
+    /// Mounts a node's mount again, in place of a dead one.
     pub fn start_mount(&self, node: u16) {
         process::unmount_all(&self.mount(node));
         self.up();
         assert!(process::mounts_below(&self.mount(node)).len() == 1, "node {node} is not mounted");
     }
 
-    /// `tatami fsck`, which must find nothing.
+    /// Runs `tatami fsck`, which must find nothing.
     ///
     /// # Panics
     /// With its findings.

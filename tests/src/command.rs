@@ -1,10 +1,10 @@
-//! Other people's programs, run on a mount: what they say is shown when they fail.
+//! Programs of others, run on a mount. If one fails, its output is shown.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-/// What a program printed.
+/// The output of a program.
 #[derive(Debug)]
 pub struct Said {
     /// Standard output.
@@ -15,8 +15,8 @@ pub struct Said {
     pub code: Option<i32>,
 }
 
-/// A program to be run, with its arguments separated by blanks in the first
-/// text. For arguments with blanks use `.arg`.
+/// Returns the command for a line of arguments separated by blanks. For arguments with blanks use
+/// `.arg`.
 pub fn program(line: &str) -> Command {
     let mut words = line.split_whitespace();
     let mut command = Command::new(words.next().expect("a program's name"));
@@ -26,7 +26,7 @@ pub fn program(line: &str) -> Command {
     command
 }
 
-/// Runs a shell script in `dir`; any command in it that fails ends it.
+/// Returns the command for a shell script in `dir`; the first command that fails ends it.
 pub fn shell(dir: &Path, script: &str) -> Command {
     let mut command = Command::new("bash");
     command.args(["-euo", "pipefail", "-c", script]).current_dir(dir).stdin(Stdio::null());
@@ -34,7 +34,7 @@ pub fn shell(dir: &Path, script: &str) -> Command {
     command
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 ///
 /// # Panics
 /// If it cannot be started: the message names the Debian packages to install.
@@ -53,10 +53,10 @@ fn said(output: Output) -> Said {
     }
 }
 
-/// Runs it to its end, which must be a good one.
+/// Runs a command to its end, which must be a success.
 ///
 /// # Panics
-/// With all that the program said, if it fails.
+/// With all output of the program, if it fails.
 pub fn run(command: &mut Command) -> Said {
     let said = ask(command);
     assert!(
@@ -69,14 +69,14 @@ pub fn run(command: &mut Command) -> Said {
     said
 }
 
-/// The last lines of a long text.
+/// Returns the last lines of a long text.
 pub fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(80)..].join("\n")
 }
 
-/// Runs `line` as another user: `uid` and the group of the same number, no
-/// other groups.
+/// Returns the command for `line` as another user: `uid` and the group of the same number, no other
+/// groups.
 pub fn as_user(uid: u32, line: &str) -> Command {
     let id = uid.to_string();
     let mut command = program("setpriv --clear-groups");
@@ -85,17 +85,17 @@ pub fn as_user(uid: u32, line: &str) -> Command {
     command
 }
 
-/// The folder that holds the workspace's `target`.
+/// Returns the folder of the workspace's `target`.
 pub fn target_dir() -> PathBuf {
     let test = std::env::current_exe().expect("a running program has a path");
     // target/debug/deps/posix-0123abcd
     test.ancestors().nth(3).expect("tests lie in target/PROFILE/deps").to_owned()
 }
 
-/// The program under test: `TATAMI_BIN`, or the one built beside this test.
+/// Returns the program under test: `TATAMI_BIN`, or the one built beside this test.
 ///
 /// # Panics
-/// If it is not there.
+/// If it does not exist.
 pub fn tatami_bin() -> PathBuf {
     let path = match std::env::var_os("TATAMI_BIN") {
         Some(path) => PathBuf::from(path),
@@ -112,17 +112,17 @@ pub fn tatami_bin() -> PathBuf {
     path
 }
 
-/// A tool that `make test` builds from crates.io into `target/tools`.
+/// Returns a tool that `make test` builds from crates.io into `target/tools`.
 ///
 /// # Panics
-/// If it is not there.
+/// If it does not exist.
 pub fn tool(name: impl AsRef<OsStr>) -> PathBuf {
     let path = target_dir().join("tools/bin").join(name.as_ref());
     assert!(path.is_file(), "{} is not there: `make tools` builds it", path.display());
     path
 }
 
-/// The folder of this crate in the sources, for data that tests read.
+/// Returns the folder of this crate in the sources, for data that tests read.
 pub fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }

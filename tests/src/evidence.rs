@@ -1,5 +1,5 @@
-//! What a failed test leaves: logs, stacks and the condition of every process,
-//! in `target/test-evidence/<test>`, without anybody having to ask.
+//! The evidence of a failed test: logs, stacks and the state of every process, in
+//! `target/test-evidence/<test>`, collected automatically.
 
 use crate::command::{target_dir, tatami_bin};
 use crate::process::processes_of;
@@ -10,8 +10,8 @@ use std::process::{Command, Stdio};
 /// Largest part of one log that is kept: its end.
 const LOG_KEPT: usize = 4 * 1024 * 1024;
 
-/// Collects what can be known of the cluster in `dir` and says where it is.
-/// Never panics: it runs while a panic is under way.
+/// Collects the evidence of the cluster in `dir` and returns its folder. Never panics: it runs
+/// while a panic is under way.
 pub fn collect(test: &str, dir: &Path) -> PathBuf {
     let place = target_dir().join("test-evidence").join(test.replace("::", "-"));
     let _ = fs::remove_dir_all(&place);
@@ -41,8 +41,8 @@ pub fn collect(test: &str, dir: &Path) -> PathBuf {
     place
 }
 
-/// Command line, and for every thread its name, where it waits and its stack
-/// in the kernel.
+/// Returns the command line, and for every thread its name, its wait channel and its stack in the
+/// kernel.
 fn describe(pid: i32) -> String {
     let read = |path: String| fs::read_to_string(path).unwrap_or_default();
     let mut text = read(format!("/proc/{pid}/cmdline")).replace('\0', " ");

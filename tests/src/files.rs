@@ -1,5 +1,5 @@
-//! Small deeds that many tests do to files. All of them panic, with the path,
-//! when the file system refuses.
+//! Small operations on files that many tests use. All of them panic, with the path, when the file
+//! system refuses.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -33,7 +33,7 @@ pub fn open_with(path: impl AsRef<Path>, flags: i32) -> File {
         .unwrap_or_else(|e| panic!("open {} with {flags:#x}: {e}", path.display()))
 }
 
-/// Creates a file, empty or emptied, open for reading and writing.
+/// Creates or truncates a file, open for reading and writing.
 pub fn create(path: impl AsRef<Path>) -> File {
     let path = path.as_ref();
     OpenOptions::new()
@@ -45,20 +45,20 @@ pub fn create(path: impl AsRef<Path>) -> File {
         .unwrap_or_else(|e| panic!("create {}: {e}", path.display()))
 }
 
-/// All bytes of an open file, by pread.
+/// Returns all bytes of an open file, by pread.
 pub fn bytes_of(file: &File) -> Vec<u8> {
     let mut bytes = vec![0; file.metadata().expect("fstat of an open file").len() as usize];
     file.read_exact_at(&mut bytes, 0).expect("as many bytes as fstat told");
     bytes
 }
 
-/// lstat(2).
+/// Calls lstat(2).
 pub fn stat(path: impl AsRef<Path>) -> fs::Metadata {
     let path = path.as_ref();
     fs::symlink_metadata(path).unwrap_or_else(|e| panic!("lstat {}: {e}", path.display()))
 }
 
-/// The names in a directory, sorted.
+/// Returns the names in a directory, sorted.
 pub fn names(path: impl AsRef<Path>) -> Vec<String> {
     let path = path.as_ref();
     let list = fs::read_dir(path).unwrap_or_else(|e| panic!("readdir {}: {e}", path.display()));
@@ -69,7 +69,7 @@ pub fn names(path: impl AsRef<Path>) -> Vec<String> {
     names
 }
 
-/// The error number of something that must fail.
+/// Returns the error number of an operation that must fail.
 pub fn refused<T>(result: std::io::Result<T>) -> i32 {
     match result {
         Ok(_) => panic!("this should have failed"),

@@ -1,8 +1,7 @@
-//! A Gfarm file system of its own (Debian's gfmd, gfsd and gfarm2fs) on
-//! addresses of this machine: one metadata server, two file-system nodes, and
-//! one mount for each of two machines that are to be two. Set up as `config-gfarm -S -b none` and
-//! `config-gfsd -S` do, without their questions; all of it in one directory,
-//! which nothing outlives.
+//! A Gfarm file system of its own (Debian's gfmd, gfsd and gfarm2fs) on addresses of this machine:
+//! one metadata server, two file-system nodes, and one mount for each of two simulated machines. It
+//! is set up as `config-gfarm -S -b none` and `config-gfsd -S` do, without their questions.
+//! Everything lies in one directory and ends with it.
 
 use crate::command::{ask, program, run, tail};
 use crate::process::{pause, unmount_all};
@@ -15,30 +14,30 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// Longest wait for a daemon to answer.
+/// Longest wait until a daemon answers.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What makes a mount show at once what another one wrote (docs/MPI.md).
+/// The options with which a mount shows the writes of another one at once (docs/MPI.md).
 const COHERENT: &str =
     "unbuffered,direct_io,big_writes,gfs_stat_timeout=0,attr_timeout=0,entry_timeout=0";
 
-/// The file system, until it is dropped.
+/// The file system. Dropping it ends it.
 pub struct Gfarm {
     dir: TempDir,
     daemons: Vec<Child>,
 }
 
-/// A port that nobody has on this address.
+/// Returns a port that is free on this address.
 fn free_port(address: &str) -> u16 {
     let listener = TcpListener::bind((address, 0)).expect("a port of the loopback network");
     listener.local_addr().expect("a bound address").port()
 }
 
 impl Gfarm {
-    /// Starts it, and returns when the mounts can be used.
+    /// Starts the file system, and returns when the mounts can be used.
     ///
     /// # Panics
-    /// If a daemon does not start, with what it said.
+    /// If a daemon does not start, with its output.
     pub fn start() -> Gfarm {
         let dir = tempfile::tempdir().expect("a directory for the test");
         let mut gfarm = Gfarm { dir, daemons: Vec::new() };
@@ -93,36 +92,36 @@ impl Gfarm {
         self.dir.path().join(name)
     }
 
-    /// The file system as one of two machines has it mounted.
+    /// Returns the mount of one of the two machines.
     pub fn mount(&self, machine: usize) -> PathBuf {
         self.path(&format!("m{machine}"))
     }
 
-    /// Where each rank has the mount of its own machine.
+    /// Returns the path at which each rank has the mount of its own machine.
     pub fn here(&self) -> PathBuf {
         self.path("here")
     }
 
-    /// A directory of the local disk.
+    /// Returns a directory of the local disk.
     pub fn local(&self) -> &Path {
         self.dir.path()
     }
 
-    /// A command of Gfarm's.
+    /// Returns a command of Gfarm.
     pub fn command(&self, line: &str) -> Command {
         let mut command = program(line);
         command.env("GFARM_CONFIG_FILE", self.path("client.conf"));
         command
     }
 
-    /// Begins the command line of a rank: even ones run on machine 0, the others on machine 1,
-    /// with the machine's mount at [`Gfarm::here`].
+    /// Begins the command line of a rank: even ones run on machine 0, the others on machine 1, with
+    /// the machine's mount at [`Gfarm::here`].
     pub fn on_its_machine(&self, command: &mut Command) {
         let script = "r=${OMPI_COMM_WORLD_RANK:-$PMI_RANK}; mount --bind \"$0/m$((r % 2))\" \"$0/here\"; exec \"$@\"";
         command.args(["unshare", "--mount", "sh", "-ec", script]).arg(self.dir.path());
     }
 
-    /// Each in a process group of its own: gfsd has a process for each client.
+    /// Starts a daemon in a process group of its own: gfsd has a process for each client.
     fn daemon(&mut self, name: &str, command: &mut Command) {
         let log = fs::File::create(self.path(&format!("{name}.log"))).expect("a file");
         let also = log.try_clone().expect("a descriptor");
@@ -142,7 +141,7 @@ impl Gfarm {
         }
     }
 
-    /// The ends of all logs.
+    /// Returns the ends of all logs.
     pub fn logs(&self) -> String {
         let mut all = String::new();
         for entry in fs::read_dir(self.dir.path()).into_iter().flatten().flatten() {
@@ -160,7 +159,7 @@ impl Drop for Gfarm {
     fn drop(&mut self) {
         unmount_all(self.dir.path());
         for daemon in self.daemons.iter_mut().rev() {
-            // Its number names this group until it is waited for.
+            // The daemon's number names this group until wait(2) has returned.
             if let Some(group) = Pid::from_raw(daemon.id() as i32) {
                 let _ = rustix::process::kill_process_group(group, Signal::KILL);
             }

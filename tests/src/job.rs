@@ -1,4 +1,5 @@
-//! A job of one rank a node that writes a tiled file, piece by piece, through the client.
+//! A job with one rank on each node. The ranks write a tiled file, piece by piece, through the
+//! client.
 
 use crate::Cluster;
 use std::fs;
@@ -15,10 +16,10 @@ pub const NODES: u16 = 4;
 const BLOCK: usize = 1000;
 /// Blocks of a rank.
 const BLOCKS: usize = 50;
-/// Bytes of a file that all have written once.
+/// Bytes of a file after all ranks have written once.
 pub const SIZE: usize = NODES as usize * BLOCK * BLOCKS;
 
-/// A client at home on a node.
+/// Returns a client of a node.
 pub fn client(cluster: &Cluster, node: u16) -> Arc<Client> {
     let socket = cluster.dir().join(format!("node{node}/socket"));
     let key = fs::read_to_string(cluster.dir().join("key")).expect("the key");
@@ -30,7 +31,7 @@ pub fn client(cluster: &Cluster, node: u16) -> Arc<Client> {
 
 /// One open of a file by a rank on each node.
 pub struct Job {
-    /// One a node.
+    /// One client per node.
     pub clients: Vec<Arc<Client>>,
     /// The file.
     pub ino: Ino,
@@ -42,7 +43,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// Opens a file for new pieces, one a node.
+    /// Opens a file for new pieces, one per node.
     pub fn open(cluster: &Cluster, ino: Ino) -> Job {
         let clients: Vec<_> = (0..NODES).map(|node| client(cluster, node)).collect();
         let (_, cap) = clients[0].open(&Cred::ROOT, ino, Access::BOTH).expect("open");
@@ -51,7 +52,7 @@ impl Job {
         Job { clients, ino, cap, first, stamp }
     }
 
-    /// Makes a file.
+    /// Creates a file and opens it.
     pub fn create(cluster: &Cluster, name: &str) -> Job {
         let maker = client(cluster, 0);
         let node = NewNode::File(maker.new_layout());
@@ -60,13 +61,13 @@ impl Job {
         Job::open(cluster, made.expect("create").attr.ino)
     }
 
-    /// Every rank writes its blocks of `bytes`, one behind the other in its piece, in two
-    /// calls. Returns what each would publish.
+    /// Every rank writes its blocks of `bytes`, one behind the other in its piece, in two calls.
+    /// Returns the parts that each rank would publish.
     pub fn write(&self, bytes: &[u8]) -> Vec<Part> {
         (0..u32::from(NODES)).map(|rank| self.write_rank(rank, bytes).0).collect()
     }
 
-    /// What one rank does of [`Job::write`], and its tiles.
+    /// Does one rank's part of [`Job::write`]. Returns it with its tiles.
     pub fn write_rank(&self, rank: u32, bytes: &[u8]) -> (Part, PieceTiles) {
         let start = rank as usize * BLOCK;
         let mine: Vec<u8> = bytes[start..]
@@ -92,7 +93,7 @@ impl Job {
         (Part { piece, tiles: tiles.encode().into(), blocks, close: true }, tiles)
     }
 
-    /// Tells the shard.
+    /// Publishes the parts at the shard.
     pub fn publish(&self, parts: Vec<Part>) {
         self.clients[0].publish(&Cred::ROOT, self.ino, parts, Vec::new(), None).expect("published");
     }
@@ -103,7 +104,7 @@ impl Job {
     }
 }
 
-/// A tiled file with these bytes, at most [`SIZE`], on all nodes.
+/// Creates a tiled file with these bytes, at most [`SIZE`], on all nodes.
 pub fn tiled_file(cluster: &Cluster, name: &str, bytes: &[u8]) {
     let job = Job::create(cluster, name);
     let parts = job.write(bytes);

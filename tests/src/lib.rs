@@ -1,6 +1,6 @@
-//! What end-to-end tests share: daemons and mounts that clean up after
-//! themselves, programs to run, evidence of failures, random choices that can
-//! be replayed, and a model of how a file system behaves.
+//! The common parts of the end-to-end tests: daemons and mounts that clean up after themselves,
+//! programs to run, evidence of failures, random choices that can be replayed, and a model of a
+//! file system's behaviour.
 
 pub mod absent;
 pub mod cluster;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-/// A mapping, gone with its value.
+/// A mapping. Dropping it unmaps it.
 pub struct Map {
     at: *mut u8,
     len: usize,
@@ -28,14 +28,14 @@ impl Map {
     }
 
     /// The mapped bytes. Tests do not shorten the file below them.
-    #[allow(clippy::mut_from_ref)] // shared memory is what it is for
+    #[allow(clippy::mut_from_ref)] // shared memory is its purpose
     pub fn bytes(&self) -> &mut [u8] {
         // SAFETY: the mapping is `len` bytes long and lives as long as `self`;
         // tests use one such slice at a time.
         unsafe { std::slice::from_raw_parts_mut(self.at, self.len) }
     }
 
-    /// msync(MS_SYNC) of all of it.
+    /// Syncs the whole mapping with msync(MS_SYNC).
     pub fn sync(&self) {
         // SAFETY: the range is the mapping's own.
         unsafe { rustix::mm::msync(self.at.cast(), self.len, rustix::mm::MsyncFlags::SYNC) }
@@ -45,7 +45,7 @@ impl Map {
 
 impl Drop for Map {
     fn drop(&mut self) {
-        // SAFETY: nobody has the address any more.
+        // SAFETY: the value is dropped, so no reference into the mapping is left.
         let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
     }
 }

@@ -1,9 +1,8 @@
-//! How a POSIX file system behaves, in memory and in a few hundred lines: a
-//! yardstick for the real one. Operations are drawn from a small space of
-//! names, so that they meet each other often.
+//! The behaviour of a POSIX file system, in memory and in a few hundred lines: the reference for
+//! the real one. Random operations use a small space of names, so that they conflict often.
 //!
-//! The order of checks, and thereby which error number wins, is Linux' own
-//! (`fs/namei.c`): it is the same for every file system below it.
+//! The order of checks, and so the error number that wins, is Linux' own (`fs/namei.c`): it is the
+//! same for every file system below it.
 
 use crate::seed::Rng;
 use rustix::io::Errno;
@@ -13,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 /// Deepest path that operations name.
 const DEPTH: usize = 3;
-/// Handles that may be open at once.
+/// Most handles that are open at the same time.
 pub const SLOTS: usize = 3;
 /// Files stay below this size in bytes, except where a sparse one is made.
 const SMALL: u64 = 40_000;
@@ -23,12 +22,12 @@ const LINKS_MAX: u32 = 40;
 /// A path relative to the root of the tree, such as `a/b`.
 pub type Path = String;
 
-/// Bytes that differ from place to place and from write to write.
+/// Returns bytes that differ from place to place and from write to write.
 pub fn pattern(fill: u8, offset: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|i| fill.wrapping_add(((offset + i) % 251) as u8)).collect()
 }
 
-/// Something done to a file system.
+/// An operation on a file system.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the fields are those of the system calls
 pub enum Op {
@@ -109,7 +108,7 @@ pub enum Op {
         path: Path,
         name: u8,
     },
-    /// open(O_RDWR) into a slot; what was open there is closed
+    /// open(O_RDWR) into a slot; a file that was open there is closed
     Open {
         slot: usize,
         path: Path,
@@ -149,7 +148,7 @@ pub enum Renaming {
     Exchange,
 }
 
-/// What came of an [`Op`].
+/// The result of an [`Op`].
 #[derive(Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Outcome {
@@ -185,13 +184,13 @@ impl std::fmt::Debug for Outcome {
     }
 }
 
-/// Enough to tell two contents apart in a message.
+/// Distinguishes two contents in a message.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |h, b| (h ^ u32::from(*b)).wrapping_mul(0x0100_0193))
 }
 
 impl Op {
-    /// An operation drawn at random. With `handles`, some act on open files.
+    /// Draws a random operation. With `handles`, some operations use open files.
     pub fn random(rng: &mut Rng, handles: bool) -> Op {
         let path = |rng: &mut Rng| {
             let depth = rng.usize(1..=DEPTH);
@@ -267,11 +266,11 @@ struct Inode {
     links: u64,
     mode: u32,
     xattrs: BTreeMap<u8, Vec<u8>>,
-    /// Of directories: where `..` leads.
+    /// Of directories: the target of `..`.
     parent: usize,
 }
 
-/// The file system in memory. Everything is done as the superuser, with umask 022.
+/// The file system in memory. All operations run as the superuser, with umask 022.
 #[derive(Clone, Debug)]
 pub struct Model {
     inodes: Vec<Inode>,
@@ -290,7 +289,7 @@ impl Default for Model {
 }
 
 impl Model {
-    /// Does `op` and tells what a file system has to answer.
+    /// Applies `op` and returns the answer that a file system has to give.
     pub fn apply(&mut self, op: &Op) -> Outcome {
         self.attempt(op).unwrap_or_else(Outcome::Error)
     }
@@ -485,7 +484,7 @@ impl Model {
         Ok(())
     }
 
-    /// Keeps `..` and the link counts of the parents of a moved inode right.
+    /// Updates `..` and the link counts of the parents of a moved inode.
     fn moved(&mut self, ino: usize, from: usize, to: usize) {
         if self.is_dir(ino) {
             self.inodes[from].links -= 1;
@@ -504,7 +503,7 @@ impl Model {
         matches!(self.inodes[ino].body, Body::Dir(_))
     }
 
-    /// Whether `ino` is `below` or one of the directories above it.
+    /// Returns whether `ino` is `below` or one of the directories above it.
     fn is_above(&self, ino: usize, below: usize) -> bool {
         let mut at = below;
         loop {
@@ -540,7 +539,7 @@ impl Model {
         }
     }
 
-    /// The directory and the last name of a path; links on the way are followed.
+    /// Returns the directory and the last name of a path; links on the way are followed.
     fn place(&self, path: &str) -> Result<(usize, String)> {
         let (dirs, name) = path.rsplit_once('/').unwrap_or(("", path));
         let mut at = ROOT;
@@ -555,7 +554,7 @@ impl Model {
         Ok((at, name.to_owned()))
     }
 
-    /// What `ino`, an entry of `dir`, is after following links.
+    /// Returns the inode to which `ino`, an entry of `dir`, leads after following links.
     fn resolve(&self, dir: usize, ino: usize, links: &mut u32) -> Result<usize> {
         let Body::Symlink(target) = &self.inodes[ino].body else { return Ok(ino) };
         *links += 1;
@@ -624,8 +623,8 @@ impl Model {
         Outcome::Stat { kind, size, links: inode.links, mode: inode.mode }
     }
 
-    /// Takes these bytes for the content of a file: for the one write whose end
-    /// nobody saw. Does nothing where there is no such file.
+    /// Replaces the content of a file, for the one write whose result is unknown. Does nothing
+    /// where there is no such file.
     pub fn replace(&mut self, path: &str, bytes: Vec<u8>) {
         if let Ok(ino) = self.follow(path)
             && let Body::File(data) = &mut self.inodes[ino].body
@@ -634,7 +633,7 @@ impl Model {
         }
     }
 
-    /// All paths there are, for comparing whole trees. Links are not followed.
+    /// Returns all paths, for comparing whole trees. Links are not followed.
     pub fn paths(&self) -> Vec<Path> {
         let mut found = Vec::new();
         let mut todo = vec![(ROOT, String::new())];

@@ -8,13 +8,13 @@ use std::process::Command;
 /// The MPI libraries, by the suffix that Debian gives their commands.
 pub const MPIS: [&str; 2] = ["openmpi", "mpich"];
 
-/// One job at a time: ranks that wait for each other do so busily.
+/// One job at a time: waiting ranks use the CPU.
 pub static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A program of `mpi/tests`, compiled for one of the MPI libraries.
+/// Returns a program of `mpi/tests`, compiled for one of the MPI libraries.
 ///
 /// # Panics
-/// Where it was not built.
+/// If it was not built.
 pub fn compiled(name: &str, mpi: &str) -> PathBuf {
     let path = target_dir().join("mpi/tests").join(format!("{name}.{mpi}"));
     let make = "make -C mpi IO=../target/debug tests";
@@ -22,8 +22,8 @@ pub fn compiled(name: &str, mpi: &str) -> PathBuf {
     path
 }
 
-/// Makes a job of `mpirun` one of this machine, as root, with more ranks than processors, without a layer
-/// from outside.
+/// Sets up a job of `mpirun` on this machine, as root, with more ranks than processors, without a
+/// layer from the environment.
 pub fn on_this_machine(command: &mut Command) -> &mut Command {
     for (name, value) in [
         ("OMPI_ALLOW_RUN_AS_ROOT", "1"),

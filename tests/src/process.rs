@@ -1,16 +1,15 @@
-//! Processes of a cluster under test, found by the directory that their
-//! command lines name and ended by number: never by a name that other people's
-//! processes may share.
+//! Processes of a cluster under test, found by the directory in their command lines and ended by
+//! number: never by a name that processes of others may share.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Longest wait for a process to be gone after `SIGKILL`: one that syncs a file
-/// goes when the disk has answered.
+/// Longest wait for the end of a process after `SIGKILL`: a process that syncs a file ends when the
+/// disk has answered.
 const GONE: Duration = Duration::from_secs(300);
 
-/// Process numbers of everything whose command line names a path in `dir`.
+/// Returns the numbers of all processes whose command line names a path in `dir`.
 pub fn processes_of(dir: &Path) -> Vec<i32> {
     let needle = dir.as_os_str().as_encoded_bytes();
     let mut found = Vec::new();
@@ -31,18 +30,18 @@ pub fn processes_of(dir: &Path) -> Vec<i32> {
     found
 }
 
-/// Whether the process is there and no zombie.
+/// Returns whether the process exists and is no zombie.
 pub fn is_alive(pid: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     let state = stat.rsplit(')').next().and_then(|rest| rest.trim_start().chars().next());
     !matches!(state, Some('Z' | 'X') | None)
 }
 
-/// `kill -9`, and waits until the process is gone. The caller knows `pid` to
-/// be a process that its test started.
+/// Kills a process with SIGKILL, and waits until it has ended. The caller knows that its test
+/// started the process `pid`.
 ///
 /// # Panics
-/// If the process is still there after minutes.
+/// If the process still exists after minutes.
 pub fn kill_hard(pid: i32) {
     signal(pid, rustix::process::Signal::KILL);
     let start = Instant::now();
@@ -52,21 +51,21 @@ pub fn kill_hard(pid: i32) {
     }
 }
 
-/// Sends a signal to one process; that it is gone already is no error.
+/// Sends a signal to one process; a process that has ended is no error.
 pub fn signal(pid: i32, signal: rustix::process::Signal) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
         let _ = rustix::process::kill_process(pid, signal);
     }
 }
 
-/// The step of waits for something that sends no event, such as the end of a
-/// process that is not a child.
+/// Waits one step for a condition without an event, such as the end of a process that is not a
+/// child.
 #[allow(clippy::disallowed_methods)]
 pub fn pause() {
     std::thread::sleep(Duration::from_millis(5));
 }
 
-/// Mount points at or below `dir`, the innermost first.
+/// Returns the mount points at or below `dir`, the innermost first.
 pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mut found: Vec<PathBuf> = table
@@ -79,7 +78,7 @@ pub fn mounts_below(dir: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The number by which /sys/fs/fuse/connections knows the mount at `path`.
+/// Returns the number of the mount at `path` in /sys/fs/fuse/connections.
 fn fuse_connection(path: &Path) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let line = table.lines().rev().find(|line| {
@@ -89,8 +88,7 @@ fn fuse_connection(path: &Path) -> Option<String> {
     Some(line.split(' ').nth(2)?.split_once(':')?.1.to_owned())
 }
 
-/// Ends whatever waits in the FUSE mount at `path` with an error. For mounts
-/// that answer no more.
+/// Ends all waits in the FUSE mount at `path` with an error. For mounts that no longer answer.
 pub fn abort_mount(path: &Path) {
     if let Some(connection) = fuse_connection(path) {
         let _ = fs::write(format!("/sys/fs/fuse/connections/{connection}/abort"), "1");
@@ -107,8 +105,8 @@ pub fn unmount_all(dir: &Path) {
     }
 }
 
-/// Lets so many milliseconds pass: when somebody dies is a matter of time.
-#[allow(clippy::disallowed_methods)] // nothing happens that could be waited for
+/// Waits this many milliseconds: tests choose the moment of a death by time.
+#[allow(clippy::disallowed_methods)] // there is no event to wait for
 pub fn wait_ms(ms: u64) {
     std::thread::sleep(std::time::Duration::from_millis(ms));
 }

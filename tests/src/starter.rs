@@ -1,18 +1,15 @@
 //! A process that starts daemons for a test.
-//!
-//! A new process begins as a copy of its parent, and closes the parent's files
-//! when it becomes another program. Closing a file on a mount waits for the
-//! daemon that keeps its bytes: a test that has such files open, and whose
-//! daemon is dead, would wait for itself. So the process that starts daemons
-//! again is made before any file is open.
+//! A new process begins as a copy of its parent, and closes the parent's files when it executes
+//! another program. Closing a file on a mount waits for the daemon that has its bytes. So a test
+//! that has such files open, and whose daemon is dead, would wait for itself. Therefore the process
+//! that restarts daemons is created before any file is open.
 
 use crate::command::tatami_bin;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// Reads commands, runs them one after the other, answers each with a line:
-/// its exit code.
+/// Reads commands, runs them one after the other, and answers each with a line: its exit code.
 pub(crate) struct Starter {
     process: Child,
     orders: ChildStdin,
@@ -36,7 +33,7 @@ impl Starter {
         Starter { process, orders, answers }
     }
 
-    /// `tatami node start`.
+    /// Runs `tatami node start`.
     ///
     /// # Panics
     /// If that fails.

@@ -1,5 +1,5 @@
-//! The file system under test as the [`model`](crate::model) sees it: the same
-//! operations as system calls, the same outcomes.
+//! The file system under test as the [`model`](crate::model) sees it: the same operations as system
+//! calls, the same outcomes.
 
 use crate::model::{Model, Op, Outcome, Renaming, SLOTS, pattern};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, XattrFlags};
@@ -10,7 +10,7 @@ use std::os::fd::{IntoRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A folder in which operations are done, and the files that are open.
+/// A folder for the operations, and the open files.
 pub struct Subject {
     root: PathBuf,
     slots: [Option<OwnedFd>; SLOTS],
@@ -48,10 +48,9 @@ fn read_all(fd: &OwnedFd, len: usize, offset: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// close(2), whose answer counts: it is where a writer learns that its bytes
-/// are safe.
+/// Calls close(2), whose result counts: a writer learns there whether its bytes are safe.
 fn close(fd: OwnedFd) -> Result<()> {
-    // SAFETY: the descriptor is ours and given up here.
+    // SAFETY: this function owns the descriptor and gives it up here.
     match unsafe { libc::close(fd.into_raw_fd()) } {
         0 => Ok(()),
         _ => Err(errno(io::Error::last_os_error())),
@@ -59,17 +58,17 @@ fn close(fd: OwnedFd) -> Result<()> {
 }
 
 impl Subject {
-    /// Operations are done below `root`, a folder that is there.
+    /// Returns a subject whose operations work below `root`, an existing folder.
     pub fn new(root: impl Into<PathBuf>) -> Subject {
         Subject { root: root.into(), slots: [const { None }; SLOTS] }
     }
 
-    /// Where operations are done.
+    /// Returns the folder of the operations.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Does `op` and tells what the file system answered.
+    /// Does `op` and returns the answer of the file system.
     pub fn apply(&mut self, op: &Op) -> Outcome {
         self.attempt(op).unwrap_or_else(Outcome::Error)
     }
@@ -145,15 +144,14 @@ impl Subject {
                 };
                 let rename = || rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags);
                 let mut result = rename();
-                // The kernel cannot move a directory that it knows under the
-                // name it had before another mount renamed it, until it has
-                // looked it up (see `__d_unalias` in Linux' fs/dcache.c).
+                // After another mount has renamed a directory, the kernel can move it under its old
+                // name only after a lookup (see `__d_unalias` in Linux' fs/dcache.c).
                 for _ in 0..3 {
                     if result != Err(rustix::io::Errno::STALE) {
                         break;
                     }
                     for path in [from, to] {
-                        // Whether it is there, the rename will say.
+                        // The rename reports whether the name exists.
                         let _ = rustix::fs::lstat(at(path));
                     }
                     result = rename();
@@ -226,7 +224,7 @@ fn stat(meta: &fs::Metadata) -> Outcome {
     Outcome::Stat { kind, size, links: meta.nlink(), mode: meta.mode() & 0o7777 }
 }
 
-/// Does `op` on both and compares.
+/// Does `op` on both and compares the results.
 ///
 /// # Errors
 /// A sentence, if they differ.
@@ -240,8 +238,7 @@ pub fn step(model: &mut Model, subject: &mut Subject, op: &Op) -> std::result::R
     Err(format!("{op:?} in {root}: {found:?} where a file system answers {expected:?}"))
 }
 
-/// Compares everything that the model holds, names, bytes and attributes, with
-/// what is below `root`.
+/// Compares the whole model, names, bytes and attributes, with the tree below `root`.
 ///
 /// # Errors
 /// A sentence, at the first difference.

@@ -1,6 +1,5 @@
-//! A user of the file system who knows, at every moment, what must be there:
-//! works in a folder of its own, alone, one random operation after the other,
-//! each checked against a model.
+//! A user of the file system that knows its expected state at every moment. The worker is alone in
+//! a folder of its own, does one random operation after the other, and checks each against a model.
 
 use crate::model::{Model, Op, Outcome};
 use crate::seed::Rng;
@@ -20,7 +19,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Works in `folder`, which is made. With `handles`, it also keeps files open.
+    /// Creates `folder` and works in it. With `handles`, the worker also keeps files open.
     ///
     /// # Panics
     /// If the folder cannot be made.
@@ -37,12 +36,12 @@ impl Worker {
         }
     }
 
-    /// One more operation, which must do what the model says. With one
-    /// exception: an append to a file on another node whose daemon dies may
-    /// answer that it does not know (docs/SEMANTICS.md).
+    /// Does one more operation, which must do the same as the model. With one exception: an append
+    /// to a file on another node whose daemon dies may report an unknown result
+    /// (docs/SEMANTICS.md).
     ///
     /// # Errors
-    /// A sentence, if it does not.
+    /// A sentence, if the results differ.
     pub fn step(&mut self) -> Result<(), String> {
         let op = Op::random(&mut self.rng, self.handles);
         self.done += 1;
@@ -74,12 +73,11 @@ impl Worker {
         Err(format!("{differs}; and the file is neither as before nor as after: {there:?}"))
     }
 
-    /// One more operation, on a file system that may die under it: an I/O error
-    /// or the end of the connection is answered with `false`, and what the
-    /// operation did is not known.
+    /// Does one more operation on a file system that may die meanwhile. Returns `false` on an I/O
+    /// error or the end of the connection; then the effect of the operation is unknown.
     ///
     /// # Errors
-    /// A sentence, if it did something else than the model says.
+    /// A sentence, if the operation did something else than the model.
     pub fn step_until_death(&mut self) -> Result<bool, String> {
         let op = Op::random(&mut self.rng, self.handles);
         self.done += 1;
@@ -101,8 +99,8 @@ impl Worker {
         }
     }
 
-    /// Compares everything with `folder`, after a death: the operation that was
-    /// under way may have been done, or not, and a write may have been done in part.
+    /// Compares everything with `folder` after a death. The operation that was under way may have
+    /// been done, or not, and a write may have been done in part.
     ///
     /// # Errors
     /// A sentence, if neither fits.
@@ -115,7 +113,7 @@ impl Worker {
         if compare(&done, folder).is_ok() {
             return Ok(());
         }
-        // Bytes that were under way: that file's content is not known.
+        // A write was under way, so the content of that file is unknown.
         let (Op::Write { path, .. } | Op::Append { path, .. }) = &op else {
             return Err(format!("neither done nor undone: {op:?}: {why_not}"));
         };
@@ -128,7 +126,7 @@ impl Worker {
         compare(&self.model, folder).or_else(|_| compare(&done, folder))
     }
 
-    /// Compares everything with what another mount shows in `folder`.
+    /// Compares everything with `folder` as another mount shows it.
     ///
     /// # Errors
     /// A sentence, at the first difference.

@@ -1,11 +1,11 @@
-/* Does one thing COUNT times with all ranks, so that what one costs can be counted: runs with two counts are compared.
+/* Does one operation COUNT times with all ranks. Two runs with two counts show its cost.
  *
  *   counted FILE COUNT open     makes FILE.0, FILE.1, ..., and closes each
  *   counted FILE COUNT write    the same, and each rank writes a block to each
  *   counted FILE COUNT shared   each rank writes COUNT blocks to FILE by the shared pointer
  *   counted FILE COUNT atomic   each rank writes and reads the same block COUNT times in atomic mode
  *
- * It looks whether all is there. */
+ * The program checks that all bytes are there. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static MPI_File begin(const char *name, int mode)
   return file;
 }
 
-/* One block says which rank wrote it, and which of its blocks it is. */
+/* A block contains the rank that wrote it, and its number. */
 static void fill(long long block[2], int of, int at)
 {
   block[0] = of + 1;
@@ -78,7 +78,7 @@ static void write_shared(const char *name, int count)
   must(MPI_File_close(&file) == MPI_SUCCESS, "close");
 }
 
-/* All write all of the same bytes: in atomic mode the bytes are those of one write. */
+/* All ranks write the same range: in atomic mode all its bytes are those of one write. */
 static void write_atomic(const char *name, int count)
 {
   enum { LONG = 4096 };

@@ -1,5 +1,6 @@
 /*
- * A job that dies: each rank writes every n-th block through a view, nobody closes or syncs, and then all are killed.
+ * A job that dies: each rank writes every n-th block through a view, no rank closes or syncs,
+ * and then all are killed.
  * Usage: dying PATH BLOCKS
  */
 #include <mpi.h>

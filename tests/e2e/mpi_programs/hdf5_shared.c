@@ -83,7 +83,8 @@ static void chunked(hid_t data, hid_t how, int owner, int write) {
   H5Sclose(space);
 }
 
-/* Parts of many chunks in one collective access: with Open MPI the extent of its file type is shorter than its data. */
+/* Parts of many chunks in one collective access: with Open MPI the extent of its file
+ * type is shorter than its data. */
 static void wide(hid_t data, hid_t how, int owner, int write) {
   static int values[HIGH][WIDE];
   long first = (long)HIGH * owner / ranks, end = (long)HIGH * (owner + 1) / ranks;
@@ -162,7 +163,7 @@ int main(int argc, char **argv) {
     parts[2] = MUST(H5Dopen2(file, "rows", H5P_DEFAULT));
     parts[3] = MUST(H5Dopen2(file, "wide", H5P_DEFAULT));
   }
-  /* Read by another process than wrote it. */
+  /* Another process reads than has written. */
   int owner = write ? rank : (rank + 1) % ranks;
   grid(parts[0], how, owner, write);
   chunked(parts[1], how, owner, write);

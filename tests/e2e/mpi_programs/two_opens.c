@@ -1,4 +1,4 @@
-/* Ranks that open one file each by itself, and see what the others wrote after a sync of both.
+/* Ranks that open one file each by itself, and see the writes of the others after a sync of both.
  *
  *   two_opens FILE */
 #include <mpi.h>
