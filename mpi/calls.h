@@ -1,7 +1,7 @@
 /*
- * The functions of MPI-4.1, chapter 14, that the layer takes over. Front and backend share this list: its order is
- * their interface. What is not here (error handlers, conversion between C and Fortran handles) the MPI library does
- * itself, because every handle that it sees is one of its own.
+ * The functions of MPI-4.1, chapter 14, that the layer replaces. Front and backend share this list:
+ * its order is their interface. The MPI library itself does the rest (error handlers, conversion
+ * between C and Fortran handles), because every handle that it sees is one of its own.
  */
 #ifndef TATAMI_CALLS_H
 #define TATAMI_CALLS_H
@@ -35,11 +35,12 @@ enum tatami_call {
       TATAMI_CALL_COUNT
 };
 
-/* A function of any of these signatures; never called by this type in the backend. */
+/* A function of any of these signatures; the backend never calls one by this type. */
 typedef void (*tatami_function)(void);
 
-/* What a backend exports as `tatami_backend_start`. `real` holds the MPI library's own functions by call number, NULL
- * where it has none, and stays valid. Fills `ours`. Returns 0, or -1 where this backend does not fit the library. */
+/* The type of `tatami_backend_start`, which a backend exports. `real` has the MPI library's own
+ * functions by call number, NULL for missing ones, and stays valid. Fills `ours`. Returns 0, or
+ * -1 if this backend does not fit the library. */
 typedef int (*tatami_backend_start_fn)(const tatami_function *real, tatami_function *ours);
 #define TATAMI_BACKEND_START "tatami_backend_start"
 

@@ -1,15 +1,15 @@
 /*
- * One access: what is asked for is checked, the pointer that it uses is moved, and the bytes go where they belong by
- * one call into the library. Nothing here talks to another rank, but for the ordered ones.
+ * One access: checks the arguments, moves the file pointer, and moves the bytes by one call into
+ * the library. Only ordered accesses communicate with other ranks.
  */
 #include "backend.h"
 
-/* The parts of an access that its arguments give. */
+/* The sizes of an access, computed from its arguments. */
 struct extent {
   const struct type *type;
   int64_t bytes;  /* in the buffer */
   int64_t dense;  /* in the file */
-  int64_t etypes; /* by which pointers move */
+  int64_t etypes; /* the unit of pointers */
 };
 
 static int check_mode(const struct file *file, const struct access *access)
@@ -49,7 +49,8 @@ static int measure(const struct file *file, const struct access *access, struct 
   return MPI_SUCCESS;
 }
 
-/* Moves the pointer and tells where it was. With an ordered access all ranks take part, whatever their `error`. */
+/* Moves the pointer and returns its old position. With an ordered access all ranks take part,
+ * whatever their `error`. */
 static int position(struct file *file, const struct access *access, int64_t etypes, int error, int64_t *offset)
 {
   if (access->pointer == ORDERED)

@@ -4,8 +4,8 @@
  */
 #include "backend.h"
 
-/* `blocks` blocks of `length`, `stride` apart, and one last of `last`; `first`, `all`: where they start, and out of
- * how many. In children; the result replaces the child. */
+/* `blocks` blocks of `length`, `stride` apart, and a last one of `last`. `first`, `all`: their
+ * start, and the size of the whole. Units are children; the result replaces the child. */
 struct selection {
   int64_t first, blocks, length, stride, last, all;
 };
@@ -35,7 +35,7 @@ static int select_dimension(tio_shape **shape, const struct selection *s)
   return MPI_SUCCESS;
 }
 
-/* Dimension number `i` from the fastest on. */
+/* Returns the number of dimension `i`, counted from the fastest. */
 static int dimension_at(int order, int dimensions, int i)
 {
   return order == MPI_ORDER_FORTRAN ? i : dimensions - 1 - i;
@@ -67,7 +67,8 @@ int flatten_subarray(const tio_shape *child, int dimensions, const int64_t *size
   return finished(error, shape, out);
 }
 
-/* What process `at` of `processes` has of a dimension of `all` elements, dealt out in blocks of `block`. */
+/* Returns the elements of process `at` of `processes` in a dimension of `all` elements,
+ * distributed in blocks of `block`. */
 static struct selection dealt(int64_t all, int64_t block, int64_t at, int64_t processes)
 {
   struct selection s = {.first = at * block, .length = block, .stride = block * processes, .all = all};
@@ -105,7 +106,7 @@ int flatten_darray(const tio_shape *child, int size, int rank, int dimensions, c
   int error = size > 0 ? MPI_SUCCESS : MPI_ERR_TYPE;
   for (int i = 0; i < dimensions && error == MPI_SUCCESS; i++) {
     int d = dimension_at(order, dimensions, i);
-    /* Ranks lie in the grid in row-major order, whatever the order of the array. */
+    /* Ranks lie in the grid in row-major order, for both orders of the array. */
     int64_t below = 1;
     for (int j = d + 1; j < dimensions; j++)
       below *= grid[j];

@@ -1,7 +1,8 @@
 /*
- * A backend: the MPI-IO functions of one MPI library's ABI on files that libtatami_io keeps. Compiled once for each
- * mpi.h. MPI functions are called by their PMPI_ names, so that tools that watch MPI_ calls see the program's only;
- * PMPI_File_* functions are reached by REAL, because their names lead to the front.
+ * A backend: the MPI-IO functions of one MPI library's ABI, on files of libtatami_io. It is
+ * compiled once for each mpi.h. The backend calls MPI functions by their PMPI_ names, so that tools
+ * that watch MPI_ calls see the program's only. It reaches PMPI_File_* functions by REAL, because
+ * their names lead to the front.
  */
 #ifndef TATAMI_BACKEND_H
 #define TATAMI_BACKEND_H
@@ -29,9 +30,10 @@ struct type {
   int64_t size;   /* bytes of data */
   int64_t extent; /* bytes from one element to the next */
 };
-/* The type as it lies in memory; kept while the datatype lives. An error class on failure. */
+/* Returns the type as it lies in memory; kept while the datatype lives. An error class on
+ * failure. */
 int type_of(MPI_Datatype datatype, const struct type **out);
-/* A new shape for the type as it lies in memory or in a file. */
+/* Makes a new shape for the type as it lies in memory or in a file. */
 int flatten(MPI_Datatype datatype, enum representation rep, tio_shape **out);
 int flatten_darray(const tio_shape *child, int size, int rank, int dimensions, const int64_t *sizes,
                    const int *distributions, const int *arguments, const int *grid, int order, tio_shape **out);
@@ -47,8 +49,8 @@ struct split { /* the split collective operation under way */
 };
 
 struct file {
-  MPI_File shadow; /* the handle that the program has: the MPI library's, of an empty file of its own */
-  MPI_Comm comm;   /* ours alone */
+  MPI_File shadow; /* the program's handle: the MPI library's, of an empty file */
+  MPI_Comm comm;   /* for this file alone */
   int rank, ranks;
   int amode, flags;
   char *path;
@@ -66,7 +68,7 @@ struct file {
   struct split split;
 };
 
-/* The file behind a handle; NULL: not ours. */
+/* Returns the file of a handle; NULL for a file of the MPI library. */
 struct file *file_of(MPI_File handle);
 int file_register(struct file *file);
 void file_forget(struct file *file);
@@ -76,28 +78,31 @@ void shadow_close(MPI_File *shadow);
 /* ---- errors.c ---- */
 /* All of these take and return error classes; 0 is MPI_SUCCESS. */
 int class_of(int64_t result);        /* of what a tio_ function returned */
-/* Explains, if the program's user wants to know, and returns the error. */
+/* Explains the error, if the user wants that, and returns it. */
 int refuse(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int fail(struct file *file, int error); /* calls the file's error handler unless the error is 0; returns the error */
 int fail_no_file(int error);        /* the same with that of MPI_FILE_NULL */
 
-/* ---- together.c: collective calls, none of which spins for long; the error is MPI_ERR_OTHER ---- */
-int finish(int started, MPI_Request *request); /* waits for what was started with this result */
+/* ---- together.c: collective calls that do not spin for long; the error is MPI_ERR_OTHER ---- */
+int finish(int started, MPI_Request *request); /* waits for the request of this result */
 int broadcast(MPI_Comm comm, void *bytes, size_t length, int root);
-int maxima(struct file *file, const int64_t *own, int64_t *all, int count); /* of each number, the largest */
-int collect(struct file *file, const void *own, size_t length, void *all);  /* `length` of each, to rank 0 */
-int agree(struct file *file, int error); /* the largest of all ranks' */
+/* Returns the largest of each number. */
+int maxima(struct file *file, const int64_t *own, int64_t *all, int count);
+/* Sends `length` bytes of each rank to rank 0. */
+int collect(struct file *file, const void *own, size_t length, void *all);
+int agree(struct file *file, int error); /* returns the largest of all ranks */
 
 /* ---- info.c: hints ---- */
 const char **hints_of(MPI_Info info); /* for tio_; NULL without memory */
 void hints_free(const char **hints);
 void hints_merge(MPI_Info into, MPI_Info from);
 
-/* ---- sync.c: what begins a view epoch ---- */
-/* Collective. Brings all ranks' tiles to the index; returns the agreed error. What for: */
+/* ---- sync.c: the beginning of a view epoch ---- */
+/* Collective. Brings all ranks' tiles to the index; returns the agreed error. The purpose: */
 enum publication { SYNC, CLOSE, CHANGE };
 int publish(struct file *file, enum publication what, int error);
-/* Collective. A new epoch after everything that went before on any rank; includes agreement on `error`. */
+/* Collective. Begins a new epoch after all earlier accesses of all ranks; includes agreement on
+ * `error`. */
 int new_epoch(struct file *file, int error);
 
 /* ---- access.c: moving bytes ---- */
@@ -110,18 +115,18 @@ struct access {
   MPI_Count count;
   MPI_Datatype datatype;
 };
-/* Carries an access out. `bytes`: how many bytes of the buffer's data were moved. */
+/* Does an access. `bytes`: number of moved bytes of the buffer's data. */
 int access_run(struct file *file, const struct access *access, int64_t *bytes);
 void status_set(MPI_Status *status, int64_t bytes);
 
 /* ---- external32.c ---- */
 int external32_write(struct file *file, int64_t stream, const struct access *access, int64_t dense, int64_t *bytes);
 int external32_read(struct file *file, int64_t stream, const struct access *access, int64_t dense, int64_t *bytes);
-/* Bytes of one element of the datatype in a file as external32. */
+/* Returns the bytes of one element of the datatype in a file as external32. */
 int external32_dense(MPI_Datatype datatype, int64_t *size);
 
 /* ---- ordered.c ---- */
-/* Collective. Where this rank's part begins, in etypes, given its length. */
+/* Collective. Returns the start of this rank's part, in etypes, given its length. */
 int ordered_offset(struct file *file, int64_t etypes, int error, int64_t *offset);
 
 #endif

@@ -1,4 +1,5 @@
-/* What a datatype was made from: MPI_Type_get_envelope and MPI_Type_get_contents of either width. */
+/* The constructor of a datatype: MPI_Type_get_envelope and MPI_Type_get_contents of either
+ * width. */
 #ifndef TATAMI_CONTENTS_H
 #define TATAMI_CONTENTS_H
 
@@ -16,15 +17,16 @@ struct contents {
   int *integers_start;
   MPI_Aint *addresses_start;
   MPI_Count *counts_start;
-  bool broken; /* more was asked for than there is */
+  bool broken; /* more values were taken than exist */
 };
 
-/* Fills `c` for a datatype; an error class. Of a predefined one only the combiner. Give it to contents_free. */
+/* Fills `c` for a datatype; returns an error class. For a predefined type, only the combiner.
+ * The caller passes it to contents_free. */
 int contents_open(MPI_Datatype datatype, struct contents *c);
 void contents_free(struct contents *c);
 bool contents_predefined(const struct contents *c);
 
-/* The next of each kind, in the order of the constructor's arguments. */
+/* Each returns the next value of its kind, in the order of the constructor's arguments. */
 int64_t take_integer(struct contents *c);
 int64_t take_count(struct contents *c);
 int64_t take_address(struct contents *c);

@@ -43,7 +43,7 @@ static int class_of_errno(int error)
   }
 }
 
-/* MPI's error strings name the class only; the sentence is for whoever asks for it. */
+/* MPI's error strings name the class only. The explaining sentence is optional. */
 static bool is_verbose(void)
 {
   static atomic_int wanted = -1;
@@ -88,8 +88,8 @@ int fail_no_file(int error)
   MPI_Errhandler handler;
   if (error == MPI_SUCCESS || PMPI_File_get_errhandler(MPI_FILE_NULL, &handler) != MPI_SUCCESS)
     return error;
-  /* Open MPI 4 ends the program when it is asked to call the handler of MPI_FILE_NULL, MPICH 4.0 counts its
-   * references wrongly; a handle that has just been opened has the same handler. */
+  /* Open MPI 4 ends the program when PMPI_File_call_errhandler gets MPI_FILE_NULL, and MPICH 4.0
+   * counts its references wrongly. A new handle has the same error handler. */
   MPI_File shadow;
   if (handler != MPI_ERRORS_RETURN && shadow_open(&shadow) == MPI_SUCCESS) {
     PMPI_File_call_errhandler(shadow, error);

@@ -1,6 +1,6 @@
 /*
- * The representation external32: big-endian and of fixed sizes. The program's memory is packed, converted, written as
- * one run of bytes; and the other way round.
+ * The representation external32: big-endian and of fixed sizes. A write packs the program's memory,
+ * converts it, and writes one run of bytes; a read does the reverse.
  */
 #include "backend.h"
 
@@ -18,7 +18,8 @@ int external32_dense(MPI_Datatype datatype, int64_t *size)
   return error;
 }
 
-/* What a conversion needs: the elements of one datatype, and two dense buffers for all of them. */
+/* The state of a conversion: the elements of one datatype, and two dense buffers for all of
+ * them. */
 struct conversion {
   const struct type *type;
   struct signature signature;
@@ -73,7 +74,8 @@ int external32_write(struct file *file, int64_t stream, const struct access *acc
   return error;
 }
 
-/* Bytes of memory in the elements that lie wholly within the first `got` bytes of the file's form. */
+/* Returns the bytes of memory of the elements that lie wholly within the first `got` bytes of
+ * the file's form. */
 static int64_t whole_elements(const struct signature *s, int64_t *got)
 {
   int64_t memory = 0, one = 0;
@@ -82,7 +84,7 @@ static int64_t whole_elements(const struct signature *s, int64_t *got)
     if (count > s->repeat)
       count = s->repeat;
     else if (count < s->repeat)
-      one = *got; /* nothing of what follows is whole */
+      one = *got; /* no later element is whole */
     *got -= count * s->file + (count < s->repeat ? one - count * s->file : 0);
     return count * s->memory;
   }
@@ -104,7 +106,8 @@ int external32_read(struct file *file, int64_t stream, const struct access *acce
   if (error == MPI_SUCCESS && got > 0) {
     const unsigned char *from = c.file;
     unsigned char *to = c.memory;
-    /* What lies past the end of the file is converted, too, and then left where it is. */
+    /* The bytes past the end of the file are converted as zeros, and then not copied to the
+     * program. */
     for (int64_t i = got; i < dense; i++)
       c.file[i] = 0;
     whole = got == dense ? c.memory_bytes : whole_elements(&c.signature, &got);

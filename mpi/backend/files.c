@@ -1,6 +1,7 @@
 /*
- * Our files by the handles that programs have. A handle is a true one of the MPI library, of an empty file in memory:
- * so error handlers, conversion to Fortran and back, and comparison with MPI_FILE_NULL are the library's own.
+ * The layer's files by the programs' handles. A handle is a true one of the MPI library, of an
+ * empty file in memory. So error handlers, conversion to Fortran and back, and comparison with
+ * MPI_FILE_NULL are the library's own.
  */
 #define _GNU_SOURCE
 #include "backend.h"
@@ -30,14 +31,14 @@ void file_forget(struct file *file)
 }
 
 /*
- * Shadows of files that were closed, for those that will be opened: to open and close one takes a good part of what
- * a close takes. They end with MPI_COMM_SELF, whose attributes are deleted first in MPI_Finalize, the latest first, so
- * ours before that by which ROMIO ends.
+ * Shadows of closed files, kept for the next opens: opening and closing a shadow takes a large part
+ * of the time of a close. They end with MPI_COMM_SELF. MPI_Finalize deletes its attributes first,
+ * the latest first, so the layer's before the one by which ROMIO ends.
  */
 enum { SPARES = 8 };
 static struct {
   pthread_mutex_t lock;
-  bool known, over; /* MPI_Finalize will tell; it has */
+  bool known, over; /* the attribute is set; MPI_Finalize has begun */
   int count;
   MPI_File handles[SPARES];
 } spares = {.lock = PTHREAD_MUTEX_INITIALIZER};
@@ -64,7 +65,8 @@ static bool will_be_told(void)
   return spares.known && !spares.over;
 }
 
-/* A spare one has the error handler that new files have by default. Does the program want another one? */
+/* Returns whether the program uses the default error handler of new files, which a spare shadow
+ * has. */
 static bool by_default(void)
 {
   MPI_Errhandler handler;
@@ -86,8 +88,9 @@ static int shadow_new(MPI_File *shadow)
   int error = REAL(File_open)(MPI_COMM_SELF, path, MPI_MODE_RDWR, MPI_INFO_NULL, shadow);
   close(fd);
 #ifdef MPICH
-  /* MPICH gives a new file the error handler of MPI_FILE_NULL without counting it, and its close gives a reference
-   * back. The one that this call takes makes up for that: the program may have freed its own. */
+  /* MPICH gives a new file the error handler of MPI_FILE_NULL without counting a reference, but
+   * its close releases one. This call takes a reference to make up for that: the program may
+   * have freed its own. */
   MPI_Errhandler counted;
   if (error == MPI_SUCCESS)
     PMPI_File_get_errhandler(MPI_FILE_NULL, &counted);

@@ -1,6 +1,7 @@
 /*
- * Datatypes as shapes: MPI_Type_get_envelope and MPI_Type_get_contents, recursively. Whatever the constructors say,
- * the library's own lower bound and extent are taken where they differ (padding of structures is its choice).
+ * Datatypes as shapes: MPI_Type_get_envelope and MPI_Type_get_contents, recursively. The library's
+ * own lower bound and extent win where they differ from the constructors' (it chooses the padding
+ * of structures).
  */
 #include "contents.h"
 
@@ -156,7 +157,7 @@ static int resized(struct contents *c, const tio_shape *child, tio_shape **out)
   return c->broken ? MPI_ERR_TYPE : made(tio_resized(lb, extent, child), out);
 }
 
-/* Constructors of one child. */
+/* Converts constructors of one child. */
 static int derived(struct contents *c, const tio_shape *child, tio_shape **out)
 {
   switch (c->combiner) {
@@ -187,7 +188,7 @@ static int derived(struct contents *c, const tio_shape *child, tio_shape **out)
   }
 }
 
-/* Takes the library's bounds where they are not those of the shape. */
+/* Sets the library's bounds where they differ from those of the shape. */
 static int bounded(MPI_Datatype datatype, tio_shape **shape)
 {
   MPI_Count lb = 0, extent = 0;

@@ -52,7 +52,7 @@ void hints_merge(MPI_Info into, MPI_Info from)
   hints_free(hints);
 }
 
-/* "key=value\n" lines into an info object. */
+/* Parses "key=value\n" lines into an info object. */
 static void hints_parse(MPI_Info into, char *text)
 {
   char *rest = NULL;

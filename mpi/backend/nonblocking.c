@@ -1,6 +1,7 @@
 /*
- * The nonblocking calls. The bytes are moved at once, to or from the page cache; what is handed out is a generalized
- * request that is complete. A thread of our own would compete with the program for its cores.
+ * The nonblocking calls. The bytes are moved at once, to or from the page cache; the request is a
+ * generalized one that is already complete. A thread of the layer would compete with the program
+ * for its cores.
  */
 #include "ours.h"
 #include "wide.h"

@@ -1,11 +1,12 @@
-/* MPI_File_open, MPI_File_close, MPI_File_delete, and what a file tells of how it was opened. */
+/* MPI_File_open, MPI_File_close, MPI_File_delete, and the calls that return the parameters of
+ * the open. */
 #define _GNU_SOURCE
 #include "ours.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What rank 0 tells the others. */
+/* The message of rank 0 to all ranks. */
 struct invitation {
   int error;
   int amode;
@@ -37,7 +38,7 @@ static int check_amode(int amode)
   return MPI_SUCCESS;
 }
 
-/* Collective on the program's communicator: does rank 0 say that this file is ours? */
+/* Collective on the program's communicator: rank 0 decides whether the layer takes this file. */
 static int claimed(MPI_Comm comm, const char *path, int amode, MPI_Info info, int *answer)
 {
   int rank, ranks;
@@ -54,13 +55,13 @@ static int claimed(MPI_Comm comm, const char *path, int amode, MPI_Info info, in
   return MPI_SUCCESS;
 }
 
-/* What each rank tells rank 0. */
+/* The message of each rank to rank 0. */
 struct arrival {
   int error;
   uint32_t node;
 };
 
-/* Rank 0 makes or finds the file for those that have arrived. */
+/* Rank 0 creates or finds the file for the ranks in `arrivals`. */
 static void invite(struct file *file, const char *const *hints, const struct arrival *arrivals,
                    struct invitation *invitation)
 {
@@ -79,7 +80,7 @@ static void invite(struct file *file, const char *const *hints, const struct arr
   free(nodes);
 }
 
-/* Rank 0 makes or finds the file; then all ranks open it. */
+/* Rank 0 creates or finds the file; then all ranks open it. */
 static int open_together(struct file *file, const char *const *hints, int claim, int error)
 {
   struct invitation invitation = {.token_len = TIO_TOKEN_MAX};
@@ -112,7 +113,7 @@ static int open_together(struct file *file, const char *const *hints, int claim,
   return worst;
 }
 
-/* Pointers of a file that is opened for appending start at its end. */
+/* Sets the pointers to the end of a file that is opened for appending. */
 static int start_at_end(struct file *file)
 {
   uint64_t end = 0;
@@ -158,7 +159,7 @@ static struct file *file_new(const char *path, int amode)
   return file;
 }
 
-/* The parts that need no other rank. */
+/* Does the parts that need no other rank. */
 static int prepare(struct file *file, const char *path, MPI_Info info)
 {
   if (path == NULL || path[0] == '\0')
@@ -174,7 +175,8 @@ static int prepare(struct file *file, const char *path, MPI_Info info)
 static int open_ours(MPI_Comm comm, const char *path, int claim, int amode, MPI_Info info, MPI_File *handle)
 {
   struct file *file = file_new(path, amode);
-  /* Without memory for this much, the other ranks are left waiting: there is no way to tell them. */
+  /* Without memory for this, the rank cannot send the error to the others, and they would wait
+   * for ever. So it ends the job. */
   MPI_Request request = MPI_REQUEST_NULL;
   if (file == NULL || finish(PMPI_Comm_idup(comm, &file->comm, &request), &request) != MPI_SUCCESS)
     PMPI_Abort(comm, MPI_ERR_NO_MEM);

@@ -1,6 +1,6 @@
 /*
- * The functions that take the place of the MPI library's, and, for those that move bytes, what tells them apart:
- * X(name, const or nothing, pointer that is used, whether it writes).
+ * The functions that replace the MPI library's. Those that move bytes have a list with their
+ * differences: X(name, const or nothing, pointer that is used, whether it writes).
  */
 #ifndef TATAMI_OURS_H
 #define TATAMI_OURS_H

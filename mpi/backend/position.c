@@ -1,4 +1,4 @@
-/* File pointers, and what a view makes of offsets and extents. */
+/* File pointers, and the offsets and extents of a view. */
 #include "ours.h"
 
 static bool sequential(const struct file *file)
@@ -6,7 +6,7 @@ static bool sequential(const struct file *file)
   return (file->amode & MPI_MODE_SEQUENTIAL) != 0;
 }
 
-/* Where a seek leads, in etypes. `current` is where the pointer is. */
+/* Returns the target of a seek, in etypes. `current` is the pointer's position. */
 static int seek_target(struct file *file, MPI_Offset offset, int whence, int64_t current, int64_t *target)
 {
   uint64_t end = 0;
@@ -69,7 +69,7 @@ int our_File_get_byte_offset(MPI_File handle, MPI_Offset offset, MPI_Offset *dis
   return fail(file, error);
 }
 
-/* Rank 0 finds the target; all must have asked for the same. */
+/* Rank 0 finds the target; all ranks must have the same arguments. */
 int our_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
 {
   enum { FAILED, OFFSET, OFFSET_NEGATED, WHENCE, WHENCE_NEGATED, FIELDS };

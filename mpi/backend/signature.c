@@ -1,7 +1,7 @@
 /*
- * See signature.h. Sizes in external32 are those of MPI-4.1, table 14.2. The MPI libraries' own MPI_Pack_external is
- * not used: MPICH ends the program for MPI_2INT and its like and swaps the halves of MPI_DOUBLE_COMPLEX, Open MPI tells
- * a size for MPI_LONG that it does not use.
+ * See signature.h. Sizes in external32 are those of MPI-4.1, table 14.2. The MPI libraries' own
+ * MPI_Pack_external is not used: MPICH ends the program for MPI_2INT and similar types and swaps
+ * the halves of MPI_DOUBLE_COMPLEX; Open MPI reports a size for MPI_LONG that it does not use.
  */
 #include "signature.h"
 
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Basic types whose elements are not all of what MPI_Type_size tells. */
+/* Basic types of several equal elements, which MPI_Type_size counts together. */
 struct basic {
   MPI_Datatype type;
-  int parts; /* equal ones */
+  int parts; /* number of equal elements */
 };
 
 static int parts_of(MPI_Datatype type)
@@ -59,7 +59,7 @@ static struct signature element(enum element_kind kind, int memory, int file)
   return (struct signature){.repeat = 1, .kind = kind, .memory = memory, .file = file};
 }
 
-/* A basic type that is no pair. */
+/* Returns the signature of a basic type that is no pair. */
 static struct signature simple(MPI_Datatype type, int size)
 {
   if (ANY_OF(type, MPI_LONG))
@@ -77,7 +77,7 @@ static struct signature simple(MPI_Datatype type, int size)
   return element(BYTES, size, size);
 }
 
-/* MPI_MINLOC's pairs of something and an int. */
+/* Returns the signature of a pair of MPI_MINLOC, a value and an int. */
 static int pair(MPI_Datatype type, struct signature *out)
 {
   const struct {
@@ -215,7 +215,7 @@ static void reverse(const unsigned char *from, unsigned char *to, int size)
   }
 }
 
-/* An integer of another size; the sign of a signed one is kept. */
+/* Converts an integer to another size; keeps the sign of a signed one. */
 static int resize(const unsigned char *from, int from_size, unsigned char *to, int to_size, bool is_signed)
 {
   /* From here on the least significant byte is the first. */
@@ -230,7 +230,7 @@ static int resize(const unsigned char *from, int from_size, unsigned char *to, i
   return MPI_SUCCESS;
 }
 
-/* The x87 format keeps the leading bit of the mantissa that IEEE's 128 bits leave out. */
+/* The x87 format stores the leading bit of the mantissa, which IEEE's 128-bit format omits. */
 static void long_double_to_file(const unsigned char *memory, unsigned char *file)
 {
   long double value;

@@ -1,11 +1,12 @@
 /*
- * Split collective calls: the bytes are moved when the operation begins, its status is told when it ends. One
- * operation may be under way on a handle at a time; independent accesses may go on meanwhile.
+ * Split collective calls: the operation moves the bytes when it begins, and returns its status when
+ * it ends. One operation may be under way on a handle at a time; independent accesses may go on
+ * meanwhile.
  */
 #include "ours.h"
 #include "wide.h"
 
-/* Nothing is under way before File_open. */
+/* No operation is under way before File_open. */
 _Static_assert(CALL_File_open == 0, "split.end 0 means none");
 
 static int begin(struct file *file, enum tatami_call end, struct access access)

@@ -1,4 +1,5 @@
-/* What begins a view epoch: sync, and changes of size and atomicity. All of it is collective. */
+/* The calls that begin a view epoch: sync, and changes of size and atomicity. All of them are
+ * collective. */
 #include "ours.h"
 
 #include <stdlib.h>
@@ -7,20 +8,21 @@
 /* One message has at most this many bytes. */
 enum { MESSAGE_MAX = 1 << 30 };
 
-/* What each rank tells rank 0: one message of a fixed size, in which the tiles of a regular job have room. */
+/* The message of each rank to rank 0, of a fixed size, in which the tiles of a regular job fit. */
 struct report {
-  uint64_t length; /* of its tiles, which follow in messages of their own where they do not fit */
+  uint64_t length; /* of its tiles; if they do not fit, they follow in further messages */
   int error;
   unsigned char bytes[244];
 };
 
-/* What rank 0 tells all: whether it published, and the stamp of the epoch that begins then. */
+/* The message of rank 0 to all: the worst error, the result of the publication, and the stamp of
+ * the epoch that begins then. */
 struct verdict {
   int error, result;
   uint64_t stamp;
 };
 
-/* Tiles of all ranks at rank 0. */
+/* The tiles of all ranks at rank 0. */
 struct gathered {
   struct report *reports;
   const void **parts;
@@ -59,8 +61,8 @@ static int receive_tiles(struct file *file, int rank, char *bytes, uint64_t leng
   return MPI_SUCCESS;
 }
 
-/* At rank 0: the tiles of one rank, from its report or from messages. One without memory can't tell anybody: it ends
- * the job, whose files are whole by their journals. */
+/* Takes the tiles of one rank at rank 0, from its report or from messages. A rank without memory
+ * can't report that, so it ends the job. The files stay whole by their journals. */
 static int take_tiles(struct file *file, struct gathered *all, int rank, const void *own)
 {
   struct report *report = &all->reports[rank];
@@ -78,7 +80,7 @@ static int take_tiles(struct file *file, struct gathered *all, int rank, const v
   return MPI_SUCCESS;
 }
 
-/* The worst error of all ranks at rank 0, its own at the others. */
+/* Returns the worst error of all ranks at rank 0, the own error at the others. */
 static int gather(struct file *file, const void *bytes, uint64_t length, int error, struct gathered *all)
 {
   struct report own = {.length = length, .error = error};
@@ -152,7 +154,7 @@ int our_File_sync(MPI_File handle)
   return fail(file, publish(file, SYNC, MPI_SUCCESS));
 }
 
-/* Collective: have all ranks given the same number? */
+/* Collective. Checks that all ranks have the same number. */
 static int same(struct file *file, int64_t value, int error)
 {
   int64_t own[3] = {value, -value, error}, all[3];

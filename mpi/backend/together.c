@@ -1,7 +1,8 @@
 /*
- * Collective calls that wait without keeping others from the CPU. MPI libraries wait by spinning; where there are more
- * processes than CPUs, the one that all wait for then gets its turn only when the time slices of the others are over:
- * 4 processes on 2 CPUs took 20 to 80 ms for each collective call, of which there are some in each open and close.
+ * Collective calls that wait without keeping others from the CPU. MPI libraries wait by spinning.
+ * With more processes than CPUs, the process for which all others wait then runs only after their
+ * time slices: 4 processes on 2 CPUs took 20 to 80 ms for each collective call, and each open and
+ * close has several.
  */
 #define _GNU_SOURCE
 #include "backend.h"
@@ -9,7 +10,7 @@
 #include <sched.h>
 #include <time.h>
 
-/* Nanoseconds: for so long it is spun, then the CPU is offered to others, then it is slept for a while at a time. */
+/* Nanoseconds. A wait first spins, then yields the CPU, then sleeps for increasing times. */
 enum { SPIN = 20000, YIELD = 200000, SLEEP_FIRST = 20000, SLEEP_MAX = 200000 };
 
 static int64_t now(void)

@@ -1,6 +1,7 @@
 /*
- * Shapes of datatypes, kept while the datatypes live. A datatype's handle may be used for another one after
- * MPI_Type_free, so an attribute whose delete function forgets the shape hangs on each that can be freed.
+ * Shapes of datatypes, kept while the datatypes live. The MPI library may use a datatype's handle
+ * for another one after MPI_Type_free. So each type that can be freed has an attribute whose delete
+ * function drops the shape.
  */
 #include "backend.h"
 
@@ -34,7 +35,8 @@ static void make_keyval(void)
     keyval = MPI_KEYVAL_INVALID;
 }
 
-/* Two threads may come here with one datatype: the lock lets the second one find what the first one kept. */
+/* Two threads may come here with one datatype: the lock lets the second one find the shape of
+ * the first one. */
 static int make(MPI_Datatype datatype, const struct type **out)
 {
   struct type *type = calloc(1, sizeof *type);

@@ -13,7 +13,7 @@ struct proposal {
   tio_shape *shape;
 };
 
-/* What all ranks put into one reduction: the largest of each. */
+/* The fields of one reduction over all ranks, which takes the largest of each. */
 enum { ERROR, REP, REP_NEGATED, ETYPE, ETYPE_NEGATED, STAMP, SHARED_USED, FIELDS };
 
 static int representation_of(const char *name, enum representation *rep)
@@ -30,7 +30,7 @@ static int representation_of(const char *name, enum representation *rep)
                 "MPI_File_set_view: datarep \"%s\" is none of \"native\", \"internal\" and \"external32\"", name);
 }
 
-/* A handle of ours for the same type: the program may free its own. */
+/* Makes a handle of the layer for the same type: the program may free its own. */
 static int keep(MPI_Datatype datatype, MPI_Datatype *kept)
 {
   *kept = datatype;
@@ -105,7 +105,8 @@ static int propose(const struct file *file, struct proposal *p, MPI_Offset displ
   return error;
 }
 
-/* Collective. The stamp of the new epoch, and whether anybody has used the shared pointer. */
+/* Collective. Decides the stamp of the new epoch, and whether any rank has used the shared
+ * pointer. */
 static int decide(struct file *file, const struct proposal *p, int error, int64_t all[FIELDS])
 {
   int64_t own[FIELDS] = {[ERROR] = error};
@@ -129,8 +130,8 @@ static int decide(struct file *file, const struct proposal *p, int error, int64_
   return MPI_SUCCESS;
 }
 
-/* Collective, after all ranks have come and so have done with the old view: sets the shared pointer back, before anybody
- * goes on. Where it was. */
+/* Collective, after all ranks have arrived and so no longer use the old view. Resets the shared
+ * pointer before any rank goes on. Returns its old position. */
 static int reset_pointer(struct file *file, int64_t *before)
 {
   int64_t told[2] = {0, 0};
@@ -146,7 +147,8 @@ static int reset_pointer(struct file *file, int64_t *before)
   return (int)told[0];
 }
 
-/* MPI_DISPLACEMENT_CURRENT: the byte of this rank's present view to which the shared pointer points. */
+/* MPI_DISPLACEMENT_CURRENT: returns the byte of this rank's present view to which the shared
+ * pointer points. */
 static int resolve_displacement(struct file *file, struct proposal *p, int64_t shared)
 {
   uint64_t byte = 0;
@@ -171,7 +173,7 @@ static int adopt(struct file *file, struct proposal *p, int64_t stamp)
   file->etype_size = p->etype_size;
   file->rep = p->rep;
   atomic_store(&file->position, 0);
-  p->etype = etype; /* to be dropped with the proposal */
+  p->etype = etype; /* freed with the proposal */
   p->filetype = filetype;
   return MPI_SUCCESS;
 }
@@ -186,7 +188,7 @@ int our_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     return REAL(File_set_view)(handle, displacement, etype, filetype, datarep, info);
   int error = propose(file, &p, displacement, etype, filetype, datarep);
   error = decide(file, &p, error, all);
-  /* A pointer that nobody has used is where it should be. */
+  /* An unused pointer is already at its place. */
   if (error == MPI_SUCCESS && all[SHARED_USED])
     error = reset_pointer(file, &shared);
   if (error == MPI_SUCCESS)

@@ -1,13 +1,14 @@
 /*
- * Calls of the MPI library's own functions with large counts, where the file is not ours: MPI-3 libraries have none,
- * but a program may still find the front's. There a large count becomes one element of a large datatype.
+ * Calls of the MPI library's own functions with large counts, for files of the library. MPI-3
+ * libraries have no such functions, but a program may still find the front's. Then a large count
+ * becomes one element of a large datatype.
  */
 #ifndef TATAMI_WIDE_H
 #define TATAMI_WIDE_H
 
 #include "backend.h"
 
-/* A count as the MPI library's int and datatype; `made` is to be given to narrow_free. */
+/* A count as the MPI library's int and datatype; free `made` with narrow_free. */
 struct narrow {
   int count;
   MPI_Datatype datatype;

@@ -18,7 +18,7 @@ static size_t home(const struct wordmap *map, uintptr_t key)
   return (size_t)(((uint64_t)key * UINT64_C(0x9e3779b97f4a7c15)) >> 20) & (map->room - 1);
 }
 
-/* The slot of a key, or the free one where it would go. */
+/* Returns the slot of a key, or the free slot for it. */
 static size_t find(const struct wordmap *map, uintptr_t key)
 {
   size_t at = home(map, key);

@@ -1,6 +1,6 @@
 /*
- * Maps from machine words (MPI handles) to pointers, made for many look-ups and few changes: a look-up that repeats
- * one of a thread's last few is an atomic load and a comparison.
+ * Maps from machine words (MPI handles) to pointers, for many look-ups and few changes: a look-up
+ * that repeats one of a thread's last few is an atomic load and a comparison.
  */
 #ifndef TATAMI_WORDMAP_H
 #define TATAMI_WORDMAP_H
@@ -15,7 +15,8 @@ struct wordmap_slot {
   void *value;
 };
 
-/* Zero-initialised but for the lock and `id`, which tells the maps of a program apart (0 or 1). */
+/* Zero-initialised but for the lock and `id`, which distinguishes the maps of a program (0 or
+ * 1). */
 struct wordmap {
   pthread_rwlock_t lock;
   unsigned id;
@@ -26,9 +27,9 @@ struct wordmap {
 
 #define WORDMAP(number) {.lock = PTHREAD_RWLOCK_INITIALIZER, .id = (number), .generation = 1}
 
-/* The value of a key, NULL where there is none. Key 0 has none. */
+/* Returns the value of a key, NULL if there is none. Key 0 has none. */
 void *wordmap_get(struct wordmap *map, uintptr_t key);
-/* 0, or -1 without memory. Replaces what was there. */
+/* Returns 0, or -1 without memory. Replaces an existing value. */
 int wordmap_put(struct wordmap *map, uintptr_t key, void *value);
 /* Removes a key and returns its value. */
 void *wordmap_take(struct wordmap *map, uintptr_t key);

@@ -1,6 +1,6 @@
 /*
- * Finds the MPI library that the process has loaded, its own MPI_File_* functions, and the backend that was compiled
- * for it. RTLD_NEXT alone does not do: Python loads libmpi with RTLD_LOCAL.
+ * Finds the MPI library that the process has loaded, its own MPI_File_* functions, and the backend
+ * that was compiled for it. RTLD_NEXT alone does not suffice: Python loads libmpi with RTLD_LOCAL.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -43,7 +43,7 @@ static int is_mpi_library(const char *path)
          strncmp(base, "libmpi_abi.so", 13) == 0 || strncmp(base, "libpmpi.so", 10) == 0;
 }
 
-/* Paths of what might be the MPI library, in load order. */
+/* Paths of libraries that may be the MPI library, in load order. */
 struct candidates {
   int count;
   char path[4][PATH_MAX];
@@ -72,7 +72,7 @@ static void *find_library(void)
   return NULL;
 }
 
-/* The family of the MPI library, as its backend is named; NULL: none that we know. */
+/* Returns the family of the MPI library, as its backend is named; NULL for an unknown one. */
 static const char *family(void *handle)
 {
   int (*version)(char *, int *) = (int (*)(char *, int *))symbol(handle, "PMPI_Get_library_version");

@@ -4,13 +4,13 @@
 
 #include "../calls.h"
 
-/* Where each call goes; filled by tatami_front_find, once. */
+/* The target of each call; tatami_front_find fills it once. */
 extern tatami_function tatami_target[TATAMI_CALL_COUNT];
 /* Finds the MPI library of this process and the backend for it. */
 void tatami_front_find(void);
-/* Loads a library from beside the front; NULL: dlerror tells. */
+/* Loads a library from beside the front; NULL on failure, with the reason in dlerror. */
 void *tatami_front_load(const char *name);
-/* The environment says that all is left to the MPI library. */
+/* Whether the environment leaves all files to the MPI library. */
 int tatami_front_disabled(void);
 
 #endif

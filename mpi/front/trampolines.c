@@ -1,9 +1,10 @@
 /*
  * The MPI_File_* and PMPI_File_* symbols of the front.
  *
- * They know no mpi.h: all parameters of these functions are integers or pointers, six at most, so each fits a machine
- * word and is passed on as one. (The calling conventions of x86-64, AArch64, RISC-V and POWER hand the first six words
- * over in registers, whatever their types.) Both names are needed: Fortran bindings call one or the other.
+ * They need no mpi.h. All parameters of these functions are integers or pointers, six at most, so
+ * each fits a machine word and is passed on as one. (The calling conventions of x86-64, AArch64,
+ * RISC-V and POWER pass the first six words in registers, whatever their types.) Both names are
+ * needed: Fortran bindings call one or the other.
  */
 #include <pthread.h>
 #include <stdint.h>

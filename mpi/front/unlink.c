@@ -1,7 +1,7 @@
 /*
- * unlink(2), unlinkat(2) and remove(3) of a container. To the program it is a file, to the system a directory, of which
- * unlink(2) says EISDIR: then, and only then, it is looked whether it is one. Nothing else is different, and the library
- * that knows containers is loaded at that moment only.
+ * unlink(2), unlinkat(2) and remove(3) of a container. To the program it is a file, to the system a
+ * directory, for which unlink(2) returns EISDIR. Only then these functions check for a container,
+ * and load the library that knows containers. Nothing else is different.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -31,7 +31,7 @@ static int remove_container(const char *path)
   return delete != NULL ? delete(path) : -EISDIR;
 }
 
-/* After a call that told `result`: the same, but for a container. */
+/* Returns `result`, the result of a call, except for a container. */
 static int settle(int result, const char *path)
 {
   if (result == 0 || errno != EISDIR)
@@ -64,7 +64,8 @@ int unlink(const char *path)
   return unlinkat(AT_FDCWD, path, 0);
 }
 
-/* The C library's own would go on with rmdir(2), of which a container says ENOTEMPTY. */
+/* The C library's own remove would continue with rmdir(2), which returns ENOTEMPTY for a
+ * container. */
 int remove(const char *path)
 {
   int result = unlink(path);

@@ -1,10 +1,11 @@
 /*
- * Writes until it is killed, or until all blocks are written, and tells after each write that returned. Usage:
+ * Writes until it is killed, or until all blocks are written, and records each write that returned.
+ * Usage:
  *   endless PATH LOG BLOCKS HOW [SYNC]
- * Rank r of n writes the blocks r, r+n, r+2n, … of PATH, BLOCKS of them: through a view (HOW "view") or at explicit
- * offsets ("bytes", and "atomic" in atomic mode). LOG.r has two numbers of 8 bytes: the process, and how many of its
- * blocks have been written. After every SYNC blocks all ranks sync. With all blocks written it reads what its neighbour
- * wrote, and closes the file.
+ * Rank r of n writes the blocks r, r+n, r+2n, … of PATH, BLOCKS of them: through a view (HOW
+ * "view") or at explicit offsets ("bytes", and "atomic" in atomic mode). LOG.r has two numbers of 8
+ * bytes: the process, and its number of written blocks. After every SYNC blocks all ranks sync.
+ * With all blocks written it reads the blocks of its neighbour, and closes the file.
  */
 #include <fcntl.h>
 #include <mpi.h>

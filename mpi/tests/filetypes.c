@@ -1,10 +1,11 @@
 /*
- * File types whose bounds are not those of their data, and whose copies overlap, lie between each other's blocks or go
- * back: bytes and file offsets against a model that knows each byte. Usage: filetypes PATH [native]
+ * File types whose bounds are not those of their data, and whose copies overlap, lie between each
+ * other's blocks or go back. The program checks bytes and file offsets against a model of each
+ * byte. Usage: filetypes PATH [native]
  *
- * The standard forbids overlap within a file type that is written through; how copies lie matters to an access only
- * that reaches the second one. HDF5 and PnetCDF make such types and access one copy: with "native" only that is asked
- * for, of the types that both MPI libraries take.
+ * The standard forbids overlap within a file type for writing; the positions of copies matter only
+ * to an access that reaches the second one. HDF5 and PnetCDF make such types and access one copy.
+ * With "native" the program does only that, with the types that both MPI libraries take.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -30,7 +31,7 @@ static const char *current;
   } while (0)
 #define OK(call) CHECK((call) == MPI_SUCCESS, "failed")
 
-/* A type, and what its data is: runs of bytes in the order of the type map. */
+/* A type, and its data: runs of bytes in the order of the type map. */
 struct filetype {
   MPI_Datatype type;
   int count, at[BLOCKS_MAX], length[BLOCKS_MAX];
@@ -72,7 +73,7 @@ static void header_and_variable(struct filetype *t)
   run(t, 0, 552);
 }
 
-/* HDF5: chunks at their addresses; of those that are written in part a subarray. */
+/* HDF5: chunks at their addresses; a subarray of those that are written in part. */
 static void chunks(struct filetype *t)
 {
   MPI_Datatype part, whole = bytes(144);
@@ -182,7 +183,7 @@ static int size_of(const struct filetype *t)
   return size;
 }
 
-/* Where in the rank's region byte `k` of the stream lies. */
+/* Returns the position of byte `k` of the stream in the rank's region. */
 static int place(const struct filetype *t, int k)
 {
   MPI_Aint lb, extent;
@@ -200,7 +201,7 @@ static void settle(void)
   OK(MPI_File_sync(file));
 }
 
-/* All that is in this rank's part of the file. */
+/* Compares this rank's whole part of the file. */
 static void compare(void)
 {
   static unsigned char found[REGION];
@@ -284,7 +285,7 @@ static void try_case(int number)
   view(&t);
   read_some(&t, 3, size - 5);
   if (!native) {
-    /* Later copies: of bytes that are written twice the later one counts. */
+    /* Later copies: if a byte is written twice, the later write counts. */
     int much = 3 * size < ACCESS_MAX ? 3 * size : ACCESS_MAX;
     offsets(&t, much);
     write_some(&t, size / 3, much - size / 3, 1);
@@ -299,7 +300,7 @@ static void try_case(int number)
   MPI_Type_free(&t.type);
 }
 
-/* Bytes before the file are refused where they would be accessed, and nothing else is touched. */
+/* Accesses to bytes before the file are refused, and change nothing else. */
 static void before_the_file(void)
 {
   struct filetype t = {0};

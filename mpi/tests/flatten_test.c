@@ -1,6 +1,6 @@
 /*
- * Random datatypes: the shape that the layer makes of each has the MPI library's size and bounds, and takes the bytes
- * that MPI_Pack takes, in its order. Usage: flatten_test SEED COUNT
+ * Random datatypes: the layer's shape of each has the MPI library's size and bounds, and takes the
+ * bytes that MPI_Pack takes, in its order. Usage: flatten_test SEED COUNT
  */
 #include "../backend/backend.h"
 #include "random_types.h"

@@ -1,13 +1,18 @@
 /*
- * Random datatypes, views and calls, the same for one seed under every MPI-IO: what each call tells, and at last every
- * byte of the file, is written down, to be compared between two runs. Accesses of different ranks that conflict are
- * separated by sync, barrier and sync, as the standard asks; so there is one right outcome. The representation is
- * native or external32; etypes are made of basic types of which both have the same size.
+ * Random datatypes, views and calls, the same for one seed under every MPI-IO. The program writes
+ * down the results of each call, and finally every byte of the file, to be compared between two
+ * runs. Sync, barrier and sync separate conflicting accesses of different ranks, as the standard
+ * asks; so there is one right outcome. The representation is native or external32; etypes are made
+ * of basic types of which both have the same size.
  *
- * Usage: random_calls PATH SEED PHASES OUT [simple]   writes OUT.RANK (what was told) and OUT.bytes (the file).
- * "simple" moves the bytes etype by etype, through a handle of its own without a view, to where MPI_Pack finds them in
- * the filetype, converted by MPI_Pack_external, and counts pointers itself: the reference. The MPI libraries' own other calls do not do for that: with
- * some of these views and datatypes (and external32, with which MPICH 4.0 corrupts its memory) they refuse them on one rank, loop for ever, divide by zero or write to other places.
+ * Usage: random_calls PATH SEED PHASES OUT [simple]. Writes OUT.RANK (the results) and OUT.bytes
+ * (the file).
+ *
+ * "simple" is the reference. It moves the bytes etype by etype, through a handle of its own without
+ * a view, to the places that MPI_Pack finds in the filetype, converted by MPI_Pack_external, and
+ * counts pointers itself. The MPI libraries' own other calls are not suitable. With some of these
+ * views and datatypes (and external32, with which MPICH 4.0 corrupts its memory) they refuse them
+ * on one rank, loop for ever, divide by zero or write to other places.
  */
 #include "random_types.h"
 
@@ -50,12 +55,12 @@ static uint64_t hash(const unsigned char *bytes, size_t length)
   return sum;
 }
 
-/* A buffer of the program's, `count` elements of a random datatype made of etypes. */
+/* A buffer of the program, `count` elements of a random datatype made of etypes. */
 struct memory {
   MPI_Datatype type;
   int count;
   int64_t etypes;
-  unsigned char *bytes, *buffer; /* all of it; where element 0 has its displacement 0 */
+  unsigned char *bytes, *buffer; /* all of it; the displacement 0 of element 0 */
   size_t length;
 };
 
@@ -157,7 +162,7 @@ static void set_view(struct run *run, MPI_Offset displacement, MPI_Datatype file
   }
 }
 
-/* A view of this rank that shares no byte with those of others. */
+/* Sets a view of this rank that shares no byte with those of others. */
 static void view_for_writing(struct run *run)
 {
   MPI_Datatype inner = random_file_type(&run->own, rng_below(&run->own, 4), run->etype, SLOT), placed, filetype;
@@ -209,7 +214,7 @@ static void say_status(struct run *run, const char *what, int code, MPI_Status *
   fprintf(run->log, "of %lld, %d\n", (long long)m->etypes, m->etypes == 0 ? 0 : count);
 }
 
-/* Nonblocking and split calls write the result of their end over that of their beginning. */
+/* Nonblocking and split calls overwrite the result of their begin with that of their end. */
 static int finish(int code, MPI_Request *request, MPI_Status *status)
 {
   return code == MPI_SUCCESS ? MPI_Wait(request, status) : code;
@@ -221,7 +226,7 @@ static bool is_explicit(int kind)
   return kind == 0 || kind == 1 || kind == 4 || kind == 6 || kind == 8;
 }
 
-/* One etype, between memory and how it stands in the file. */
+/* Converts one etype between memory and the file's form. */
 static void convert(struct run *run, bool writes, void *from, void *to)
 {
   MPI_Aint place = 0;
@@ -233,7 +238,7 @@ static void convert(struct run *run, bool writes, void *from, void *to)
     MPI_Unpack_external("external32", from, run->etype_size, &place, to, 1, run->etype);
 }
 
-/* The same as an access that starts at etype `at` of the view. */
+/* Does the same as an access that starts at etype `at` of the view. */
 static int move_simply(struct run *run, bool writes, int64_t at, struct memory *m, MPI_Status *status)
 {
   MPI_Status ignored;
@@ -270,7 +275,7 @@ static int access_simply(struct run *run, bool writes, int kind, MPI_Offset offs
   return code;
 }
 
-/* By the shared pointer, in the order of ranks. */
+/* Moves the bytes by the shared pointer, in the order of ranks. */
 static int share_simply(struct run *run, struct memory *m, MPI_Status *status)
 {
   int64_t up_to = 0, all = 0;
@@ -332,7 +337,8 @@ static void write_once(struct run *run)
   memory_free(&m);
 }
 
-/* Does the request end within the file? Past it, the libraries count in various ways. */
+/* Returns whether the request ends within the file. Past its end, the libraries count in various
+ * ways. */
 static bool within(struct run *run, MPI_Offset offset, int64_t etypes)
 {
   MPI_Offset size = 0;
@@ -349,7 +355,7 @@ static void read_once(struct run *run)
   int kind = rng_below(&run->common, 10), code = 0;
   seek(run, position);
   if (!within(run, is_explicit(kind) ? offset : position, m.etypes)) {
-    /* Take part with nothing. */
+    /* Takes part with nothing. */
     m.count = 0;
     m.etypes = 0;
   }
@@ -447,7 +453,8 @@ static void shared_phase(struct run *run)
   say_shared(run);
 }
 
-/* What is allocated has undefined bytes, and Open MPI's are not zero: the reference makes the file longer instead. */
+/* Allocated bytes are undefined, and Open MPI's are not zero: the reference makes the file
+ * longer instead. */
 static int preallocate(struct run *run, MPI_Offset size)
 {
   MPI_Offset now = 0;

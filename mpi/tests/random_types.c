@@ -108,7 +108,8 @@ static MPI_Aint extent_of(MPI_Datatype datatype)
   return extent;
 }
 
-/* Where the data of a datatype lie; of one without data the libraries tell various things. */
+/* Returns the bounds of a datatype's data. For one without data the libraries return various
+ * values. */
 static void data_bounds(MPI_Datatype datatype, MPI_Aint *low, MPI_Aint *length)
 {
   int size = 0;
@@ -118,7 +119,7 @@ static void data_bounds(MPI_Datatype datatype, MPI_Aint *low, MPI_Aint *length)
     *low = *length = 0;
 }
 
-/* Displacements of `n` blocks of the given lengths, in units, with gaps. */
+/* Chooses displacements of `n` blocks of the given lengths, in units, with gaps. */
 static void scatter(struct rng *rng, int n, const int *lengths, int *displacements, bool negative)
 {
   int at = negative ? rng_between(rng, -3, 3) : rng_below(rng, 3);
@@ -197,7 +198,7 @@ static MPI_Datatype make_indexed(struct rng *rng, MPI_Datatype child, bool shuff
   return made;
 }
 
-/* A structure of the child and of others like it, made by `another`. */
+/* Makes a structure of the child and of similar types, made by `another`. */
 static MPI_Datatype make_struct(struct rng *rng, MPI_Datatype child, bool shuffle, MPI_Datatype unit)
 {
   MPI_Datatype made = MPI_DATATYPE_NULL, children[MANY];
@@ -280,8 +281,9 @@ static bool unwieldy(MPI_Datatype datatype)
   return extent > EXTENT_MAX || extent <= 0 || lb < -EXTENT_MAX || size > SIZE_MAX_BYTES;
 }
 
-/* Blocks without a byte in them: of such as parts of another datatype, Open MPI tells wrong bounds (distributed arrays of
- * a process that has nothing), and MPICH's MPI_Pack divides by 0. */
+/* Returns whether some block has no byte. For such blocks as parts of another datatype, Open MPI
+ * returns wrong bounds (distributed arrays of a process without elements), and MPICH's MPI_Pack
+ * divides by 0. */
 static bool no_part(MPI_Datatype datatype)
 {
   int size, integers, addresses, datatypes, combiner;
@@ -349,8 +351,8 @@ static MPI_Datatype derive_file(struct rng *rng, MPI_Datatype child)
   }
 }
 
-/* Lower bound 0, upper bound not before the last byte; said, not computed, of a structure: what it is rounded up to in
- * memory it is not in external32. */
+/* Sets the lower bound to 0 and the upper bound not before the last byte. A structure gets
+ * stated bounds: its padding in memory differs from that in external32. */
 static MPI_Datatype bound(MPI_Datatype datatype, int64_t *end)
 {
   MPI_Datatype made = MPI_DATATYPE_NULL;

@@ -14,17 +14,18 @@ int rng_below(struct rng *rng, int bound);
 /* low … high */
 int rng_between(struct rng *rng, int low, int high);
 
-/* Any datatype, also with negative and decreasing displacements, gaps, resized bounds, zero lengths; committed. With
- * `overlaps` 0, no byte of memory belongs to two of its elements, also when it is repeated. `unit`: a datatype of which
- * it consists (MPI_DATATYPE_NULL: anything). */
+/* Returns any datatype, also with negative and decreasing displacements, gaps, resized bounds,
+ * zero lengths; committed. With `overlaps` 0, no byte of memory belongs to two of its elements,
+ * also when it is repeated. `unit`: a datatype of which it consists (MPI_DATATYPE_NULL:
+ * anything). */
 MPI_Datatype random_memory_type(struct rng *rng, int depth, int overlaps, MPI_Datatype unit);
-/* One that is legal as a filetype over `etype`: displacements that do not decrease, no overlap, and an extent of at
- * most `room` bytes, lower bound 0. Committed. */
+/* Returns a datatype that is legal as a filetype over `etype`: displacements that do not
+ * decrease, no overlap, and an extent of at most `room` bytes, lower bound 0. Committed. */
 MPI_Datatype random_file_type(struct rng *rng, int depth, MPI_Datatype etype, int64_t room);
 MPI_Datatype random_basic_type(struct rng *rng);
 void type_drop(MPI_Datatype *datatype); /* frees it unless it is predefined */
 
-/* Prints how a datatype is made: combiner and arguments, its children indented below it. */
+/* Prints the constructors of a datatype: combiner and arguments, its children indented below it. */
 void print_type(MPI_Datatype datatype, int indent);
 
 #endif

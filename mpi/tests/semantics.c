@@ -1,6 +1,7 @@
 /*
- * What MPI-4.1, chapter 14 says, call by call. Usage: semantics PATH [native]
- * With "native", what the MPI libraries' own MPI-IO is known to do differently is not asked for.
+ * The rules of MPI-4.1, chapter 14, call by call. Usage: semantics PATH [native]
+ * With "native", the program skips the calls in which the MPI libraries' own MPI-IO is known to
+ * differ.
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -154,7 +155,7 @@ static void arguments(void)
     MPI_Type_commit(&backwards);
     FAILS(MPI_File_set_view(file, 0, MPI_INT, backwards, "native", MPI_INFO_NULL), MPI_ERR_ARG);
     MPI_Type_free(&backwards);
-    /* One rank is wrong: all are told. */
+    /* One rank has a wrong argument: all ranks get the error. */
     FAILS(MPI_File_set_view(file, rank == 0 ? -3 : 0, MPI_BYTE, MPI_BYTE, "native", MPI_INFO_NULL), MPI_ERR_ARG);
     if (ranks > 1) {
       FAILS(MPI_File_set_view(file, 0, rank == 0 ? MPI_INT : MPI_SHORT, MPI_INT, "native", MPI_INFO_NULL),
@@ -437,7 +438,8 @@ static void atomicity(void)
   OK(MPI_File_set_atomicity(file, 1));
   OK(MPI_File_get_atomicity(file, &flag));
   CHECK(flag == 1, "%d", flag);
-  /* All ranks write the same places with gaps: whatever is read is of one rank as a whole. */
+  /* All ranks write the same places with gaps: each read returns the bytes of one rank as a
+   * whole. */
   MPI_Datatype gaps;
   MPI_Type_vector(1000, 1, 2, MPI_INT, &gaps);
   MPI_Type_commit(&gaps);
@@ -451,7 +453,7 @@ static void atomicity(void)
       CHECK(back[i] == back[0], "round %d: %d beside %d", round, back[i], back[0]);
   }
   MPI_Barrier(MPI_COMM_WORLD);
-  /* Without sync, what one rank has written is there for the next. */
+  /* Without sync, the next rank sees the written bytes. */
   if (rank == 0)
     OK(MPI_File_write_at(file, 0, values, 1000, MPI_INT, &status));
   MPI_Barrier(MPI_COMM_WORLD);
@@ -496,7 +498,8 @@ static void errors(void)
   CHECK(MPI_File_c2f(MPI_FILE_NULL) == MPI_File_c2f(MPI_File_f2c(MPI_File_c2f(MPI_FILE_NULL))), "handles");
 }
 
-/* Opens that fail call the handler of MPI_FILE_NULL, of which the program has given its own reference back. */
+/* Opens that fail call the handler of MPI_FILE_NULL, of which the program has released its own
+ * reference. */
 static void handler_of_no_file(void)
 {
   MPI_Errhandler mine;

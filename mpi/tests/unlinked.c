@@ -1,5 +1,6 @@
 /*
- * Removes containers as programs remove files: unlink(2), remove(3) and unlinkat(2). Directories stay what they are.
+ * Removes containers as programs remove files: unlink(2), remove(3) and unlinkat(2). Directories
+ * stay directories.
  * Usage: unlinked DIRECTORY
  */
 #define _GNU_SOURCE
