@@ -8,7 +8,7 @@
  * ranks write in interleaved columns (the access pattern that parallel file
  * systems find hard), a record variable with three time steps, which they
  * write in blocks, and one row written by each rank on its own (independent
- * access). Then every rank reads what its neighbour wrote and compares.
+ * access). Then every rank reads the values of its neighbour and compares.
  * The bytes depend on ROWS and the number of ranks alone.
  */
 #include <mpi.h>
@@ -91,7 +91,7 @@ static void write_file(const char *path, long long rows)
 	}
 	free(cells);
 
-	/* Independent: everybody for itself. */
+	/* Independent: each rank by itself. */
 	CHECK(ncmpi_begin_indep_data(file));
 	MPI_Offset where[1] = {rank};
 	int note = 100 + rank;
@@ -100,7 +100,7 @@ static void write_file(const char *path, long long rows)
 	CHECK(ncmpi_close(file));
 }
 
-/* Compares what the next rank wrote. Returns the number of wrong values. */
+/* Compares the values of the next rank. Returns the number of wrong values. */
 static long long read_file(const char *path, long long rows)
 {
 	int file, var_temperature, var_energy, var_note, owner = (rank + 1) % ranks;

@@ -1,11 +1,11 @@
-/* What the MPI programs share besides common.h: errors, times and the report. */
+/* The common parts of the MPI programs besides common.h: errors, times and the report. */
 #ifndef TATAMI_MPI_BENCH_BENCH_H
 #define TATAMI_MPI_BENCH_BENCH_H
 
 #include "common.h"
 #include <mpi.h>
 
-/* What is timed. The seconds of a phase are those of its slowest process. */
+/* The timed phases. The seconds of a phase are those of its slowest process. */
 enum phase { OPEN, WRITE, SYNC, CLOSE, REOPEN, READ, PHASES };
 
 struct bench {
@@ -29,21 +29,21 @@ _Noreturn void bench_fail(const char *what, const char *why);
 void bench_must(int code, const char *call);
 #define MUST(call) bench_must((call), #call)
 
-/* Between these two the phase's clock runs; all processes begin together. */
+/* Start and stop the phase's clock; all processes begin together. */
 void phase_begin(struct bench *b);
 void phase_end(struct bench *b, enum phase phase);
 
-/* The status of a transfer says that all of it was done. */
+/* Checks that the status of a transfer reports all of it as done. */
 void bench_whole(const MPI_Status *status, MPI_Datatype type, int count, const char *call);
 
-/* Memory that is there, its pages touched. */
+/* Returns memory whose pages have been touched. */
 void *bench_buffer(uint64_t len);
 
-/* Prints `detail`, which is the inner part of a JSON object, and the times of
- * all processes; ends MPI. Returns the program's exit code: 1 for wrong bytes. */
+/* Prints `detail`, which is the inner part of a JSON object, and the times of all processes;
+ * ends MPI. Returns the program's exit code: 1 for wrong bytes. */
 int bench_finish(struct bench *b, const char *detail, bool verified);
 
-/* Remembers a wrong byte and tells about the first. */
+/* Counts a wrong byte, and reports the first. */
 void bench_bad(struct bench *b, const char *file, uint64_t offset);
 
 #endif

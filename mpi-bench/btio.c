@@ -71,7 +71,7 @@ static void partition(void) {
   }
 }
 
-/* Where a row of a cell lies in memory; z and y count from its first inner row. */
+/* Returns the position of a row of a cell in memory; z and y count from its first inner row. */
 static uint64_t in_memory(const struct cell *c, uint64_t z, uint64_t y) {
   uint64_t rows = c->size[1] + 2 * GHOSTS, row = c->size[2] + 2 * GHOSTS;
   return c->at + (((z + GHOSTS) * rows + y + GHOSTS) * row + GHOSTS) * POINT;
@@ -115,7 +115,7 @@ static void read_row(char *row, uint64_t place, uint64_t len, void *f) {
   bench_whole(&status, MPI_DOUBLE, (int)(len / 8), "reading");
 }
 
-/* One type of all cells: in memory where ghosts is set, else in the file. */
+/* Returns one type of all cells: in memory if `ghosts` is set, else in the file. */
 static MPI_Datatype all_cells(MPI_Datatype point, bool ghosts) {
   MPI_Datatype part[CELLS_MAX], all;
   int ones[CELLS_MAX];

@@ -1,5 +1,5 @@
-/* Checks a file with read(2) alone: that it has the size and the contents that
- * the other programs of this folder write. No MPI. */
+/* Checks a file with read(2) alone: its size, and the contents that the other programs of this
+ * folder write. No MPI. */
 #define _POSIX_C_SOURCE 200809L
 #include "common.h"
 

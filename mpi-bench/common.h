@@ -1,9 +1,9 @@
-/* What the programs of this folder share: options, contents that any reader
- * can check, times, and the line that each of them prints.
+/* The common parts of the programs of this folder: options, contents that any reader can check,
+ * times, and the line that each of them prints.
  *
- * The contents of a file do not tell who wrote it: byte i of a file is a
- * function of i and a seed. So every file can be verified by every program,
- * by any number of processes, through MPI-IO or with read(2). */
+ * The contents of a file do not depend on its writer: byte i of a file is a function of i and a
+ * seed. So every program can verify every file, with any number of processes, through MPI-IO or
+ * with read(2). */
 #ifndef TATAMI_MPI_BENCH_COMMON_H
 #define TATAMI_MPI_BENCH_COMMON_H
 
@@ -11,10 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Which bytes of a file are data: of every `period` bytes the first `data`.
- * The others were never written and are zeros, unless any_holes says that
- * they may be anything: MPI promises nothing, and MPICH 4.0's data sieving
- * writes what its buffer held. data == period: all bytes are data. */
+/* The bytes of a file that are data: of every `period` bytes the first `data`. The others were
+ * never written and are zeros, unless any_holes permits any value: MPI promises nothing, and
+ * MPICH 4.0's data sieving writes the old bytes of its buffer. data == period: all bytes are
+ * data. */
 struct pattern {
   uint64_t seed;
   uint64_t data;
@@ -41,8 +41,8 @@ struct option_spec {
   const char *help;
 };
 
-/* Reads the options of a command line; sizes may end in k, m or g (powers of
- * 1,024). Returns NULL, or what is wrong with it in a static buffer. */
+/* Reads the options of a command line; sizes may end in k, m or g (powers of 1,024). Returns
+ * NULL, or the fault as a text in a static buffer. */
 const char *options_read(int argc, char **argv, const struct option_spec *specs);
 void options_help(const char *program, const struct option_spec *specs);
 

@@ -39,7 +39,7 @@ static const struct option_spec specs[] = {
 static struct bench b;
 static bool memory_nc, file_nc;
 
-/* Where region i of the whole run lies in the file. */
+/* Returns the position of region i of the whole run in the file. */
 static uint64_t place(uint64_t region) {
   uint64_t rank = (uint64_t)b.rank;
   if (per_process)
@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
       size_t good = contents_check(data + i * stride, place(i), size, by);
       if (good < size)
         bench_bad(&b, name, place(i) + good);
-      /* A read must not touch what lies between the regions. */
+      /* A read must not change the bytes between the regions. */
       for (uint64_t at = size; at < stride; at++)
         if (data[i * stride + at] != 0x5a)
           bench_bad(&b, "the memory between two regions", i * stride + at);

@@ -39,7 +39,7 @@ static const struct option_spec specs[] = {
 static bool posix;
 static struct bench b;
 
-/* Where a transfer lies in the file. */
+/* Returns the position of a transfer in the file. */
 static uint64_t place(uint64_t rank, uint64_t at) {
   if (per_process)
     return at;

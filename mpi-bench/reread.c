@@ -1,5 +1,5 @@
-/* Reads and verifies a file that one of the other programs wrote, with any
- * number of processes and another view than the writers'. */
+/* Reads and verifies a file of one of the other programs, with any number of processes and
+ * another view than the writers'. */
 #include "bench.h"
 
 #include <stdio.h>

@@ -8,7 +8,7 @@ cargo build --quiet --locked --release --bin tatami
 cargo build --quiet --locked --release -p tatami-capi
 tatami=target/release/tatami
 install -D "$tatami" "$prefix/bin/tatami"
-# The MPI-IO layer, for those MPI libraries whose development packages are here.
+# The MPI-IO layer, for the MPI libraries whose development packages are installed.
 make --silent -C mpi BUILD=../target/mpi-release IO=../target/release
 install -D -t "$prefix/lib/tatami" target/mpi-release/libtatami_*.so
 # The workloads of `tatami bench mpi`, for the same ones.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What can be said of the sources without running them.
+# Checks the sources without running them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

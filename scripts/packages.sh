@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Installs from Debian what is missing for the purposes named: build, test, jobs,
+# Installs the missing Debian packages for the named purposes: build, test, jobs,
 # mpi, shared, gfarm.
-# Does nothing, and asks nobody, where all is there.
+# Does nothing where all are installed.
 set -euo pipefail
 
 declare -A packages=(
@@ -9,15 +9,16 @@ declare -A packages=(
   [build]="build-essential fuse3"
   # The two programs of the quickstart and their MPI.
   [jobs]="lammps openmpi-bin libopenmpi-dev openssh-client pnetcdf-bin libpnetcdf-dev netcdf-bin"
-  # The MPI-IO layer and its workloads: both MPI libraries' headers, and what its tests are written in.
+  # The MPI-IO layer and its workloads: both MPI libraries' headers, and the languages of its
+  # tests.
   [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin openssh-client gfortran python3-mpi4py"
   # Libraries and programs that write shared files by MPI-IO.
   [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
-  # What the libraries' own test suites are built with.
+  # The build tools of the libraries' own test suites.
   [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4"
-  # A file system of many machines, as a home of containers: its servers, clients and mount.
+  # A file system of many machines, for containers on it: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
-  # What the end-to-end tests run on mounts.
+  # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"
 )
 packages[test]+=" ${packages[jobs]} ${packages[mpi]} ${packages[shared]} ${packages[gfarm]}"
@@ -43,7 +44,7 @@ echo "Installing from Debian: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 install() { apt-get install -y -q --no-install-recommends "${missing[@]}" >"$log" 2>&1; }
 log=$(mktemp)
-# Package lists are fetched only where the ones here do not do.
+# Fetches package lists only if the present ones do not suffice.
 if ! install; then
   apt-get update -q >>"$log" 2>&1 || { cat "$log" >&2; exit 1; }
   install || { cat "$log" >&2; exit 1; }

@@ -2,7 +2,7 @@
 # Shows Tatami at work on this machine: builds it, starts four nodes, runs two
 # parallel programs on them, with the MPI-IO layer, and compares their files with
 # the same runs on the local disk. Everything lies in one folder: TATAMI_QUICKSTART_DIR, by default
-# /var/tmp/tatami-quickstart. Run it as often as you like.
+# /var/tmp/tatami-quickstart. It can be run again and again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,8 +16,8 @@ examples=$PWD/examples
 step() { printf '\n== %s\n' "$*"; }
 fail() { printf 'quickstart: %s\n' "$*" >&2; exit 1; }
 
-# In a directory where all may write, a folder of that name, or a link, may be somebody else's, who
-# waits for what is put there.
+# In a directory where all may write, another user may have made a folder of that name, or a link,
+# to catch the files that this script puts there.
 if [ -L "$dir" ]; then
   fail "$dir is a symbolic link: look who made it, or name another folder: TATAMI_QUICKSTART_DIR"
 elif [ ! -e "$dir" ]; then
@@ -29,7 +29,7 @@ fi
 [ -z "$(find "$dir" -maxdepth 0 -perm /022)" ] ||
   fail "others can write to $dir: name another folder: TATAMI_QUICKSTART_DIR"
 
-# Open MPI refuses root unless told, and looks for ssh even on one machine.
+# Open MPI refuses root without these variables, and looks for ssh even on one machine.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm_rsh_agent=
 
 # Runs a program with four ranks in a folder of the local disk.
@@ -37,8 +37,8 @@ on_disk() {
   (cd "$1" && shift && mpirun --oversubscribe -n "$nodes" "$@")
 }
 # Runs it with four ranks, each on the mount of its own node: rank 0 on node 0
-# and so on. As on a real cluster, all see the volume under the same path. What
-# a rank writes into a shared file goes to its own node's disk.
+# and so on. As on a real cluster, all see the volume under the same path. A
+# rank's writes to a shared file go to its own node's disk.
 on_tatami() {
   "$tatami" mpirun --oversubscribe -n "$nodes" "$PWD/$tatami" exec --dir "$volume" --node rank -- \
     sh -c 'cd "$0" && exec "$@"' "$@"
@@ -54,7 +54,7 @@ same_everywhere() {
   done
 }
 
-# Every node has bytes of the file: a rank each wrote them there.
+# Checks that every node has bytes of the file, written by its rank.
 on_all_nodes() {
   local found
   found=$("$tatami" where --json "$1" | grep -o '"node": *[0-9]*' | sort -u | wc -l)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Everything that decides whether the sources are good. `make test` installs
-# what this needs. TATAMI_TEST_SCALE (1) multiplies what the end-to-end tests do.
+# Runs all checks and tests of the sources. `make test` installs the packages for
+# them. TATAMI_TEST_SCALE (1) multiplies the work of the end-to-end tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 start=$SECONDS
