@@ -14,7 +14,7 @@
   C(File_set_atomicity) C(File_get_atomicity) C(File_sync) C(File_read_at_all_end) C(File_write_at_all_end)            \
   C(File_read_all_end) C(File_write_all_end) C(File_read_ordered_end) C(File_write_ordered_end)
 
-/* Functions that also have a form with large counts, whose name ends in _c. */
+/* Functions that also have a form with large counts, with a name that ends in _c. */
 #define TATAMI_COUNT_CALLS(C)                                                                                          \
   C(File_get_type_extent)                                                                                              \
   C(File_read_at) C(File_write_at) C(File_read_at_all) C(File_write_at_all)                                            \

@@ -50,7 +50,7 @@ static int measure(const struct file *file, const struct access *access, struct 
 }
 
 /* Moves the pointer and returns its old position. With an ordered access all ranks take part,
- * whatever their `error`. */
+ * also those with an `error`. */
 static int position(struct file *file, const struct access *access, int64_t etypes, int error, int64_t *offset)
 {
   if (access->pointer == ORDERED)

@@ -1,6 +1,6 @@
 /*
- * Subarrays and distributed arrays (MPI-4.1, 5.1.3 and 5.1.4) as nested strided runs: each dimension selects blocks
- * of the one below it and has the extent of all of them.
+ * Subarrays and distributed arrays (MPI-4.1, 5.1.3 and 5.1.4) as nested strided runs: each
+ * dimension selects blocks of the one below it and has the extent of all of them.
  */
 #include "backend.h"
 

@@ -1,4 +1,5 @@
-/* The blocking calls that move bytes. Collective ones exchange nothing: each rank's bytes go to its own piece. */
+/* The blocking calls that move bytes. Collective ones exchange nothing: each rank's bytes go to
+ * its own piece. */
 #include "ours.h"
 #include "wide.h"
 

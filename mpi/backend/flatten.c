@@ -13,7 +13,8 @@ static int made(tio_shape *shape, tio_shape **out)
   return shape != NULL ? MPI_SUCCESS : MPI_ERR_TYPE;
 }
 
-/* A basic type. The pairs of MPI_MINLOC have a gap: a value, then an int at the next multiple of its size. */
+/* A basic type. The pairs of MPI_MINLOC have a gap: a value, then an int at the next multiple of
+ * its size. */
 static int leaf(MPI_Datatype datatype, enum representation rep, tio_shape **out)
 {
   MPI_Count size = 0, lb = 0, extent = 0;
@@ -61,7 +62,8 @@ static void blocks_free(struct blocks *blocks)
   free(blocks->displacements);
 }
 
-/* indexed and indexed_block (displacements in extents of the child), hindexed and hindexed_block (in bytes). */
+/* indexed and indexed_block (displacements in extents of the child), hindexed and hindexed_block
+ * (in bytes). */
 static int indexed(struct contents *c, const tio_shape *child, bool one_length, bool in_bytes, tio_shape **out)
 {
   int64_t extent = tio_shape_extent(child);

@@ -1,4 +1,5 @@
-/* Accesses by the shared pointer in the order of ranks: one scan, one step of the pointer, one broadcast. */
+/* Accesses by the shared pointer in the order of ranks: one scan, one step of the pointer, one
+ * broadcast. */
 #include "backend.h"
 
 int ordered_offset(struct file *file, int64_t etypes, int error, int64_t *offset)

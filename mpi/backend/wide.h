@@ -17,8 +17,8 @@ struct narrow {
 int narrow_make(MPI_Count count, MPI_Datatype datatype, struct narrow *narrow);
 void narrow_free(struct narrow *narrow);
 
-/* `call` with the leading arguments in parentheses, the count and datatype, and the trailing ones. `wide` and
- * `usual` are function pointer types. */
+/* `call` with the leading arguments in parentheses, the count and datatype, and the trailing
+ * ones. `wide` and `usual` are function pointer types. */
 #define CALL_WIDE(wide, usual, name, count, datatype, leading, trailing)                                               \
   do {                                                                                                                 \
     if (tatami_real[CALL_##name##_c] != NULL)                                                                          \

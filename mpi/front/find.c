@@ -64,7 +64,8 @@ static void *find_library(void)
   static struct candidates candidates;
   dl_iterate_phdr(consider, &candidates);
   for (int i = 0; i < candidates.count; i++) {
-    /* The backend finds its MPI functions in the global scope: a library loaded locally is moved there. */
+    /* The backend finds its MPI functions in the global scope: a library loaded locally is moved
+     * there. */
     void *handle = dlopen(candidates.path[i], RTLD_NOLOAD | RTLD_LAZY | RTLD_GLOBAL);
     if (handle != NULL && dlsym(handle, "PMPI_File_open") != NULL)
       return handle;

@@ -3,7 +3,7 @@
  *
  * They need no mpi.h. All parameters of these functions are integers or pointers, six at most, so
  * each fits a machine word and is passed on as one. (The calling conventions of x86-64, AArch64,
- * RISC-V and POWER pass the first six words in registers, whatever their types.) Both names are
+ * RISC-V and POWER pass the first six words in registers, for all types.) Both names are
  * needed: Fortran bindings call one or the other.
  */
 #include <pthread.h>

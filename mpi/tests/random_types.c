@@ -93,8 +93,8 @@ void print_type(MPI_Datatype datatype, int indent)
 
 MPI_Datatype random_basic_type(struct rng *rng)
 {
-  /* Not among them: long double, of which MPICH packs 10 bytes only, and long, on whose external32 size the two
-   * libraries disagree. */
+  /* Not among them: long double, of which MPICH packs 10 bytes only, and long, because the two
+   * libraries disagree on its external32 size. */
   const MPI_Datatype all[] = {MPI_BYTE,   MPI_CHAR,      MPI_SHORT,     MPI_INT,        MPI_FLOAT,   MPI_DOUBLE,
                               MPI_INT8_T, MPI_INT16_T,   MPI_INT32_T,   MPI_INT64_T,    MPI_UINT64_T, MPI_LONG_LONG,
                               MPI_2INT,   MPI_SHORT_INT, MPI_FLOAT_INT, MPI_DOUBLE_INT, MPI_C_DOUBLE_COMPLEX};

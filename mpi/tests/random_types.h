@@ -1,4 +1,5 @@
-/* Random numbers and random datatypes, the same for one seed on every rank, MPI library and machine. */
+/* Random numbers and random datatypes, the same for one seed on every rank, MPI library and
+ * machine. */
 #ifndef RANDOM_TYPES_H
 #define RANDOM_TYPES_H
 

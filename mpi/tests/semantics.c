@@ -545,7 +545,8 @@ static void hints(void)
   OK(MPI_File_close(&file));
 }
 
-/* Two handles of one file in one process, as PnetCDF has them; and a communicator that is a part of the world. */
+/* Two handles of one file in one process, as PnetCDF has them; and a communicator that is a part
+ * of the world. */
 static void handles(void)
 {
   MPI_File all = fresh(MPI_MODE_RDWR | MPI_MODE_CREATE), own;

@@ -1,6 +1,6 @@
 /*
- * MPI_THREAD_MULTIPLE: threads of each rank write through one shared handle, and through handles of their own, with
- * datatypes that come and go. Usage: threads PATH
+ * MPI_THREAD_MULTIPLE: threads of each rank write through one shared handle, and through handles of
+ * their own, with datatypes that come and go. Usage: threads PATH
  */
 #include <mpi.h>
 #include <pthread.h>

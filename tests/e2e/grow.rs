@@ -240,7 +240,7 @@ fn shards(cluster: &Cluster) -> Vec<u64> {
     of_nodes(cluster, "shards")
 }
 
-/// Starts a volume whose nodes begin with `executors` executors.
+/// Starts a volume of nodes with `executors` executors each.
 fn with_executors(nodes: u16, executors: u8) -> Cluster {
     Setup::nodes(nodes).config(&format!("[volume]\nexecutors = {executors}\n")).start()
 }

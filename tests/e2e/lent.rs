@@ -1,4 +1,4 @@
-//! New files whose bytes are, for a while, in a spare file of their node that the mount has
+//! New files that have their bytes, for a while, in a spare file of their node that the mount has
 //! borrowed, and that is no object yet: programs must not notice.
 
 use std::fs;
@@ -123,7 +123,7 @@ fn times_are_those_of_the_file_and_not_of_what_was_lent() {
     assert_eq!(file.metadata().expect("fstat").mtime(), 0);
     drop(file);
     assert_eq!((stat(a.join("f")).mtime(), stat(b.join("f")).mtime()), (0, 0));
-    // The returned file with that time is lent again.
+    // The mount borrows the returned file with that time again.
     let again = create(a.join("g"));
     assert!(again.metadata().expect("fstat").mtime() > 0);
     again.write_all_at(b"x", 0).expect("pwrite");
@@ -200,7 +200,7 @@ fn a_file_that_was_closed_empty_leaves_nothing_whoever_opens_it_besides() {
     for i in 0..70 {
         fs::remove_file(make(i)).expect("unlink");
     }
-    // So many that the shard knows of most before they are removed.
+    // Enough files that the shard knows of most before they are removed.
     let files: Vec<_> = (100..450).map(make).collect();
     for file in files {
         fs::remove_file(file).expect("unlink");

@@ -175,7 +175,7 @@ fn free(file: &File, start: i64, len: i64) {
     range_lock(file, libc::F_OFD_SETLK, libc::F_UNLCK, start, len).expect("F_UNLCK");
 }
 
-/// Tries until it gets the lock, for a lock whose release has no event.
+/// Tries until it gets the lock, because the release of a lock has no event.
 fn get_in_the_end(file: &File, start: i64, len: i64) {
     let deadline = Instant::now() + PATIENCE;
     while let Err(errno) = write_lock(file, start, len) {

@@ -131,7 +131,7 @@ fn home(map: &ShardMap, path: &Path) -> NodeId {
     map.owner(Ino(number(path)).shard()).expect("there is such a shard").node
 }
 
-/// Makes a directory whose record is on a node that `is_right` accepts. The file in it makes the
+/// Makes a directory with its record on a node that `is_right` accepts. The file in it makes the
 /// directory move there.
 fn dir_on(map: &ShardMap, parent: &Path, name: &str, is_right: impl Fn(NodeId) -> bool) -> PathBuf {
     for n in 0.. {
@@ -173,13 +173,13 @@ fn assert_untouched(files: &Files) {
 struct Broken {
     /// A directory without a record.
     gone: PathBuf,
-    /// A file whose link count is seven.
+    /// A file with a link count of seven.
     counted: PathBuf,
     /// A file without a name.
     nameless: PathBuf,
-    /// A file whose entry has the kind of a directory.
+    /// A file with an entry of the kind of a directory.
     kind: PathBuf,
-    /// A directory whose parent pointer leads elsewhere.
+    /// A directory with a parent pointer that leads elsewhere.
     adrift: PathBuf,
     /// A directory, and its second name.
     twice: (PathBuf, PathBuf),

@@ -22,7 +22,7 @@ fn histories(handles: bool) -> impl Strategy<Value = Vec<Op>> {
     })
 }
 
-/// A history whose operations are done on either of two mounts.
+/// A history of operations on either of two mounts.
 fn divided_histories() -> impl Strategy<Value = Vec<(u16, Op)>> {
     prop::collection::vec(any::<u64>().no_shrink(), 1..STEPS).prop_map(|seeds| {
         let one = |seed| {

@@ -1,5 +1,5 @@
 //! The MPI-IO layer under Debian's Open MPI and MPICH: programs in C, Fortran
-//! and Python, unmodified, whose shared files are containers. `scripts/test.sh`
+//! and Python, unmodified, with containers as shared files. `scripts/test.sh`
 //! builds the layer and the programs (`mpi/Makefile`, target `tests`).
 
 use std::fs;
@@ -95,7 +95,7 @@ fn containers_are_unlinked() {
     }
 }
 
-/// File types whose bounds differ from those of their data, and whose copies overlap. One copy is
+/// File types with bounds other than those of their data, and with overlapping copies. One copy is
 /// written as by the MPI library. If copies write a byte twice, the later one counts. The overlay
 /// shows the written bytes.
 #[test]

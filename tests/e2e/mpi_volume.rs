@@ -1,4 +1,4 @@
-//! MPI programs whose shared files lie in a volume, each rank on the mount of a node of its own:
+//! MPI programs with shared files in a volume, each rank on the mount of a node of its own:
 //! the layer gives each rank a piece on that node's disk, and all mounts show one ordinary file.
 
 use std::collections::BTreeMap;
@@ -228,8 +228,8 @@ fn endless(cluster: &Cluster, mpi: &str, ranks: u64, log: &Path, arguments: [&st
     child
 }
 
-/// Ranks die at any moment. When they have been away for a lease, every mount has each byte whose
-/// write had returned.
+/// Ranks die at any moment. When they have been away for a lease, every mount has the bytes of each
+/// write that had returned.
 #[test]
 fn what_killed_ranks_have_written_is_there() {
     let _turn = ONE_AT_A_TIME.lock();
@@ -631,7 +631,7 @@ fn all_requests(cluster: &Cluster) -> u64 {
 }
 
 /// Creating a file together, writing a block per rank and closing it costs 4 requests, one for each
-/// node, and one for each rank that writes (or node, if those are more). A file in which nobody
+/// node, and one for each rank that writes (or node, if those are more). A file without
 /// writes costs its ranks none.
 #[test]
 fn an_open_costs_few_requests_however_many_ranks() {

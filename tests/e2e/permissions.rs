@@ -129,7 +129,7 @@ fn setgid_directories_hand_their_group_down() {
 fn setuid_bits_go_with_a_write_and_a_change_of_owner() {
     let cluster = Cluster::start(2);
     let m = cluster.mount(0);
-    // Also for a file whose bytes lie on the other node.
+    // Also for a file with its bytes on the other node.
     for (name, creator) in [("local", 0), ("remote", 1)] {
         put(cluster.mount(creator).join(name), "x");
         chown(m.join(name), Some(ANNA), Some(ANNA)).expect("chown");

@@ -296,8 +296,8 @@ const BLOCKS: usize = 64;
 const BLOCK: usize = 9000;
 const WRITES: u8 = 60;
 
-/// Each byte of a block is the number of a write. For each block: the last write whose close has
-/// returned, and the last that has begun.
+/// Each byte of a block is the number of a write. For each block: the last write with a close that
+/// has returned, and the last that has begun.
 struct Versions {
     closed: Vec<AtomicU8>,
     begun: Vec<AtomicU8>,

@@ -159,7 +159,7 @@ fn names_go_on_where_bytes_have_filled_the_disk() {
     }
 }
 
-/// New files of a node whose disk is full go to the next one, which `tatami where` shows; existing
+/// New files of a node with a full disk go to the next one, which `tatami where` shows; existing
 /// files of the full one stay there.
 #[test]
 fn new_files_go_to_the_next_node_when_the_disk_is_full() {

@@ -202,8 +202,8 @@ impl Cluster {
         self.find(&["mount"], &format!("node{node}"))
     }
 
-    /// Finds the one process of this cluster whose arguments start with `verb` and one of whose
-    /// arguments ends in the path component `last`.
+    /// Finds the one process of this cluster with arguments that start with `verb`, and with an
+    /// argument that ends in the path component `last`.
     fn find(&self, verb: &[&str], last: &str) -> i32 {
         let pids = process::processes_of(&self.dir);
         let matching = |pid: &&i32| {

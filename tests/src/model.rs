@@ -155,7 +155,7 @@ pub enum Outcome {
     Done,
     Bytes(Vec<u8>),
     Names(BTreeSet<String>),
-    /// `size` is 0 for directories, whose size means nothing.
+    /// `size` is 0 for directories, because their size means nothing.
     Stat {
         kind: char,
         size: u64,
@@ -623,7 +623,7 @@ impl Model {
         Outcome::Stat { kind, size, links: inode.links, mode: inode.mode }
     }
 
-    /// Replaces the content of a file, for the one write whose result is unknown. Does nothing
+    /// Replaces the content of a file, for the one write with an unknown result. Does nothing
     /// where there is no such file.
     pub fn replace(&mut self, path: &str, bytes: Vec<u8>) {
         if let Ok(ino) = self.follow(path)

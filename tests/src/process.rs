@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// disk has answered.
 const GONE: Duration = Duration::from_secs(300);
 
-/// Returns the numbers of all processes whose command line names a path in `dir`.
+/// Returns the numbers of all processes with a path in `dir` in their command line.
 pub fn processes_of(dir: &Path) -> Vec<i32> {
     let needle = dir.as_os_str().as_encoded_bytes();
     let mut found = Vec::new();

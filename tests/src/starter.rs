@@ -1,8 +1,9 @@
 //! A process that starts daemons for a test.
+//!
 //! A new process begins as a copy of its parent, and closes the parent's files when it executes
 //! another program. Closing a file on a mount waits for the daemon that has its bytes. So a test
-//! that has such files open, and whose daemon is dead, would wait for itself. Therefore the process
-//! that restarts daemons is created before any file is open.
+//! with such files open and a dead daemon would wait for itself. Therefore the process that
+//! restarts daemons is created before any file is open.
 
 use crate::command::tatami_bin;
 use std::io::{BufRead, BufReader, Write};

@@ -48,7 +48,7 @@ fn read_all(fd: &OwnedFd, len: usize, offset: u64) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Calls close(2), whose result counts: a writer learns there whether its bytes are safe.
+/// Calls close(2) and returns its result: a writer learns there whether its bytes are safe.
 fn close(fd: OwnedFd) -> Result<()> {
     // SAFETY: this function owns the descriptor and gives it up here.
     match unsafe { libc::close(fd.into_raw_fd()) } {
@@ -58,7 +58,7 @@ fn close(fd: OwnedFd) -> Result<()> {
 }
 
 impl Subject {
-    /// Returns a subject whose operations work below `root`, an existing folder.
+    /// Returns a subject that works below `root`, an existing folder.
     pub fn new(root: impl Into<PathBuf>) -> Subject {
         Subject { root: root.into(), slots: [const { None }; SLOTS] }
     }

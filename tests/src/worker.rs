@@ -37,7 +37,7 @@ impl Worker {
     }
 
     /// Does one more operation, which must do the same as the model. With one exception: an append
-    /// to a file on another node whose daemon dies may report an unknown result
+    /// to a file on another node may report an unknown result if the daemon dies
     /// (docs/SEMANTICS.md).
     ///
     /// # Errors

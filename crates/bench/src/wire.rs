@@ -11,7 +11,7 @@ use crate::worker::Task;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// The operations whose messages the null server answers.
+/// The operations that send messages to the null server.
 pub const OPERATIONS: [&str; 3] = ["create", "stat", "unlink"];
 
 /// Options of `tatami bench wire`.

@@ -112,7 +112,7 @@ impl Cluster {
         sooner.then(|| *self.wakes[at].insert(wake))
     }
 
-    /// Forgets a planned wake-up whose time has come.
+    /// Forgets a planned wake-up that is due.
     pub fn woken(&mut self, at: usize, now: Time) {
         self.wakes[at].take_if(|planned| *planned <= now);
     }

@@ -103,7 +103,7 @@ pub(crate) struct Daemon {
     /// Increases with every start: connections to an earlier incarnation are dead.
     pub incarnation: u32,
     inbox: Vec<Input>,
-    /// Requests whose replies come later.
+    /// Requests that are answered later.
     waiting: BTreeMap<Ticket, Vec<Request>>,
     durability: Durability,
     defect: Option<Defect>,
@@ -183,7 +183,7 @@ impl Daemon {
                 meta.tick(now);
             }
         }
-        // This defect needs a commit whose messages leave and whose batch is lost.
+        // This defect needs a commit that sends its messages and loses its batch.
         if self.defect == Some(Defect::MessagesEarly)
             && matches!(death, Some(Death::Applied | Death::Torn))
         {
@@ -283,7 +283,7 @@ impl Daemon {
         }
     }
 
-    /// Sends messages whose batch is lost with the process.
+    /// Sends the messages of a batch that is lost with the process.
     fn messages_leave_early(&mut self, mut meta: Box<Meta<FaultyStore>>) -> Vec<Output> {
         let before = meta.store_mut().clone();
         let messages = match meta.commit() {

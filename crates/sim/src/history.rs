@@ -11,7 +11,7 @@ pub(crate) type Process = usize;
 #[derive(Debug, Default)]
 pub(crate) struct History {
     actions: Vec<(Process, Action<Operation>)>,
-    /// Positions of requests whose processes died before the reply.
+    /// Positions of requests without a reply, because their processes died.
     unknown: Vec<usize>,
 }
 
@@ -37,13 +37,13 @@ impl History {
     }
 
     /// Returns whether one namespace that does one operation after the other could have given these
-    /// replies. An operation whose process died was done at some time, or never. So the check tries
+    /// replies. An operation of a dead process was done at some time, or never. So the check tries
     /// all subsets of those operations.
     pub fn is_linearizable(&self) -> bool {
         (0..1u64 << self.unknown.len()).any(|done| self.fits(done))
     }
 
-    /// Checks the history with the unknown operations whose bits are set in `done`.
+    /// Checks the history with the unknown operations that have a bit set in `done`.
     fn fits(&self, done: u64) -> bool {
         let bit = |at: &usize| self.unknown.iter().position(|unknown| unknown == at);
         let never = |at: &usize| bit(at).is_some_and(|bit| done >> bit & 1 == 0);

@@ -46,7 +46,7 @@ pub(crate) enum Call {
         dir: Ino,
         name: Name,
     },
-    /// Names whose hash is above `after`, up to the bound in the reply.
+    /// Names with a hash above `after`, up to the bound in the reply.
     List {
         dir: Ino,
         after: u64,
@@ -67,7 +67,7 @@ pub(crate) enum Answer {
         ino: Option<Ino>,
         last: bool,
     },
-    /// All names whose hash is at most `upto`; none follow at the `end`.
+    /// All names with a hash of at most `upto`; none follow at the `end`.
     Names {
         names: BTreeMap<Name, Ino>,
         upto: u64,
@@ -90,7 +90,7 @@ const ROOT: Id = 0;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Node {
-    /// `None` until a reply shows the number of an inode whose creator died.
+    /// `None` until a reply shows the number; the creator may have died before its reply.
     ino: Option<Ino>,
     names: u32,
     dir: Option<Dir>,

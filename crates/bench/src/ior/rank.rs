@@ -67,7 +67,7 @@ impl IorRank {
         Ok(IorRank { part, memory, start, offsets: Vec::new() })
     }
 
-    /// Returns the rank whose bytes a phase concerns.
+    /// Returns the rank that owns the bytes of a phase.
     fn owner(&self, phase: &str) -> usize {
         let shift = usize::from(self.part.reorder && phase != "write");
         (self.part.rank + shift) % self.part.shape.procs

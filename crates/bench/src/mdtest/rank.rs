@@ -57,7 +57,7 @@ impl MdtestRank {
         Ok(MdtestRank { part, own, other, names: Vec::new() })
     }
 
-    /// Returns the rank whose items an operation concerns.
+    /// Returns the rank that owns the items of an operation.
     fn owner(&self, op: Op) -> usize {
         match op {
             Op::DirStat | Op::FileStat => {

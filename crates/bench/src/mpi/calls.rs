@@ -31,7 +31,7 @@ const OF_FILES: [&str; 18] = [
     "msync",
 ];
 
-/// Number of processes whose calls are counted.
+/// Number of traced processes.
 const RANKS: u32 = 4;
 
 /// Counts the file calls of all processes of a workload.

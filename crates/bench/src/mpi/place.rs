@@ -14,7 +14,7 @@ pub struct Place {
     pub layer: bool,
     /// Whether files become containers there.
     pub container: bool,
-    /// The folder of the volume on whose mounts the file lies, each process on one node's mount.
+    /// The folder of the volume, if the file lies on its mounts, each process on one node's mount.
     pub volume: Option<PathBuf>,
     /// Whether each process has a file, instead of one for all.
     pub per_process: bool,

@@ -76,7 +76,7 @@ impl Scale {
     }
 }
 
-/// Returns 1, 2 or 5 times a power of ten, 4 to 10 of which make `high`.
+/// Returns 1, 2 or 5 times a power of ten, such that `high` is 4 to 10 steps.
 fn step(high: f64) -> f64 {
     let power = 10f64.powf(high.log10().floor());
     match high / power {

@@ -55,7 +55,7 @@ pub struct Runs {
 }
 
 impl Figure {
-    /// Computes a figure from runs, of which there is at least one on each side.
+    /// Computes a figure from at least one run on each side.
     pub fn new(
         name: impl Into<String>,
         unit: &str,

@@ -15,7 +15,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use tatami_wire::READDIR_MAX;
 
-/// Entries are made and removed in this many parts, each of which is timed.
+/// Entries are made and removed in this many parts, each timed.
 const PARTS: u64 = 10;
 /// Goal of the last part's rate against the first one's.
 const RATE_GOAL: f64 = 0.8;

@@ -14,7 +14,7 @@ const ENTRIES: u64 = 1025;
 /// Most messages between two servers that one split takes.
 const MESSAGES_MAX: usize = 1000;
 
-/// Two servers, one of which is about to split a directory.
+/// Two servers; the first is about to split a directory.
 pub struct Split {
     servers: Vec<Meta<Thin>>,
 }
