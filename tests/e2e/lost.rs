@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tatami_layout::journal;
 use tatami_tests::command::ask;
 use tatami_tests::files::{create, get, open, put, refused, stat};
 use tatami_tests::job::{Job, NODES, SIZE, tiled_file};
 use tatami_tests::model::pattern;
 use tatami_tests::seed::scaled;
 use tatami_tests::{Cluster, Setup};
-use tatami_wire::Ino;
+use tatami_wire::{Ino, NodeId, Piece};
 
 const LEN: usize = 3_000_000;
 const LEFT: usize = 1000;
@@ -369,6 +370,75 @@ fn lost_bytes_of_a_tiled_file_are_errors() {
         put(a.join(name), "anew");
         assert_eq!(get(b.join(name)), b"anew");
     }
+    cluster.finish();
+}
+
+/// The journal of a dead writer has a flipped bit before records that are whole. The check says so, with the path; a repair
+/// makes no zeros of the bytes that it told of.
+#[test]
+fn a_damaged_journal_is_named_by_the_check_and_left_by_a_repair() {
+    // So long the pieces of the job count as open.
+    let cluster = Setup::nodes(NODES).config("[node]\nlease_sec = 2\n").start();
+    let job = Job::create(&cluster, "f");
+    let bytes = pattern(5, 0, SIZE);
+    for rank in 0..u32::from(NODES) {
+        let (part, tiles) = job.write_rank(rank, &bytes);
+        let object = Piece::journal_of(part.piece);
+        let client = &job.clients[rank as usize];
+        let file = client.object(job.ino, NodeId(rank as u16), object, job.cap).expect("journal");
+        let told = journal::encode(&tiles);
+        assert_eq!(file.write_at(&told, 0), Ok(told.len()));
+        file.flush().expect("flushed");
+    }
+    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    let object = Piece::journal_of(job.first + 1);
+    let name = format!("{:016x}.{:08x}", job.ino.0, object.0);
+    let path = objects(&cluster, job.ino.0).into_iter().find(|path| path.ends_with(&name));
+    let path = path.expect("a journal");
+    // The stamp of the first tile.
+    let mut words = fs::read(&path).expect("read");
+    let tile = words.chunks(8).position(|word| word[..2] == [2, 8]).expect("a tile");
+    words[tile * 8 + 17] ^= 4;
+    fs::write(&path, words).expect("written");
+
+    let is_named = |(code, findings): (Option<i32>, Vec<Value>)| {
+        assert_eq!((code, findings.len()), (WRONG, 1), "{findings:?}");
+        let finding = &findings[0];
+        let facts = ["kind", "path", "node", "repaired"].map(|key| finding[key].clone());
+        let right: [Value; 4] =
+            ["damaged-journal".into(), "/f".into(), "node1".into(), false.into()];
+        assert_eq!(facts, right, "{finding}");
+        assert_eq!(finding["object"], object.0, "{finding}");
+        let text = |key: &str| finding[key].as_str().expect("a text").to_owned();
+        let (what, advice) = (text("what"), text("advice"));
+        assert!(what.contains(&name) && what.contains("damaged at byte"), "{what}");
+        assert!(
+            advice.contains("tatami recover --accept-loss") && advice.ends_with(":/f"),
+            "{advice}"
+        );
+    };
+    is_named(told(&cluster, &[]));
+    // Its writer dies, and nobody settles what it wrote.
+    drop(job);
+    until(|| {
+        let said = ask(cluster.command("recover").args(["--json", "--wait", "1", ":/f"]));
+        said.code == Some(3)
+    });
+    is_named(told(&cluster, &[]));
+    is_named(told(&cluster, &["--lost"]));
+    is_named(told(&cluster, &["--repair"]));
+    let said = ask(&mut cluster.command("fsck"));
+    assert!(said.out.contains("/f on node1") && said.out.contains("--accept-loss"), "{said:?}");
+    assert!(!said.out.contains("fsck --repair"), "a repair is no way: {said:?}");
+    cluster.down();
+    is_named(told(&cluster, &["--offline"]));
+    is_named(told(&cluster, &["--offline", "--repair"]));
+    cluster.up();
+    cluster.tatami("recover", &["--accept-loss", ":/f"]);
+    assert_eq!(told(&cluster, &[]), (Some(0), Vec::new()));
+    let left = get(cluster.mount(2).join("f"));
+    let is_kept = |(left, right): (&u8, &u8)| left == right || *left == 0;
+    assert!(left != bytes && left.iter().zip(&bytes).all(is_kept));
     cluster.finish();
 }
 

@@ -9,7 +9,7 @@ use crate::term::{self, BAD, GOOD, Out};
 use std::io::Write;
 use std::sync::Arc;
 use tatami_client::Client;
-use tatami_client::fsck::{self, Report, Wrong};
+use tatami_client::fsck::{self, Finding, Report, Wrong};
 use tatami_cluster::VolumeFile;
 
 /// Exit code of fsck(8): faults were found and repaired.
@@ -52,12 +52,12 @@ pub fn run(args: &FsckArgs) -> Outcome {
     crate::log::start(&place.config, false)?;
     let (volume, mut report) = check(&place, args).map_err(not_done)?;
     if args.lost {
-        report.findings.retain(|finding| finding.lost.is_some());
+        report.findings.retain(Finding::is_loss);
     }
     let left = report.findings.iter().filter(|f| !f.repaired).count() as u64 + report.more;
     let mut out = Out::new();
     if args.json {
-        json(&mut out, &volume, &report)?;
+        json(&mut out, &place, &volume, &report)?;
     } else {
         print(&mut out, &place, &volume, &report, args.repair)?;
     }
@@ -150,6 +150,7 @@ fn kind(wrong: Wrong) -> &'static str {
         Wrong::Misplaced => "misplaced-object",
         Wrong::NoObject => "inode-without-object",
         Wrong::Size => "size",
+        Wrong::Journal => "damaged-journal",
     }
 }
 
@@ -158,15 +159,32 @@ fn node_name(volume: &VolumeFile, finding: &fsck::Finding) -> Option<String> {
     Some(volume.node(node).map_or_else(|| node.to_string(), |n| n.name.clone()))
 }
 
-fn json(out: &mut Out, volume: &VolumeFile, report: &Report) -> Outcome {
+/// What the owner of a file with a damaged journal can do: the check itself lets no byte go.
+fn advice(place: &Place, finding: &Finding) -> Option<String> {
+    finding.journal?;
+    let Some(path) = &finding.path else {
+        return Some(
+            "the file has no name any more, and goes when no program has it open".to_owned(),
+        );
+    };
+    Some(format!(
+        "restore the file from a copy; or keep what is whole of it, when no program has it open: tatami recover \
+         --accept-loss{} :{path}",
+        place.dir_flag()
+    ))
+}
+
+fn json(out: &mut Out, place: &Place, volume: &VolumeFile, report: &Report) -> Outcome {
     let findings: Vec<_> = report
         .findings
         .iter()
         .map(|f| {
             serde_json::json!({
                 "kind": kind(f.wrong), "ino": f.ino.0, "path": f.path, "node": node_name(volume, f),
-                "what": f.what, "repaired": f.repaired, "object": f.lost.map(|lost| lost.piece.0),
+                "what": f.what, "repaired": f.repaired,
+                "object": f.lost.map(|lost| lost.piece).or(f.journal).map(|object| object.0),
                 "bytes": f.lost.map(|lost| lost.least), "left": f.lost.map(|lost| lost.has),
+                "advice": advice(place, f),
             })
         })
         .collect();
@@ -191,6 +209,9 @@ fn print(
         let word = out.paint(style, word);
         let path = finding.path.as_ref().map(|path| format!(", {path}")).unwrap_or_default();
         writeln!(out, "{word}: inode {}{path}{node}: {}", finding.ino, finding.what)?;
+        if let Some(advice) = advice(place, finding) {
+            writeln!(out, "  {advice}")?;
+        }
     }
     if report.more > 0 {
         writeln!(out, "and {} more", report.more)?;
@@ -216,8 +237,9 @@ fn print(
             place.dir_flag()
         )?;
     }
-    if left > lost && !repair {
-        writeln!(out, "to repair: tatami fsck --repair{}", place.dir_flag())?;
+    let losses = report.findings.iter().filter(|f| f.is_loss()).count();
+    if left > losses && !repair {
+        writeln!(out, "to mend: tatami fsck --repair{}", place.dir_flag())?;
     }
     Ok(())
 }

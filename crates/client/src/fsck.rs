@@ -11,6 +11,7 @@
 //! suspicion. It is checked again, one inode at a time. It is dropped when a client has the file
 //! open for writing, when its objects wait for removal, or when all agrees now.
 
+mod journals;
 mod mend;
 mod names;
 mod objects;
@@ -49,6 +50,8 @@ pub enum Wrong {
     NoObject,
     /// A file whose object is longer than the inode says.
     Size,
+    /// A damaged journal of a piece that its writer has not closed.
+    Journal,
 }
 
 /// One fault, repaired or not.
@@ -65,14 +68,24 @@ pub struct Finding {
     pub node: Option<NodeId>,
     /// The lost part of an object.
     pub lost: Option<Lost>,
-    /// The fault, in a sentence.
+    /// The object with the journal that is damaged. Only a decision of the file's owner settles that
+    /// ([`crate::accept_loss`]): a repair leaves it as it is.
+    pub journal: Option<Piece>,
+    /// What is wrong, in a sentence.
     pub what: String,
     /// Whether it was repaired.
     pub repaired: bool,
 }
 
-/// Bytes that a file has and its object has not. A repair leaves them as they are: reads of them
-/// fail, until the file is written from the start, or cut to the part that is left.
+impl Finding {
+    /// Whether bytes are lost that no repair brings back.
+    pub fn is_loss(&self) -> bool {
+        self.lost.is_some() || self.journal.is_some()
+    }
+}
+
+/// Bytes that a file has and its object has not. A repair leaves them as they are: reading them fails, until the file is written
+/// anew, or cut to what is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
     /// Which object of the file.
@@ -209,7 +222,16 @@ impl Fsck<'_> {
 
     fn found_at(&mut self, wrong: Wrong, ino: Ino, node: NodeId, what: String, repaired: bool) {
         let node = Some(node);
-        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
+        self.found(Finding {
+            wrong,
+            ino,
+            path: None,
+            node,
+            lost: None,
+            journal: None,
+            what,
+            repaired,
+        });
     }
 
     fn found(&mut self, finding: Finding) {
@@ -240,6 +262,7 @@ impl Fsck<'_> {
                     path: None,
                     node: None,
                     lost: None,
+                    journal: None,
                     what,
                     repaired,
                 });
@@ -294,6 +317,9 @@ impl Fsck<'_> {
             let tiles = self.tiles(attr.as_ref())?;
             if !fits(attr.as_ref(), tiles.as_ref(), &there) {
                 self.examine(ino, &there)?;
+            }
+            if let (Some(attr), Some(tiles)) = (&attr, &tiles) {
+                self.check_journals(attr, tiles)?;
             }
             if self.report.objects.is_multiple_of(1024) {
                 (self.progress)(self.report.inodes, self.report.objects);
@@ -442,7 +468,16 @@ impl Fsck<'_> {
             };
             let (node, lost) = (Some(node), Some(Lost { piece, least, has }));
             let wrong = Wrong::NoObject;
-            self.found(Finding { wrong, ino, path: None, node, lost, what, repaired: false });
+            self.found(Finding {
+                wrong,
+                ino,
+                path: None,
+                node,
+                lost,
+                journal: None,
+                what,
+                repaired: false,
+            });
         }
         let size = size(attr, tiles, sizes);
         if size <= attr.size {
@@ -452,7 +487,16 @@ impl Fsck<'_> {
         let node = right.first_key_value().map(|(at, _)| at.0);
         let repaired = self.repair && self.adopt(attr, size)?;
         let wrong = Wrong::Size;
-        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
+        self.found(Finding {
+            wrong,
+            ino,
+            path: None,
+            node,
+            lost: None,
+            journal: None,
+            what,
+            repaired,
+        });
         Ok(())
     }
 

@@ -55,7 +55,23 @@ pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<Pi
     Ok(told)
 }
 
-/// The recovered part of a piece whose journal is damaged, after its loss was accepted.
+/// Reads the journal of piece `number`, with all checksums; tells where it is damaged, if it is. `cap` allows to read
+/// the file. Of a journal that grows, a record that is half written may look so: the next look dispels that.
+///
+/// # Errors
+/// Those of the node that has it.
+pub(crate) fn find_journal_damage(
+    client: &Arc<Client>,
+    attr: &Attr,
+    cap: Cap,
+    node: NodeId,
+    number: u32,
+) -> Result<Option<Damage>, Errno> {
+    let bytes = read_journal(client, attr, cap, node, number)?;
+    Ok(journal::decode(&bytes).err())
+}
+
+/// What became of a piece whose journal is damaged, when its loss was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PieceSaved {
     /// Its number.

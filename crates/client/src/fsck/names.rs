@@ -165,7 +165,16 @@ impl Fsck<'_> {
 
     pub(super) fn found_names(&mut self, ino: Ino, what: String, repaired: bool) {
         let (wrong, node) = (Wrong::Names, None);
-        self.found(Finding { wrong, ino, path: None, node, lost: None, what, repaired });
+        self.found(Finding {
+            wrong,
+            ino,
+            path: None,
+            node,
+            lost: None,
+            journal: None,
+            what,
+            repaired,
+        });
     }
 
     /// Returns the records of those of these inodes that did not change, as they were at one
