@@ -328,6 +328,26 @@ impl Place {
         Ok(reply?)
     }
 
+    /// Shakes hands with a daemon over TCP, where each side must prove that it has the volume's key: on its UNIX socket the
+    /// daemon asks for no proof.
+    ///
+    /// # Errors
+    /// The daemon has another key, or cannot be reached so.
+    pub fn prove_key(
+        &self,
+        volume: &VolumeFile,
+        entry: &NodeEntry,
+        key: VolumeKey,
+    ) -> Result<(), AskError> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(|_| tatami_wire::Errno::EAGAIN)?;
+        let endpoint = Endpoint::Tcp(entry.address.clone());
+        let (client, key) = (ClientId(id), Some(key));
+        let caller = Caller { client, volume: Some(volume.volume), key };
+        Connection::open_admin(&endpoint, &caller, QUESTION_TIMEOUT)?;
+        Ok(())
+    }
+
     /// Finds a node by number (`2`) or name (`node2`).
     ///
     /// # Errors
@@ -408,7 +428,16 @@ pub enum AskError {
 }
 
 impl AskError {
-    /// Returns whether the daemon did not reply within the timeout.
+    /// Whether the daemon has another key than we.
+    pub fn is_wrong_key(&self) -> bool {
+        use tatami_wire::handshake::HandshakeError;
+        matches!(
+            self,
+            AskError::Connect(ConnectError::Handshake { source: HandshakeError::Key, .. })
+        )
+    }
+
+    /// Whether the daemon said nothing for as long as we wait.
     pub fn is_timeout(&self) -> bool {
         use std::io::ErrorKind::{TimedOut, WouldBlock};
         use tatami_wire::frame::FrameError;

@@ -67,6 +67,7 @@ pub fn run(args: &UpArgs) -> Outcome {
     let fresh = !place.volume_file().exists();
     let volume = if fresh { lay_out(&place, args)? } else { place.volume()? };
     check_same(&place, &volume, args)?;
+    verify_key(&place, &volume)?;
 
     let spinner = term::spinner("starting daemons");
     let mut started = Started { place: &place, volume: &volume, nodes: vec![], mounts: vec![] };
@@ -350,7 +351,53 @@ fn check_same(place: &Place, volume: &VolumeFile, args: &UpArgs) -> Outcome {
     Ok(())
 }
 
-/// The parts that this call has started, to be stopped again if a later step fails.
+/// Verifies that the key file is whole, and that it holds the key of the daemons that run. They keep the key in memory, so
+/// nothing else would tell of a bad file before their next start, when it is late for a copy.
+///
+/// # Errors
+/// The file is missing or damaged, or has another key than a daemon that runs.
+fn verify_key(place: &Place, volume: &VolumeFile) -> Outcome {
+    let path = place.key_file();
+    let path = path.display();
+    let here: Vec<&NodeEntry> =
+        volume.nodes.iter().filter(|entry| daemon::running(entry).is_some()).collect();
+    let key = match KeyFile::load(&place.key_file()) {
+        Ok(key) => key,
+        // A user who may not read it has asked for nothing that needs it.
+        Err(e) if e.is_others() => return Ok(()),
+        Err(e) => {
+            let others = "put a copy of the file there, mode 0600, from another machine of the volume or from a backup";
+            let last = format!(
+                "no copy is left: end all daemons (tatami down{}), make a new key (the line below), and copy that file to all \
+                 machines of the volume\n(umask 077; od -An -tx1 -N32 /dev/urandom | tr -d ' \\n' > {path})",
+                place.dir_flag()
+            );
+            let remedy = match here.is_empty() {
+                true => format!("{others}\n{last}"),
+                false => format!(
+                    "the daemons that run go on, and none starts anew without the key: before they end, {others}\n{last}"
+                ),
+            };
+            return Err(Failure::new(e.to_string()).try_this(remedy));
+        }
+    };
+    for entry in here {
+        // One that cannot be reached in this way has other trouble, which is told by whoever needs it.
+        let Err(error) = place.prove_key(volume, entry, key.clone()) else { continue };
+        if error.is_wrong_key() {
+            let what = format!("{} runs with another key than {path} holds", entry.name);
+            return Err(Failure::new(what).because(error).try_this(format!(
+                "put the volume's key there again, from another machine of the volume or from a backup; or, if the file is \
+                 right, start the daemon anew: tatami node stop{0} {1}, then tatami up{0}",
+                place.dir_flag(),
+                entry.name
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What this call has started, to be stopped again if the rest fails.
 struct Started<'a> {
     place: &'a Place,
     volume: &'a VolumeFile,

@@ -110,6 +110,47 @@ fn a_damaged_key_is_told_by_every_command() {
     volume.run("ls", NOTHING).works();
 }
 
+/// The daemons have the key in memory. That its file would not do for their next start is told while a copy may still be had.
+#[test]
+fn a_bad_key_file_is_told_while_the_daemons_run() {
+    let volume = Volume::up(2);
+    let file = volume.path("key");
+    let name = file.to_str().expect("UTF-8");
+    let good = std::fs::read(&file).expect("read");
+    let up = || volume.run("up", ["--no-mount"]);
+    up().works();
+    let mut bytes = good.clone();
+    bytes[7] = if bytes[7] == b'4' { b'5' } else { b'4' };
+    std::fs::write(&file, &bytes).expect("written");
+    up().fails(1, &[name, "does not match its checksum", "before they end", "backup"]);
+    // A whole key, of some other volume. An earlier version would have written it without a checksum.
+    let other: String = (0..64).map(|digit| if digit % 2 == 0 { 'a' } else { '7' }).collect();
+    std::fs::write(&file, &other).expect("written");
+    up().fails(1, &["node0 runs with another key", name, "backup"]);
+    std::fs::remove_file(&file).expect("removed");
+    up().fails(1, &[name, "No such file", "before they end", "od -An"]);
+    // The daemons went on, and a copy of the file sets all right.
+    let back = || {
+        std::fs::write(&file, &good).expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&file, mode).expect("the mode is set");
+    };
+    back();
+    up().works();
+    volume.run("ls", NOTHING).works();
+
+    // Without a copy the command that is told makes another key.
+    std::fs::remove_file(&file).expect("removed");
+    let said = up();
+    let line = said.err.lines().find(|line| line.contains("od -An")).expect("a command").trim();
+    volume.run("down", NOTHING).works();
+    up().fails(1, &[name, "No such file", "od -An"]);
+    let made = std::process::Command::new("sh").arg("-c").arg(line).status().expect("sh runs");
+    assert!(made.success(), "{line}");
+    up().works();
+    volume.run("ls", NOTHING).works();
+}
+
 /// Files below a directory.
 fn files(dir: &Path) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(dir) else { return Vec::new() };
