@@ -18,8 +18,9 @@ fn failed(what: &str, path: &Path, error: tatami_tiled::Error) -> Failure {
     Failure::new(format!("cannot {what} {}", path.display())).because(error)
 }
 
-/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the intact records of
-/// damaged journals. Prints the report to `out`, or returns it if `json`.
+/// Recovers a container that dead jobs left open. With `accept_loss` it keeps the whole records of damaged journals, and
+/// writes a damaged marker anew.
+/// Prints the report to `out`, or returns it if `json`.
 ///
 /// # Errors
 /// A path that is no container, or cannot be written; damage that is not accepted.
@@ -30,6 +31,8 @@ pub fn recover(
     accept_loss: bool,
 ) -> Outcome<Option<serde_json::Value>> {
     let damaged = if accept_loss { Damaged::Accept } else { Damaged::Refuse };
+    let marked = accept_loss
+        && tatami_tiled::restore_marker(path).map_err(|e| failed("recover", path, e))?;
     let went_back =
         accept_loss && tatami_tiled::go_back(path).map_err(|e| failed("recover", path, e))?;
     let settled = tatami_tiled::recover(path, damaged).map_err(|e| failed("recover", path, e))?;
@@ -51,14 +54,17 @@ pub fn recover(
         let path = path.display().to_string();
         return Ok(Some(serde_json::json!({
             "path": path, "size": seen.size, "recovered": jobs, "writing": live,
-            "went_back": went_back,
+            "went_back": went_back, "marker_written": marked,
         })));
     }
     let title = out.paint(HEAD, &path.display().to_string());
+    if marked {
+        writeln!(out, "{title}: its marker was damaged or missing, and is written anew")?;
+    }
     if went_back {
         let size = seen.size;
-        writeln!(out, "{title}: its index was damaged; {size} synced bytes are there")?;
-    } else if settled.is_empty() {
+        writeln!(out, "{title}: its index was damaged; {size} bytes are there that were synced")?;
+    } else if settled.is_empty() && !marked {
         writeln!(out, "{title}: nothing to recover, {} bytes", seen.size)?;
     }
     for job in &settled {

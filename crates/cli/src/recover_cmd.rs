@@ -28,8 +28,8 @@ pub struct RecoverArgs {
     /// their nodes be up
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     wait: u64,
-    /// If the disk no longer returns all bytes of dead jobs, keep the intact part: the readable
-    /// records of a damaged journal. Without it such a file is left as it is
+    /// Keep what is whole of what dead jobs wrote, where the disk does not give all of it back any more: of a
+    /// damaged journal the records that read, of a container with a damaged marker all else. Without it such a file is left as it is
     #[arg(long)]
     accept_loss: bool,
     /// Print one JSON object
@@ -92,7 +92,8 @@ pub fn run(args: &RecoverArgs) -> Outcome {
     let mut sessions = Sessions::new(&args.at);
     for any in &args.paths {
         if let AnyPath::Local(path) = any
-            && (!is_on_mount(path) || tatami_tiled::is_container(path))
+            // A directory of a volume may be a container that has lost its marker.
+            && (!is_on_mount(path) || path.is_dir())
         {
             told.extend(container_cmd::recover(&mut out, path, args.json, args.accept_loss)?);
             continue;

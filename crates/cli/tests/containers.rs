@@ -146,6 +146,59 @@ fn a_damaged_journal_is_told_and_its_loss_accepted() {
     assert!((0..left.len()).all(|at| left[at] == if is_lost(at) { 0 } else { right[at] }));
 }
 
+/// The marker tells nothing on which bytes depend: the file is refused without it, and has all its bytes with a new one.
+#[test]
+fn a_damaged_marker_is_told_and_written_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    let os = path.as_os_str();
+    job(&path, true);
+    let marker = path.join(".tatami-container");
+    let good = std::fs::read(&marker).unwrap();
+    let name = marker.to_str().unwrap();
+    let accept = || run(["recover".as_ref(), "--accept-loss".as_ref(), "--json".as_ref(), os]);
+    let flipped = || {
+        let mut bytes = good.clone();
+        bytes[25] ^= 1;
+        std::fs::write(&marker, bytes).unwrap();
+    };
+    for (damage, what) in [
+        (&flipped as &dyn Fn(), "the marker's checksum is wrong"),
+        (&|| std::fs::write(&marker, "").unwrap(), "the marker is no marker"),
+        (&|| std::fs::remove_file(&marker).unwrap(), "the marker is missing"),
+    ] {
+        damage();
+        let told = [name, what, "tatami recover --accept-loss"];
+        for verb in ["relayout", "recover"] {
+            run([verb.as_ref(), os]).fails(1, &told);
+        }
+        if marker.exists() {
+            run(["where".as_ref(), os]).fails(1, &told);
+        }
+        let json = accept().works().json();
+        assert_eq!(json["files"][0]["marker_written"], true, "{json}");
+        assert_eq!(json["files"][0]["size"], 120_000, "{json}");
+        assert_eq!(accept().works().json()["files"][0]["marker_written"], false);
+        run(["where".as_ref(), os]).works();
+    }
+    // One of another version is no damage.
+    let newer = "tatami-container 2 0123456789abcdef c29d1095\n";
+    std::fs::write(&marker, newer).unwrap();
+    accept().fails(1, &[name, "another version"]);
+    assert_eq!(std::fs::read(&marker).unwrap(), newer.as_bytes());
+    std::fs::write(&marker, &good).unwrap();
+    run(["relayout".as_ref(), os]).works();
+    assert!(std::fs::read(&path).unwrap() == expected());
+
+    // And no directory becomes a container by a file of that name.
+    let plain = dir.path().join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    std::fs::write(plain.join(".tatami-container"), "notes").unwrap();
+    let said = run(["recover".as_ref(), "--accept-loss".as_ref(), plain.as_os_str()]);
+    said.fails(1, &["plain/.tatami-container", "remove this file"]);
+    assert_eq!(std::fs::read(plain.join(".tatami-container")).unwrap(), b"notes");
+}
+
 #[test]
 fn what_is_no_container_is_refused_with_a_reason() {
     let dir = tempfile::tempdir().unwrap();

@@ -8,7 +8,7 @@
 use crate::error::{Context, Error, Result};
 use crate::journal::Trouble;
 use crate::machine;
-use crate::marker::{self, Marker, Member, Name};
+use crate::marker::{self, BadMarker, Found, Marker, Member, Name};
 use crate::published::Published;
 use crate::reach::{self, Reach};
 use crate::roll::{Common, Roll};
@@ -220,18 +220,65 @@ pub fn replace(path: &Path, new: &Path) -> Result<()> {
     std::fs::remove_dir(&old).context("remove", &old)
 }
 
+/// Writes the marker of the container at `path` anew, if it is damaged or missing. The only thing that a marker tells is
+/// the container's number, and only ranks that are just opening the file compare numbers. So a new number does as well,
+/// as long as no program has the file open.
+///
+/// # Errors
+/// As for [`crate::restore_marker`].
+pub fn restore_marker(path: &Path) -> Result<bool> {
+    let found = marker::look(path)?;
+    if matches!(found, Found::Whole(_)) || !path.is_dir() {
+        return Ok(false);
+    }
+    if let Found::Bad(bad @ BadMarker::Version) = found {
+        return Err(Error::damaged(&path.join(marker::MARKER), bad.to_string()));
+    }
+    let id = machine::draw().context("write", path)?;
+    let container = Container::open_as(path, id)?;
+    // An ordinary directory stays one, whatever file of that name somebody has put there.
+    if !container.has_remains()? {
+        return match found {
+            Found::Bad(bad) => {
+                let why = format!(
+                    "{bad}; nothing else in the directory shows that it is a container: remove this file if it is none"
+                );
+                Err(Error::damaged(&path.join(marker::MARKER), why))
+            }
+            _ => Ok(false),
+        };
+    }
+    let _guard = container.lock()?;
+    container.refuse_writers()?;
+    container.write_marker(Marker { id })?;
+    Ok(true)
+}
+
 impl Container {
     /// Opens the container at `path`.
     ///
     /// # Errors
-    /// `EISDIR` or `ENOTDIR` for a path that is no container, `EIO` for a damaged marker; as for
-    /// open(2).
+    /// `EISDIR` or `ENOTDIR` for what is none, `EIO` for a damaged or missing marker; as for open(2).
     pub fn open(path: &Path) -> Result<Container> {
-        let Some(Marker { id }) = marker::read(path)? else {
-            let meta = std::fs::metadata(path).context("open", path)?;
-            let errno = if meta.is_dir() { Errno::ISDIR } else { Errno::NOTDIR };
-            return Err(Error::because("open", path, errno, "it is no container"));
-        };
+        if let Some(Marker { id }) = marker::read(path)? {
+            return Container::open_as(path, id);
+        }
+        let meta = std::fs::metadata(path).context("open", path)?;
+        if !meta.is_dir() {
+            return Err(Error::because("open", path, Errno::NOTDIR, "it is no container"));
+        }
+        if Container::open_as(path, 0).and_then(|remains| remains.has_remains()).unwrap_or(false) {
+            let why = format!(
+                "the marker is missing, and what else a container has is there; {}",
+                marker::RESTORE
+            );
+            return Err(Error::damaged(&path.join(marker::MARKER), why));
+        }
+        Err(Error::because("open", path, Errno::ISDIR, "it is no container"))
+    }
+
+    /// Opens the directory at `path` as the container with the number `id`, whatever its marker tells.
+    fn open_as(path: &Path, id: u64) -> Result<Container> {
         let dir = Arc::new(File::open(path).context("open", path)?);
         let found = rustix::fs::fstat(&dir).context("open", path)?;
         let (mode, _) = permissions(found.st_mode & 0o777);
@@ -245,6 +292,61 @@ impl Container {
         };
         container.common = container.open_common().context("open", path)?;
         Ok(container)
+    }
+
+    /// Has the directory what only a container has, besides its marker: the attribute, an index, or files of an open?
+    fn has_remains(&self) -> Result<bool> {
+        let mut value = [0; 1];
+        if rustix::fs::fgetxattr(&self.dir, marker::XATTR, &mut value).is_ok() {
+            return Ok(true);
+        }
+        let is_of_open = |member: &Member| {
+            matches!(member, Member::Piece(_) | Member::Journal(_) | Member::Roll(_))
+        };
+        if self.members()?.iter().any(is_of_open) {
+            return Ok(true);
+        }
+        let is_index = |name| matches!(self.read_index_file(name), Ok(Some(_)));
+        Ok(is_index(marker::INDEX) || is_index(marker::INDEX_SYNCED))
+    }
+
+    /// Fails with `EBUSY` while a program has the file open for writing.
+    fn refuse_writers(&self) -> Result<()> {
+        let members = self.members()?;
+        let opens = members.iter().filter_map(|member| match member {
+            Member::Roll(open) => Some(*open),
+            _ => None,
+        });
+        for open in opens {
+            let roll = match self.roll(open) {
+                // Its lock tells of writers all the same.
+                Err(error) if error.errno == Errno::IO => Some(self.damaged_roll(open, &members)?),
+                other => other?,
+            };
+            if let Some(roll) = roll
+                && !roll.is_dead().context("lock", &self.path)?
+            {
+                let why = "a program has it open for writing";
+                return Err(Error::because("recover", &self.path, Errno::BUSY, why));
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a marker in the place of the one there is: a crash leaves the one or the other, and each of them is told.
+    fn write_marker(&self, marker: Marker) -> Result<()> {
+        let path = self.path.join(marker::MARKER_NEW);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC;
+        let mut file = self.open_file(marker::MARKER_NEW, flags).context("create", &path)?;
+        let readable = self.mode & Mode::from_raw_mode(0o444);
+        rustix::fs::fchmod(&file, readable | Mode::RUSR | Mode::WUSR).context("create", &path)?;
+        file.write_all(marker.text().as_bytes()).context("write", &path)?;
+        // Before it gets its name: a power cut must not leave an empty marker in the place of the damaged one.
+        file.sync_all().context("sync", &path)?;
+        let dir = self.dir.as_fd();
+        rustix::fs::renameat(dir, marker::MARKER_NEW, dir, marker::MARKER)
+            .context("rename", &path)?;
+        self.sync()
     }
 
     fn open_common(&self) -> std::result::Result<Common, Errno> {

@@ -62,10 +62,20 @@ pub use token::Token;
 
 use std::path::Path;
 
-/// Reports whether there is a container at `path`. Follows links; a path that cannot be read has
-/// none.
+/// Is there a container at `path`? Follows links; what cannot be looked at is none. One whose marker is damaged is a
+/// container: what is done with it fails, and says why.
 pub fn is_container(path: &Path) -> bool {
-    marker::is_container(path).unwrap_or(false)
+    marker::is_container(path).unwrap_or_else(|error| error.errno == rustix::io::Errno::IO)
+}
+
+/// Writes the marker of the container at `path` anew, if it is damaged or missing. Returns false if the marker is whole, or
+/// if nothing shows that there is a container.
+///
+/// # Errors
+/// Those of the disk; `EBUSY` while a program has the file open for writing; `EIO` for a damaged marker in a directory with
+/// no other sign of a container, and for one of another version.
+pub fn restore_marker(path: &Path) -> Result<bool> {
+    container::restore_marker(&place::real(path)?)
 }
 
 /// Puts the journals of dead opens of the container at `path` into its index.

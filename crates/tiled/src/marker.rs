@@ -30,12 +30,32 @@ pub const XATTR: &str = "user.tatami.container";
 
 const VERSION: u32 = 1;
 const LONGEST: u64 = 4096;
-/// Advice about a damaged marker; no other damage is known then.
-const RESTORE: &str = "restore this file, or the directory, from a copy";
+/// A marker that is being written in the place of a damaged one.
+pub const MARKER_NEW: &str = ".tatami-container.new";
+/// What to do about a marker that is damaged, or missing. The marker tells nothing that the bytes of the file depend on.
+pub const RESTORE: &str = "restore this file from a copy, or have a new one written, which loses no byte of the file, \
+    when no program has it open: tatami recover --accept-loss";
 const EXPLANATION: &str = "This directory is one file, written by many processes at once; its bytes are in the files\n\
     beside this one. `tatami mount --overlay` shows it as a file, `tatami relayout` turns it into one.\n";
 
-/// The contents of a marker.
+/// Why a text is no marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadMarker {
+    /// Not UTF-8.
+    #[error("the marker is no text")]
+    Text,
+    /// A text, and no marker.
+    #[error("the marker is no marker")]
+    Kind,
+    /// The checksum is not that of the line.
+    #[error("the marker's checksum is wrong")]
+    Sum,
+    /// A whole marker of another version of the program: no damage.
+    #[error("the container is of another version: use the version of Tatami that wrote it")]
+    Version,
+}
+
+/// What a marker tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Marker {
     /// A number of the container, drawn when it was made.
@@ -52,49 +72,71 @@ impl Marker {
     /// Reads a marker's text.
     ///
     /// # Errors
-    /// The reason why the text is no marker, as a phrase.
-    pub fn parse(text: &[u8]) -> std::result::Result<Marker, &'static str> {
+    /// [`BadMarker`].
+    pub fn parse(text: &[u8]) -> std::result::Result<Marker, BadMarker> {
         let line = text.split(|b| *b == b'\n').next().unwrap_or_default();
-        let line = std::str::from_utf8(line).map_err(|_| "the marker is no text")?;
-        let (front, sum) = line.rsplit_once(' ').ok_or("the marker is no marker")?;
+        let line = std::str::from_utf8(line).map_err(|_| BadMarker::Text)?;
+        let (front, sum) = line.rsplit_once(' ').ok_or(BadMarker::Kind)?;
         let mut words = front.split(' ');
         if words.next() != Some("tatami-container") {
-            return Err("the marker is no marker");
+            return Err(BadMarker::Kind);
         }
         if u32::from_str_radix(sum, 16) != Ok(crc32c::crc32c(front.as_bytes())) {
-            return Err("the marker's checksum is wrong");
+            return Err(BadMarker::Sum);
         }
         match words.next().map(str::parse) {
             Some(Ok(VERSION)) => {}
-            Some(Ok(_)) => return Err("the container is of another version"),
-            _ => return Err("the marker is no marker"),
+            Some(Ok(_)) => return Err(BadMarker::Version),
+            _ => return Err(BadMarker::Kind),
         }
         let id = words.next().and_then(|id| u64::from_str_radix(id, 16).ok());
-        id.map(|id| Marker { id }).ok_or("the marker is no marker")
+        id.map(|id| Marker { id }).ok_or(BadMarker::Kind)
     }
 }
 
 const NOENT: i32 = Errno::NOENT.raw_os_error();
 const NOTDIR: i32 = Errno::NOTDIR.raw_os_error();
 
-/// Reads the marker of the directory `dir`; `None` where it has none.
+/// What a directory has for a marker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// None.
+    Nothing,
+    /// A whole one.
+    Whole(Marker),
+    /// One that does not read.
+    Bad(BadMarker),
+}
+
+/// Looks at the marker of the directory `dir`.
 ///
 /// # Errors
-/// A marker that is damaged, or cannot be read.
-pub fn read(dir: &Path) -> Result<Option<Marker>> {
+/// A file that cannot be read.
+pub fn look(dir: &Path) -> Result<Found> {
     let path = dir.join(MARKER);
     let file = match std::fs::File::open(&path) {
         Ok(file) => file,
         Err(e) => {
             let none = matches!(e.raw_os_error(), Some(NOENT | NOTDIR));
-            return if none { Ok(None) } else { Err(e).context("open", &path) };
+            return if none { Ok(Found::Nothing) } else { Err(e).context("open", &path) };
         }
     };
     let mut text = Vec::new();
     file.take(LONGEST).read_to_end(&mut text).context("read", &path)?;
-    match Marker::parse(&text) {
-        Ok(marker) => Ok(Some(marker)),
-        Err(why) => Err(Error::damaged(&path, format!("{why}; {RESTORE}"))),
+    Ok(Marker::parse(&text).map_or_else(Found::Bad, Found::Whole))
+}
+
+/// Reads the marker of the directory `dir`; nothing where it has none.
+///
+/// # Errors
+/// A marker that is damaged, or cannot be read.
+pub fn read(dir: &Path) -> Result<Option<Marker>> {
+    let path = dir.join(MARKER);
+    match look(dir)? {
+        Found::Nothing => Ok(None),
+        Found::Whole(marker) => Ok(Some(marker)),
+        Found::Bad(bad @ BadMarker::Version) => Err(Error::damaged(&path, bad.to_string())),
+        Found::Bad(bad) => Err(Error::damaged(&path, format!("{bad}; {RESTORE}"))),
     }
 }
 
@@ -144,7 +186,8 @@ pub fn member(name: &str) -> Member {
     if let Some(of) = turns.iter().find_map(|suffix| name.strip_suffix(suffix)) {
         return if member(of) == Member::Unknown { Member::Unknown } else { Member::Fixed };
     }
-    if [MARKER, BASE, INDEX, INDEX_SYNCED, INDEX_NEW, SHARED, LOCK, ATOMIC].contains(&name) {
+    let fixed = [MARKER, MARKER_NEW, BASE, INDEX, INDEX_SYNCED, INDEX_NEW, SHARED, LOCK, ATOMIC];
+    if fixed.contains(&name) {
         return Member::Fixed;
     }
     if name.starts_with(".nfs") || name.starts_with(".fuse_hidden") {

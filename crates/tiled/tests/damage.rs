@@ -424,8 +424,35 @@ fn the_loss_of_a_record_can_be_accepted() {
     assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
 }
 
-/// The rank table of a dead job is damaged: the bytes of its ranks are in their journals all the
-/// same.
+/// A marker is written anew when no program has the file open, and nowhere but in a container.
+#[test]
+fn a_marker_is_written_anew_for_a_container_at_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let token = start(&path, 1);
+    let file = join(&path, &token, 0);
+    write(&file, 0, &mut [7; 100]).unwrap();
+    assert_eq!(tatami_tiled::restore_marker(&path), Ok(false), "it is whole");
+    let marker = path.join(".tatami-container");
+    std::fs::write(&marker, "tatami-container 1 no").unwrap();
+    let error = tatami_tiled::restore_marker(&path).unwrap_err();
+    assert_eq!(error.errno, Errno::BUSY, "{error}");
+    // The writer goes on, and what it has written is there in the end.
+    write(&file, 100, &mut [8; 100]).unwrap();
+    drop(file);
+    assert!(tatami_tiled::is_container(&path), "a file without a marker is no directory");
+    let error = content(&path).unwrap_err().to_string();
+    assert!(error.contains(".tatami-container") && error.contains("--accept-loss"), "{error}");
+    assert_eq!(tatami_tiled::restore_marker(&path), Ok(true));
+    assert_eq!(tatami_tiled::restore_marker(&path), Ok(false));
+    assert_eq!(content(&path).unwrap(), [[7; 100], [8; 100]].concat());
+    let plain = dir.path().join("plain");
+    std::fs::create_dir(&plain).unwrap();
+    assert_eq!(tatami_tiled::restore_marker(&plain), Ok(false));
+    assert_eq!(std::fs::read_dir(&plain).unwrap().count(), 0);
+}
+
+/// The roll of a dead job is damaged: what its ranks wrote is in their journals all the same.
 #[test]
 fn a_job_without_its_roll_is_recovered_when_that_is_accepted() {
     let dir = tempfile::tempdir().unwrap();
