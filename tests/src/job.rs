@@ -39,7 +39,8 @@ pub struct Job {
     pub cap: Cap,
     /// Number of the first rank's piece.
     pub first: u32,
-    stamp: u64,
+    /// The stamps of its tiles must be above this one.
+    pub stamp: u64,
 }
 
 impl Job {

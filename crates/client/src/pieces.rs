@@ -3,7 +3,7 @@
 
 use crate::Client;
 use std::sync::Arc;
-use tatami_layout::journal::{self, BYTES_MAX, Damage};
+use tatami_layout::journal::{self, BYTES_MAX, Damage, LastWord};
 use tatami_layout::{PieceTiles, Tile};
 use tatami_wire::frame::PAYLOAD_MAX;
 use tatami_wire::tiles::{Growth, Part, TILES_MAX};
@@ -43,11 +43,12 @@ pub fn pieces_told(client: &Arc<Client>, attr: &Attr, cap: Cap) -> Result<Vec<Pi
         let (number, node, growth) = (piece.piece, piece.node, piece.growth);
         let read = match growth {
             Growth::Closed => None,
-            Growth::Open | Growth::Abandoned => read_journal(client, attr, cap, node, number).ok(),
+            Growth::Open | Growth::Abandoned => read_last(client, attr, cap, node, number).ok(),
         };
-        let (journal, damage) = match read.map(|all| journal::decode(&all)) {
-            Some(Ok(tiles)) => (tiles.map(|tiles| bytes(&tiles)), None),
-            Some(Err(damage)) => (None, Some(damage)),
+        let (journal, damage) = match read {
+            Some(LastWord::Whole(tiles)) => (tiles.map(|tiles| bytes(&tiles)), None),
+            Some(LastWord::Torn(salvaged)) => (Some(bytes(&salvaged.tiles).max(published)), None),
+            Some(LastWord::Damaged(damage)) => (None, Some(damage)),
             None => (None, None),
         };
         told.push(PieceTold { number, node, growth, published, journal, damage });
@@ -67,8 +68,30 @@ pub(crate) fn find_journal_damage(
     node: NodeId,
     number: u32,
 ) -> Result<Option<Damage>, Errno> {
-    let bytes = read_journal(client, attr, cap, node, number)?;
-    Ok(journal::decode(&bytes).err())
+    match read_last(client, attr, cap, node, number)? {
+        LastWord::Damaged(damage) => Ok(Some(damage)),
+        // What a power cut has left is settled when the lease of its writer has ended.
+        LastWord::Whole(_) | LastWord::Torn(_) => Ok(None),
+    }
+}
+
+/// What the journal of piece `number` tells, if its writer is gone.
+fn read_last(
+    client: &Arc<Client>,
+    attr: &Attr,
+    cap: Cap,
+    node: NodeId,
+    number: u32,
+) -> Result<LastWord, Errno> {
+    let all = read_journal(client, attr, cap, node, number)?;
+    let last = journal::read_last_word(&all, u64::MAX, false);
+    if !matches!(last, LastWord::Damaged(_)) {
+        return Ok(last);
+    }
+    // Only a journal that does not read needs more questions.
+    let state = client.object(attr.ino, node, Piece::journal_of(number), cap)?.stat()?;
+    let len = client.object(attr.ino, node, Piece::bytes_of(number), cap)?.stat()?.size;
+    Ok(journal::read_last_word(&all, len, state.is_restarted))
 }
 
 /// What became of a piece whose journal is damaged, when its loss was accepted.

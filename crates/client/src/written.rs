@@ -118,7 +118,8 @@ mod tests {
 
     fn state(size: u64, mtime: i64) -> ObjectState {
         let mtime = Timestamp::from_sec(mtime);
-        ObjectState { exists: true, size, blocks: size.div_ceil(512), mtime, changed: mtime }
+        let blocks = size.div_ceil(512);
+        ObjectState { exists: true, size, blocks, mtime, changed: mtime, ..ObjectState::default() }
     }
 
     fn told(attr: Attr, state: &ObjectState) -> (u64, i64, i64) {

@@ -22,6 +22,8 @@
 //! makes objects of all spares that the daemon before has given out. After a power cut the table is
 //! void, because it was never synced; the boot id in it shows that.
 
+pub mod boot;
+
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::AsFd;

@@ -559,8 +559,18 @@ impl Container {
         Ok(self.reach.remote || self.version()?.changed.0 < machine::started())
     }
 
-    /// Replaces a damaged index by the last one that was synced. `false` where the index is whole,
-    /// or there is no synced one.
+    /// Was the file last changed before this machine was started? Then a power cut may have taken what was not synced of it. Of
+    /// files that other machines write, too, nothing is known.
+    ///
+    /// # Errors
+    /// As for stat(2).
+    pub fn is_before_start(&self, name: &str) -> Result<bool> {
+        let stat = rustix::fs::statat(&self.dir, name, AtFlags::empty());
+        let stat = stat.context("stat", &self.path.join(name))?;
+        Ok(!self.reach.remote && stat.st_mtime < machine::started())
+    }
+
+    /// Puts the last index that was synced in the place of one that is damaged. False where there is nothing to do, or to put there.
     ///
     /// # Errors
     /// As for link(2) and rename(2).

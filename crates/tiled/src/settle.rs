@@ -68,8 +68,14 @@ pub fn take_journals(
         let mut have = known.map(|entry| bytes(&entry.tiles));
         let len = container.piece_len(name)?;
         let told = match read_journal(container, roll, name) {
-            Err(error) if error.errno == Errno::IO && damaged == Damaged::Accept => {
+            Err(error) if error.errno == Errno::IO => {
                 let salvaged = salvage(container, name, len)?;
+                // What a power cut has taken of a journal was promised by no sync: that ends with an index on the disk.
+                let is_torn =
+                    salvaged.is_torn && container.is_before_start(&marker::journal(name))?;
+                if damaged == Damaged::Refuse && !is_torn {
+                    return Err(error);
+                }
                 settled.damaged.extend(salvaged.lost.iter().map(|lost| (name, *lost)));
                 Some(match known {
                     Some(known) => salvaged.joined_with(&known.tiles),

@@ -424,6 +424,43 @@ fn the_loss_of_a_record_can_be_accepted() {
     assert_eq!(relayout::to_whole(&path, 1, &|_| {}), Ok(right.len() as u64));
 }
 
+/// A hole in a journal that a power cut explains costs what was not synced, and keeps nobody from the rest.
+#[test]
+fn a_power_cut_costs_what_was_not_synced_of_a_journal() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("f");
+    let token = start(&path, 1);
+    let file = join(&path, &token, 0);
+    // Irregular, so that each write is a tile.
+    let offset = |tile: u64| tile * 1000 + tile * tile * 37 % 501;
+    for tile in 0..40 {
+        write(&file, offset(tile), &mut [tile as u8 + 1; 50]).unwrap();
+        if tile == 9 {
+            let sealed = file.seal(true).unwrap();
+            file.publish(&[&sealed], true, false).unwrap();
+            file.published();
+        }
+    }
+    drop(file);
+    let right = content(&path).unwrap();
+    let journal = file_that_begins(&path, "j.");
+    let hole = std::fs::File::options().write(true).open(&journal).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&hole, &[0; 512], 512).unwrap();
+    let error = tatami_tiled::recover(&path, Damaged::Refuse).unwrap_err().to_string();
+    assert!(error.contains("damaged at byte"), "{error}");
+    let before = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1000);
+    hole.set_modified(before).unwrap();
+    let settled = tatami_tiled::recover(&path, Damaged::Refuse).unwrap();
+    assert_eq!((settled.len(), settled[0].damaged.len()), (1, 1), "{settled:?}");
+    let left = content(&path).unwrap();
+    assert_eq!(left.len(), right.len());
+    let is_lost = |tile: &u64| left[offset(*tile) as usize] == 0;
+    let lost: Vec<u64> = (0..40).filter(is_lost).collect();
+    assert!(!lost.is_empty() && lost.len() <= 9 && lost[0] >= 10, "{lost:?}");
+    let same = left.iter().zip(&right).filter(|(left, right)| left != right);
+    assert_eq!(same.count(), lost.len() * 50);
+}
+
 /// A marker is written anew when no program has the file open, and nowhere but in a container.
 #[test]
 fn a_marker_is_written_anew_for_a_container_at_rest() {

@@ -35,9 +35,9 @@ pub use key::VolumeKey;
 pub use shards::{SHARDS_MAX, ShardMap};
 pub use tatami_layout::{Layout, NodeId, Piece};
 
-/// The version of everything in this crate. Two sides with different versions refuse each other in
-/// the handshake and report both versions.
-pub const PROTOCOL_VERSION: u32 = 11;
+/// The version of everything in this crate. Two sides that differ refuse each
+/// other in the handshake and say so.
+pub const PROTOCOL_VERSION: u32 = 12;
 
 /// Longest name of a directory entry, in bytes: the limit of every Linux file system.
 pub const NAME_MAX: usize = 255;

@@ -117,6 +117,9 @@ pub struct ObjectState {
     /// Last change of any kind, by the disk's clock. No call can set it, so it orders two states of
     /// one object.
     pub changed: Timestamp,
+    /// The machine that has it was started anew since the last change of the bytes: a power cut may have taken a part of them
+    /// that was not synced.
+    pub is_restarted: bool,
 }
 
 impl From<ObjectState> for crate::meta::DataState {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use tatami_client::connection::{Connection, Endpoint};
 use tatami_client::within;
 use tatami_layout::PieceTiles;
-use tatami_layout::journal::{self, BYTES_MAX};
+use tatami_layout::journal::{self, BYTES_MAX, LastWord};
 use tatami_wire::frame::{Class, PAYLOAD_MAX};
 use tatami_wire::handshake::Role;
 use tatami_wire::meta::{MetaOp, MetaReply};
@@ -85,10 +85,30 @@ impl Housekeeper<'_> {
         // disk before the writer died.
         let state = self.stat_object(info.node, ino, bytes)?;
         let told = self.read_object(nodes, ino, info.node, journal)?;
-        let told = match journal::decode(&told) {
-            Ok(told) => told.map(|tiles| within(&tiles, state.size)),
-            Err(damage) => {
-                // The same file is tried again every few seconds; the log names it once.
+        let mut last = journal::read_last_word(&told, state.size, false);
+        if matches!(last, LastWord::Damaged(_)) {
+            let is_restarted = self.stat_object(info.node, ino, journal)?.is_restarted;
+            last = journal::read_last_word(&told, state.size, is_restarted);
+        }
+        let told = match last {
+            LastWord::Whole(told) => told.map(|tiles| within(&tiles, state.size)),
+            LastWord::Torn(salvaged) => {
+                let torn: Vec<String> = salvaged.lost.iter().map(ToString::to_string).collect();
+                tracing::warn!(%ino, piece = info.piece, node = %info.node, lost = torn.join(", "),
+                    "a power cut has taken a part of the journal of a piece that was not synced: its whole records are published, \
+                     and what was synced of the file is there");
+                let all = match info.tiles.is_empty() {
+                    true => salvaged.tiles,
+                    false => match PieceTiles::decode(&info.tiles) {
+                        Ok(published) => salvaged.joined_with(&published),
+                        // The shard's own check tells of it; nothing is put in its place.
+                        Err(_) => return Ok(None),
+                    },
+                };
+                Some(within(&all, state.size))
+            }
+            LastWord::Damaged(damage) => {
+                // It is looked at every few seconds.
                 if self.told_damage.insert((ino, info.piece)) {
                     tracing::error!(%ino, piece = info.piece, node = %info.node,
                         object = format!("{:016x}.{:08x}", ino.0, journal.0),
