@@ -86,11 +86,10 @@ int fail_no_file(int error);        /* the same with that of MPI_FILE_NULL */
 /* ---- together.c: collective calls that do not spin for long; the error is MPI_ERR_OTHER ---- */
 int finish(int started, MPI_Request *request); /* waits for the request of this result */
 int broadcast(MPI_Comm comm, void *bytes, size_t length, int root);
-/* Returns the largest of each number. */
-int maxima(struct file *file, const int64_t *own, int64_t *all, int count);
-/* Sends `length` bytes of each rank to rank 0. */
-int collect(struct file *file, const void *own, size_t length, void *all);
-int agree(struct file *file, int error); /* returns the largest of all ranks */
+int maxima(struct file *file, const int64_t *own, int64_t *all, int count); /* of each number, the largest */
+int collect(struct file *file, const void *own, size_t length, void *all);  /* `length` of each, to rank 0 */
+int collect_everywhere(struct file *file, const void *own, size_t length, void *all); /* the same, to every rank */
+int agree(struct file *file, int error); /* the largest of all ranks' */
 
 /* ---- info.c: hints ---- */
 const char **hints_of(MPI_Info info); /* for tio_; NULL without memory */

@@ -55,10 +55,11 @@ static int claimed(MPI_Comm comm, const char *path, int amode, MPI_Info info, in
   return MPI_SUCCESS;
 }
 
-/* The message of each rank to rank 0. */
+/* What each rank tells all. */
 struct arrival {
   int error;
   uint32_t node;
+  uint64_t inbox;
 };
 
 /* Rank 0 creates or finds the file for the ranks in `arrivals`. */
@@ -80,29 +81,39 @@ static void invite(struct file *file, const char *const *hints, const struct arr
   free(nodes);
 }
 
-/* Rank 0 creates or finds the file; then all ranks open it. */
-static int open_together(struct file *file, const char *const *hints, int claim, int error)
+/* Rank 0 makes or finds the file for all, whose inboxes are known then; this rank opens it. */
+static int open_invited(struct file *file, const char *const *hints, const struct arrival *all)
 {
   struct invitation invitation = {.token_len = TIO_TOKEN_MAX};
-  struct arrival own = {.error = error};
-  struct arrival *all = file->rank == 0 ? calloc((size_t)file->ranks, sizeof *all) : NULL;
-  if (file->rank == 0 && all == NULL)
-    PMPI_Abort(file->comm, MPI_ERR_NO_MEM);
-  if (tio_node(file->path, claim, &own.node) < 0)
-    own.node = 0;
-  int told = collect(file, &own, sizeof own, all);
   if (file->rank == 0)
     invite(file, hints, all, &invitation);
-  free(all);
-  if (told == MPI_SUCCESS)
-    told = broadcast(file->comm, &invitation, sizeof invitation, 0);
+  int told = broadcast(file->comm, &invitation, sizeof invitation, 0);
   if (told != MPI_SUCCESS || invitation.error != MPI_SUCCESS)
     return told != MPI_SUCCESS ? told : invitation.error;
   if (invitation.amode != file->amode)
-    error = MPI_ERR_NOT_SAME;
-  else
-    error = class_of(tio_open(file->path, file->flags, hints, (uint32_t)file->rank, invitation.token,
-                              invitation.token_len, &file->io));
+    return MPI_ERR_NOT_SAME;
+  uint64_t *inboxes = file->ranks > 1 ? calloc((size_t)file->ranks, sizeof *inboxes) : NULL;
+  for (int rank = 0; inboxes != NULL && rank < file->ranks; rank++)
+    inboxes[rank] = all[rank].inbox;
+  int error = class_of(tio_open(file->path, file->flags, hints, (uint32_t)file->rank, invitation.token,
+                                invitation.token_len, inboxes, &file->io));
+  free(inboxes);
+  return error;
+}
+
+/* All ranks tell each other where they are; then all open the file. */
+static int open_together(struct file *file, const char *const *hints, int claim, int error)
+{
+  struct arrival own = {.error = error};
+  struct arrival *all = calloc((size_t)file->ranks, sizeof *all);
+  if (all == NULL)
+    PMPI_Abort(file->comm, MPI_ERR_NO_MEM);
+  if (tio_node(file->path, claim, &own.node, file->ranks > 1 ? &own.inbox : NULL) < 0)
+    own.node = 0;
+  error = collect_everywhere(file, &own, sizeof own, all);
+  if (error == MPI_SUCCESS)
+    error = open_invited(file, hints, all);
+  free(all);
   if (error == MPI_SUCCESS)
     error = file_register(file);
   int worst = agree(file, error);

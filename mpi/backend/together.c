@@ -63,6 +63,13 @@ int collect(struct file *file, const void *own, size_t length, void *all)
                 &request);
 }
 
+int collect_everywhere(struct file *file, const void *own, size_t length, void *all)
+{
+  MPI_Request request = MPI_REQUEST_NULL;
+  return finish(PMPI_Iallgather(own, (int)length, MPI_BYTE, all, (int)length, MPI_BYTE, file->comm, &request),
+                &request);
+}
+
 int agree(struct file *file, int error)
 {
   int64_t own = error, worst;

@@ -11,9 +11,9 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use tatami_layout::Shape;
 use tatami_tiled::place::{self, Claim};
-use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, file, machine, stat};
+use tatami_tiled::{Begin, Buffer, Environment, File, Flags, Token, file, machine, stat, volume};
 
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 
 /// `tio_file`: a rank's handle, and the bytes of its last seal.
 pub struct tio_file {
@@ -79,11 +79,21 @@ pub unsafe extern "C" fn tio_claims(
 
 /// See the header.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn tio_node(path: *const c_char, claim: c_int, node: *mut u32) -> c_int {
+pub unsafe extern "C" fn tio_node(
+    path: *const c_char,
+    claim: c_int,
+    node: *mut u32,
+    inbox: *mut u64,
+) -> c_int {
     status(|| {
         // SAFETY: the caller's.
         let path = place::without_prefix(unsafe { text::path(path) }?).0;
-        let number = tatami_tiled::volume::node_of(path, claim == CLAIMED_LINK);
+        let number = volume::node_of(path, claim == CLAIMED_LINK);
+        if !inbox.is_null() {
+            let own = number.map_or(0, |_| volume::inbox_number());
+            // SAFETY: the caller's.
+            unsafe { put(inbox, own) }?;
+        }
         let number = number.unwrap_or_else(machine::id);
         // SAFETY: the caller's.
         unsafe { put(node, number) }
@@ -149,6 +159,7 @@ pub unsafe extern "C" fn tio_open(
     rank: u32,
     token: *const c_void,
     token_len: usize,
+    inboxes: *const u64,
     out: *mut *mut tio_file,
 ) -> c_int {
     status(|| {
@@ -160,7 +171,12 @@ pub unsafe extern "C" fn tio_open(
         // SAFETY: the caller's.
         let token = unsafe { std::slice::from_raw_parts(token.cast::<u8>(), token_len) };
         let token = Token::decode(token, path)?;
-        let file = File::open(path, Flags(flags as u32), &hints, rank, token)?;
+        let inboxes: &[u64] = match inboxes.is_null() {
+            true => &[],
+            // SAFETY: the caller's: a number for each rank of the open, whose token says how many there are.
+            false => unsafe { std::slice::from_raw_parts(inboxes, token.ranks as usize) },
+        };
+        let file = File::open_among(path, Flags(flags as u32), &hints, rank, token, inboxes)?;
         let sealed = Mutex::new(Vec::new());
         // SAFETY: the caller's.
         unsafe { put(out, Box::into_raw(Box::new(tio_file { file, sealed }))) }

@@ -174,6 +174,22 @@ impl File {
     /// # Errors
     /// As for open(2).
     pub fn open(path: &Path, flags: Flags, hints: &Hints, rank: u32, token: Token) -> Result<File> {
+        File::open_among(path, flags, hints, rank, token, &[])
+    }
+
+    /// As [`File::open`]. Of ranks on one node of a volume, one may then ask for the descriptors of all: `inboxes` are what
+    /// [`inbox_number`](volume::inbox_number) tells in each rank. No rank writes before all have opened.
+    ///
+    /// # Errors
+    /// As for open(2).
+    pub fn open_among(
+        path: &Path,
+        flags: Flags,
+        hints: &Hints,
+        rank: u32,
+        token: Token,
+        inboxes: &[u64],
+    ) -> Result<File> {
         let real = without_links(place::without_prefix(path).0, token.kind)?;
         if rank >= token.ranks {
             return Err(Error::because("open", path, Errno::INVAL, "no such rank in this open"));
@@ -183,7 +199,7 @@ impl File {
             Kind::Plain => Box::new(Plain::open(&real, flags, hints)?),
             Kind::Container => Box::new(Tiled::open(&real, flags, hints, rank, &token)?),
             Kind::Volume => {
-                let native = Native::open(&real, flags, hints, rank, &token)?;
+                let native = Native::open(&real, flags, hints, rank, &token, inboxes)?;
                 job = token.is_across().then(|| Arc::new(native.member(&token, rank)));
                 Box::new(native)
             }

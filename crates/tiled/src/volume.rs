@@ -7,14 +7,17 @@
 
 mod begin;
 mod engine;
+mod inbox;
 mod joined;
 mod mounts;
+mod neighbors;
 mod roll;
 mod session;
 mod world;
 
 pub use begin::begin;
 pub use engine::Native;
+pub use inbox::inbox_number;
 pub use session::{Session, is_on_volume, node_of};
 pub(crate) use session::{device_of, parent};
 
@@ -201,12 +204,15 @@ impl Volume {
 
     /// Opens objects of this node with one request; creates those that do not exist.
     fn make<const N: usize>(&self, pieces: [Piece; N]) -> Result<[File; N]> {
-        let Some((first, more)) = pieces.split_first() else {
-            return Err(Error::new("create a piece of", &self.path, Errno::INVAL));
-        };
+        let made = self.make_all(&pieces)?;
+        made.try_into().map_err(|_| Error::new("create a piece of", &self.path, Errno::IO))
+    }
+
+    /// As [`Volume::make`], of at most [`OPEN_MAX`](tatami_wire::object::OPEN_MAX) objects.
+    fn make_all(&self, pieces: &[Piece]) -> Result<Vec<File>> {
+        let Some((first, more)) = pieces.split_first() else { return Ok(Vec::new()) };
         let object = self.object(self.session.node, *first)?;
         let made = object.make_local_files(more).told("create a piece of", &self.path)?;
-        let made: Vec<File> = made.into_iter().map(File::from).collect();
-        made.try_into().map_err(|_| Error::new("create a piece of", &self.path, Errno::IO))
+        Ok(made.into_iter().map(File::from).collect())
     }
 }

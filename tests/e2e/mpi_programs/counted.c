@@ -2,6 +2,7 @@
  *
  *   counted FILE COUNT open     makes FILE.0, FILE.1, ..., and closes each
  *   counted FILE COUNT write    the same, and each rank writes a block to each
+ *   counted FILE COUNT last     the same, and the last rank writes a block to each
  *   counted FILE COUNT shared   each rank writes COUNT blocks to FILE by the shared pointer
  *   counted FILE COUNT atomic   each rank writes and reads the same block COUNT times in atomic mode
  *
@@ -37,7 +38,7 @@ static void fill(long long block[2], int of, int at)
   block[1] = at;
 }
 
-static void open_all(const char *name, int count, int writes)
+static void open_all(const char *name, int count, int writes) /* does this rank write? */
 {
   char one[4096];
   long long block[2];
@@ -106,7 +107,7 @@ int main(int argc, char **argv)
   else if (strcmp(argv[3], "atomic") == 0)
     write_atomic(argv[1], count);
   else
-    open_all(argv[1], count, strcmp(argv[3], "write") == 0);
+    open_all(argv[1], count, strcmp(argv[3], "write") == 0 || (strcmp(argv[3], "last") == 0 && rank == ranks - 1));
   MPI_Barrier(MPI_COMM_WORLD);
   if (rank == 0)
     printf("all values right\n");

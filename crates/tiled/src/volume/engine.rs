@@ -2,6 +2,7 @@
 
 use super::begin::{Begun, begun};
 use super::joined::{is_scattered, join};
+use super::neighbors::Neighbors;
 use super::roll::OwnRoll;
 use super::session::{Held, Session};
 use super::world::{Own, OwnSeat, World};
@@ -84,7 +85,9 @@ struct Writer {
     roll: OnceLock<OwnRoll>,
     /// The position of the rank table, and of this rank in it.
     seat: OwnSeat,
-    /// The files of a piece that has none yet, which came in the same reply as the rank table.
+    /// The other ranks of this node, one of which asks the node for all.
+    neighbors: Option<Neighbors>,
+    /// The files of a piece that has none yet, which came along with the roll.
     made: Mutex<Option<PieceFiles>>,
     name: Name,
     /// Number of tiles at which the length of their encoding is measured next.
@@ -135,7 +138,8 @@ impl Home for OnNode<'_> {
 }
 
 impl Native {
-    /// Opens a file after rank 0 has begun the open.
+    /// Opens a file that rank 0 has begun to open. `inboxes` are the numbers of the inboxes of all ranks; none where no
+    /// rank is to get descriptors from another one.
     ///
     /// # Errors
     /// As for open(2); `ESTALE` where the path is another file by now, or the open has ended.
@@ -145,6 +149,7 @@ impl Native {
         hints: &Hints,
         rank: u32,
         token: &Token,
+        inboxes: &[u64],
     ) -> Result<Native> {
         let (volume, held) = match begun(token.open).filter(|_| rank == 0) {
             Some(Begun { volume, held }) => (volume, held),
@@ -152,7 +157,7 @@ impl Native {
         };
         let volume = Arc::new(volume);
         let mut world = World::new(volume.clone(), token, held.as_ref().map(|_| rank));
-        let writer = held.map(|held| Writer::new(held, &volume, &mut world, rank, token));
+        let writer = held.map(|held| Writer::new(held, &volume, &mut world, rank, token, inboxes));
         Ok(Native {
             path: path.to_path_buf(),
             volume,
@@ -458,15 +463,18 @@ impl Writer {
         world: &mut World,
         rank: u32,
         token: &Token,
+        inboxes: &[u64],
     ) -> Result<Writer> {
         let seat = world.take_seats(token)?;
         let name = Name { open: token.open, rank };
+        let neighbors = Neighbors::meet(token.open, rank, world.ranks_of(seat.roll), inboxes);
         Ok(Writer {
             _held: held,
             number: token.first + rank,
             piece: OwnPiece::new(name, volume.path.clone()),
             roll: OnceLock::new(),
             seat,
+            neighbors,
             made: Mutex::new(None),
             name,
             look_at: TILES_STEP,
@@ -476,18 +484,23 @@ impl Writer {
         })
     }
 
-    /// Returns the rank table of the node, with a clock past `epoch`. The first call requests it
-    /// from the node, together with the files of the piece.
+    /// The roll of the node, whose clock is past `epoch`. The first time, the node is asked for it, and with the same
+    /// request for the piece; by this rank, or by another one for all ranks of the node.
     fn open_roll(&self, volume: &Volume, epoch: u64) -> Result<&OwnRoll> {
         if let Some(roll) = self.roll.get() {
             return Ok(roll);
         }
         let (number, seat) = (self.number, self.seat);
-        let [bytes, journal, roll] = volume.make([
-            Piece::bytes_of(number),
-            Piece::journal_of(number),
-            Piece::bytes_of(seat.roll),
-        ])?;
+        let first = number - self.name.rank;
+        let passed = self.neighbors.as_ref().and_then(|all| all.obtain(volume, first, seat));
+        let [bytes, journal, roll] = match passed {
+            Some(files) => files,
+            None => volume.make([
+                Piece::bytes_of(number),
+                Piece::journal_of(number),
+                Piece::bytes_of(seat.roll),
+            ])?,
+        };
         let again = roll.try_clone().context("open", &volume.path)?;
         let roll = OwnRoll::new(roll, self.name.open, seat.slot, seat.slots);
         let roll = roll.context("open", &volume.path)?;

@@ -153,7 +153,14 @@ impl World {
         Ok(OwnSeat { roll: own.0, slot: own.1, slots: own.2 })
     }
 
-    /// Opens the rank tables of all nodes; a rank needs them only to read.
+    /// The ranks of the node whose roll is `roll`, in order.
+    pub(super) fn ranks_of(&self, roll: u32) -> impl Iterator<Item = u32> {
+        let place = self.places.iter().position(|(number, _)| *number == roll);
+        let ranks = (0..).zip(&self.seats).filter(move |(_, seat)| Some(seat.roll) == place);
+        ranks.map(|(rank, _)| rank)
+    }
+
+    /// Has the rolls of all nodes at hand, which a rank needs that reads.
     fn open_rolls(&mut self) -> Result<()> {
         while let Some((number, (node, slots))) = self.places.get(self.rolls.len()).copied() {
             let (object, path) = (Piece::bytes_of(number), &self.volume.path);
