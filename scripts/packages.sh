@@ -14,9 +14,9 @@ declare -A packages=(
   [mpi]="libopenmpi-dev libmpich-dev mpich openmpi-bin openssh-client gfortran python3-mpi4py"
   # Libraries and programs that write shared files by MPI-IO.
   [shared]="abinit abinit-data hdf5-tools lammps libhdf5-mpich-dev libhdf5-openmpi-dev libnetcdf-mpi-dev libpnetcdf-dev netcdf-bin"
-  # The build tools of the libraries' own test suites.
-  [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4"
-  # A file system of many machines, for containers on it: its servers, clients and mount.
+  # What the libraries' own test suites are built with.
+  [libraries]="autoconf automake dpkg-dev libhdf5-mpich-dev libhdf5-openmpi-dev libtool m4 python3-h5py-mpi python3-pip python3-pytest-mpi"
+  # A file system of many machines, as a home of containers: its servers, clients and mount.
   [gfarm]="gfmd gfsd gfarm-client gfarm2fs"
   # The programs that the end-to-end tests run on mounts.
   [test]="acl attr e2fsprogs fio git make sqlite3 strace stress-ng util-linux"

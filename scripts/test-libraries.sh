@@ -1,17 +1,24 @@
 #!/usr/bin/env bash
-# The own test suites of the libraries that Tatami is for, from Debian's source packages: PnetCDF's `make check` and
-# `make ptests`, HDF5's `testpar`, mpi4py's `test_io`. Each runs with both MPI libraries natively on the local disk,
-# and through the layer: in a volume with a mount a rank ("ranks"), on one mount ("mount"), and in a container.
-# Prints what passed where, and fails where something passes natively and not through the layer.
+# The own test suites of the libraries that Tatami is for, from Debian's source packages:
+#   pnetcdf: `make check` and `make ptests`
+#   hdf5: `testpar`
+#   mpi4py: its tests of files
+#   h5py: its tests under MPI
+#   netcdf: what netCDF-C's scripts run with HDF5 and PnetCDF under mpiexec
+#   mpich: the programs of its test suite that use MPI-IO, in C, C++ and Fortran
+#   romio: what ROMIO's `runtests` runs
+# Each runs with both MPI libraries natively on the local disk, and through the layer: in a volume with a mount a rank
+# ("ranks"), on one mount ("mount"), and in a container. Prints what passed where, and fails where something passes
+# natively and not through the layer.
 #
 # LIBRARIES, MPIS and PLACES name fewer of each; PTESTS=ptest takes 4 ranks only; WORK is where all is built.
-# PnetCDF is not tried in containers, nor are those tests of HDF5 that open files without MPI-IO: open(2) sees a directory
-# there, as docs/MPI.md says.
+# Not tried in containers: PnetCDF, tests that open files without MPI-IO (open(2) sees a directory there, as docs/MPI.md
+# says), and those of Python, which begin with files that others have made.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 WORK=${WORK:-$PWD/target/libraries}
-LIBRARIES=${LIBRARIES:-pnetcdf hdf5 mpi4py}
+LIBRARIES=${LIBRARIES:-pnetcdf hdf5 mpi4py h5py netcdf mpich romio}
 MPIS=${MPIS:-openmpi mpich}
 PLACES=${PLACES:-native ranks mount container}
 PTESTS=${PTESTS:-ptests}
@@ -19,7 +26,7 @@ TATAMI=${TATAMI:-$PWD/target/debug/tatami}
 LAYER=${LAYER:-$PWD/target/mpi/libtatami_mpi.so}
 NODES=4
 # Seconds after which a program counts as one that hangs.
-PATIENCE=600
+PATIENCE=${PATIENCE:-600}
 JOBS=$(nproc)
 multiarch=$(gcc -print-multiarch)
 sources=$WORK/sources
@@ -34,8 +41,29 @@ export OMPI_MCA_btl_vader_single_copy_mechanism=none
 
 say() { printf '== %s\n' "$*"; }
 
-# Fetches and unpacks a source package. The lists of sources are of this folder only: the machine's stay as they are.
+# Fetches and unpacks the sources of a library.
 fetch() {
+  case $1 in
+  mpi4py) fetch_debian mpi4py || fetch_python mpi4py ;;
+  romio) fetch_debian mpich ;;
+  h5py) [ -d "$H5PY_TESTS" ] ;;
+  netcdf) fetch_debian pnetcdf && fetch_debian netcdf ;;
+  *) fetch_debian "$1" ;;
+  esac
+}
+
+# Fetches the sources of Debian's version of a Python package from PyPI.
+fetch_python() {
+  local package=$1 version
+  [ -d "$sources/$package" ] && return 0
+  version=$(dpkg-query -W -f '${Version}' "python3-$package") || return 1
+  (cd "$sources" && python3 -m pip download --no-deps --no-binary "$package" "$package==${version%%-*}" &&
+    mkdir "$package.part" && tar -xzf "$package-${version%%-*}.tar.gz" -C "$package.part" --strip-components 1 &&
+    mv "$package.part" "$package") >"$WORK/pip.log" 2>&1 || { tail -n 5 "$WORK/pip.log" >&2; return 1; }
+}
+
+# Fetches and unpacks a source package. The lists of sources are of this folder only: the machine's stay as they are.
+fetch_debian() {
   local package=$1 apt=$WORK/apt
   [ -d "$sources/$package" ] && return 0
   mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial" "$sources"
@@ -91,7 +119,81 @@ hdf5_parts() {
   sed -n '/^testphdf5_SOURCES=/,/[^\\]$/p' "$1/Makefile.am" | tr -d '\\' | grep -o '[a-z0-9_]*\.c' | sed "s,^,$1/,"
 }
 
-# Writes the programs that start one process, or NP ranks, in a place; the latter notes how the job ended.
+# The library itself, too, as Debian has it for one MPI library only.
+build_netcdf() {
+  local mpi=$1 to=$WORK/build/netcdf.$1 pnetcdf=$WORK/build/pnetcdf.$1/src script folder
+  [ -e "$to/built" ] && return 0
+  build_pnetcdf "$mpi" || return 1
+  mkdir -p "$to"
+  (cd "$to" &&
+    "$sources/netcdf/configure" -q --disable-shared --disable-dap --disable-byterange --disable-nczarr --disable-libxml2 \
+      --disable-utilities --enable-pnetcdf --enable-parallel-tests CC="mpicc.$mpi" CFLAGS="-O1 -w" \
+      CPPFLAGS="-I/usr/include/hdf5/$mpi -I$pnetcdf/include" \
+      LDFLAGS="-L/usr/lib/$multiarch/hdf5/$mpi -L$pnetcdf/libs/.libs" &&
+    for folder in include libdispatch libsrc libsrc4 libhdf5 libsrcp liblib; do make -s -j "$JOBS" -C "$folder" || exit; done &&
+    for script in $NETCDF_SCRIPTS; do
+      # shellcheck disable=SC2046
+      make -s -j "$JOBS" -C "${script%/*}" $(netcdf_programs "$script" | cut -d ' ' -f 2 | sort -u) || exit
+    done &&
+    touch built) >"$to.log" 2>&1
+}
+
+NETCDF_SCRIPTS="nc_test4/run_par_test.sh h5_test/run_par_tests.sh nc_test/run_pnetcdf_tests.sh"
+
+# The ranks and the name of each program that a script starts with mpiexec.
+netcdf_programs() {
+  sed -n 's,^ *@MPIEXEC@ -n \([0-9]*\) \./\([a-z0-9_]*\)$,\1 \2,p' "$sources/netcdf/$1.in"
+}
+
+# Its test suite is made for any MPI library. A program that one library's headers don't compile is left out.
+build_mpich() {
+  local mpi=$1 to=$WORK/build/mpich.$1 from=$sources/mpich/test/mpi folder
+  [ -e "$to/built" ] && return 0
+  mkdir -p "$to"
+  # Open MPI declares functions that MPI-3 removed as errors; dtpools calls them, and the library has them.
+  (cd "$to" &&
+    "$from/configure" -q --disable-rma --disable-spawn MPICC="mpicc.$mpi" MPICXX="mpicxx.$mpi" MPIF77="mpif77.$mpi" \
+      MPIFC="mpif90.$mpi" CC=gcc CFLAGS="-O1 -w" CPPFLAGS=-DOMPI_OMIT_MPI1_COMPAT_DECLS=1 \
+      FFLAGS="-w -fallow-argument-mismatch" FCFLAGS="-w -fallow-argument-mismatch" &&
+    make -s -j "$JOBS" -C dtpools && make -s -j "$JOBS" -C util || exit
+    for folder in $MPICH_FOLDERS; do make -s -k -j "$JOBS" -C "$folder" || true; done
+    touch built) >"$to.log" 2>&1
+}
+
+MPICH_FOLDERS="io f77/io f90/io f08/io cxx/io errors/io errors/f77/io errors/f90/io errors/f08/io errors/cxx/io"
+
+# ROMIO's own configure has nothing to find out that is needed here. Programs that use what MPI-3 removed are left out
+# where the MPI library's headers have it no more.
+build_romio() {
+  local mpi=$1 to=$WORK/build/romio.$1 from=$sources/mpich/src/mpi/romio/test program
+  [ -e "$to/built" ] && return 0
+  mkdir -p "$to"
+  sed 's,@LL@,lld,' "$from/misc.c.in" >"$to/misc.c"
+  for program in fcoll_test fmisc pfcoll_test; do
+    sed -e 's,@F77MPIOINC@,,' -e 's,@FORTRAN_MPI_OFFSET@,integer(MPI_OFFSET_KIND),' -e 's,@F77IARGC@,iargc(),' \
+      -e 's#@F77GETARG@#call getarg(i,str)#' "$from/$program.f.in" >"$to/$program.f"
+  done
+  for program in $(romio_programs | cut -d ' ' -f 2); do
+    if [ -e "$to/$program.f" ]; then
+      "mpif77.$mpi" -O1 -w -fallow-argument-mismatch -o "$to/$program" "$to/$program.f" || true
+    elif [ -e "$to/$program.c" ]; then
+      "mpicc.$mpi" -O1 -w -o "$to/$program" "$to/$program.c" || true
+    else
+      "mpicc.$mpi" -O1 -w -o "$to/$program" "$from/$program.c" || true
+    fi
+  done >"$to.log" 2>&1
+  touch "$to/built"
+}
+
+# The ranks, the name and the arguments of each program. syshints reads a file of the sources, and error wants the very
+# words of ROMIO: both are left out.
+romio_programs() {
+  sed -n 's,^[[:space:]]*[$]mpirun -np \([0-9]*\) \./\(.*\)$,\1 \2,p' "$sources/mpich/src/mpi/romio/test/runtests.in" |
+    sed 's/[$]FILENAME/testfile/' | grep -vw -e syshints -e error
+}
+
+# Writes the programs that start one process, or NP ranks, in a place; the latter notes how the job ended. Its
+# environment may give the test's NAME, the directory IN which the ranks run, and what the program SAYS if it passes.
 write_launchers() {
   local suite=$1 mpi=$2 place=$3 layer=() inside=() one=()
   case $place in
@@ -110,12 +212,13 @@ write_launchers() {
   cat >"$launcher" <<END
 #!/bin/sh
 np=\$1; shift
-timeout $PATIENCE mpirun.$mpi -n \$np ${inside[*]} ${layer[*]} "\$@" >"$WORK/last.log" 2>&1 </dev/null
+timeout -k 10 $PATIENCE mpirun.$mpi -n \$np ${inside[*]} \${IN:+env -C "\$IN"} ${layer[*]} "\$@" \
+  >"$WORK/last.log" 2>&1 </dev/null
 code=\$?
-name=$suite/\$(basename "\$PWD")/\$(basename "\$1")
-[ "$suite" = hdf5 ] && name=$suite/\$(basename "\$1")
-[ \$code = 0 ] || { echo "-- \$name, \$np ranks, $mpi, $place: \$code"; tail -n 30 "$WORK/last.log"; } >>"$WORK/failed.log"
-echo "\$name:\$np $mpi $place \$([ \$code = 0 ] && echo ok || echo failed)" >>"$results"
+[ \$code != 0 ] || [ -z "\$SAYS" ] || grep -qi -- "\$SAYS" "$WORK/last.log" || code="no \"\$SAYS\""
+name=$suite/\${NAME:-\$(basename "\$PWD")/\$(basename "\$1")}
+[ "\$code" = 0 ] || { echo "-- \$name, \$np ranks, $mpi, $place: \$code"; tail -n 30 "$WORK/last.log"; } >>"$WORK/failed.log"
+echo "\$name:\$np $mpi $place \$([ "\$code" = 0 ] && echo ok || echo failed)" >>"$results"
 # The next program is to run, too: what failed has been noted.
 exit 0
 END
@@ -153,15 +256,69 @@ run_hdf5() {
       [ "$program" = testphdf5 ] && for name in $HDF5_SERIAL; do options+=(-x "$name"); done
     fi
     # t_prestart reads what t_pshutdown leaves.
-    (cd "$WORK" && HDF5_PARAPREFIX=$out "$launcher" 4 "$build/$program" "${options[@]}")
+    (cd "$WORK" && HDF5_PARAPREFIX=$out NAME=$program "$launcher" 4 "$build/$program" "${options[@]}")
   done
 }
 
 run_mpi4py() {
-  local mpi=$1
+  local mpi=$1 place=$2 test
   # Debian builds it for one MPI library.
   [ "$mpi" = openmpi ] || return 0
-  (cd "$sources/mpi4py/test" && TMPDIR=$out "$launcher" 2 /usr/bin/python3 "$PWD/test_io.py")
+  # Its tests open ordinary files that mkstemp has made: none becomes a container.
+  [ "$place" = container ] && return 0
+  for test in $(cd "$sources/mpi4py/test" && grep -l "MPI.File" test_*.py); do
+    (cd "$sources/mpi4py/test" && TMPDIR=$out NAME=${test%.py} "$launcher" 2 /usr/bin/python3 "$PWD/$test")
+  done
+}
+
+# Debian's package has the tests, and is for one MPI library.
+H5PY_TESTS=/usr/lib/python3/dist-packages/h5py/_debian_h5py_mpi/tests
+
+run_h5py() {
+  local mpi=$1 place=$2
+  if [ "$mpi" = openmpi ] && [ "$place" != container ]; then
+    TMPDIR=$out NAME=TestMPI "$launcher" 2 /usr/bin/python3 -m pytest -p no:cacheprovider --with-mpi -k TestMPI \
+      "$H5PY_TESTS/test_file.py"
+  fi
+}
+
+run_netcdf() {
+  local mpi=$1 place=$2 build=$WORK/build/netcdf.$1 script np program
+  for script in $NETCDF_SCRIPTS; do
+    [ "$place" = container ] && [ "${script%/*}" = "$NETCDF_PNETCDF" ] && continue
+    while read -r np program; do
+      IN=$out NAME=${script%/*}/$program "$launcher" "$np" "$build/${script%/*}/$program"
+    done < <(netcdf_programs "$script")
+  done
+}
+
+# Where its tests of PnetCDF are.
+NETCDF_PNETCDF=nc_test
+
+run_mpich() {
+  local mpi=$1 place=$2 build=$WORK/build/mpich.$1 folder program np rest list
+  for folder in $MPICH_FOLDERS; do
+    list=$build/$folder/testlist
+    [ -e "$list" ] || list=$sources/mpich/test/mpi/$folder/testlist
+    while read -r program np rest; do
+      # Left out are those that need memory by the GiB. tst_fileview wants an error of ROMIO's for file types that the
+      # layer takes.
+      case $program$rest in *mem=* | tst_fileview* | "#"* | "") continue ;; esac
+      [ -x "$build/$folder/$program" ] || continue
+      local arguments=()
+      [[ $rest =~ arg=([^ ]*) ]] && arguments=("${BASH_REMATCH[1]}")
+      IN=$out NAME=$folder/$program SAYS="no errors" "$launcher" "$np" "$build/$folder/$program" "${arguments[@]}"
+    done <"$list"
+  done
+}
+
+run_romio() {
+  local mpi=$1 build=$WORK/build/romio.$1 np program arguments
+  while read -r np program arguments; do
+    [ -x "$build/$program" ] || continue
+    # shellcheck disable=SC2086
+    IN=$out NAME=$program SAYS="no errors" "$launcher" "$np" "$build/$program" $arguments
+  done < <(romio_programs)
 }
 
 start_volume() {
@@ -205,7 +362,7 @@ run_all() {
 
 # A row a test, a column a place. What passes natively and not through the layer is an error.
 print_table() {
-  awk -v places="$PLACES" -v mpis="$MPIS" -v serial="$HDF5_SERIAL_PROGRAM" '
+  awk -v places="$PLACES" -v mpis="$MPIS" -v serial="$HDF5_SERIAL_PROGRAM" -v pnetcdf="$NETCDF_PNETCDF" '
     { key = $1 SUBSEP $2 SUBSEP $3; how[key] = $4 == "failed" || how[key] == "failed" ? "failed" : "ok"; tests[$1]; ran[suite($1), $2, $3] = 1 }
     function suite(test) { return substr(test, 1, index(test, "/") - 1) }
     END {
@@ -218,7 +375,7 @@ print_table() {
         for (m = 1; m <= nm; m++) for (p = 1; p <= np; p++) {
           found = how[test, mpi[m], place[p]]
           natively = how[test, mpi[m], "native"]
-          untried = test ~ /:check$/ && place[p] == "ranks" || place[p] == "container" && test ~ "/" serial ":"
+          untried = test ~ /:check$/ && place[p] == "ranks" || place[p] == "container" && test ~ "/" serial ":|/" pnetcdf "/"
           if (found == "" && natively == "ok" && ran[suite(test), mpi[m], place[p]] && !untried) found = "not reached"
           if (natively == "ok" && found != "ok" && found != "") { found = found " !"; bad++ }
           if (found ~ /^ok/) passed[suite(test), mpi[m], place[p]]++
