@@ -104,11 +104,13 @@ fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
     let mut new = PieceTiles::new(tiles.rank());
     let view = new.add_view(&View::bytes()).ok()?;
     for tile in tiles.tiles() {
+        // The new view starts at the beginning of the file. The old one may have a displacement.
+        let start = tiles.views().get(tile.view as usize)?.offset_of(tile.start);
         // Only `append` joins writes; a strided tile stays as it is.
         if tile.is_contiguous() {
-            new.append(stamp, view, tile.start, tile.len, tile.at).ok()?;
+            new.append(stamp, view, start, tile.len, tile.at).ok()?;
         } else {
-            new.push(Tile { stamp, view, ..*tile }).ok()?;
+            new.push(Tile { stamp, view, start, ..*tile }).ok()?;
         }
     }
     (new.tiles().len() < tiles.tiles().len()).then_some(new)
@@ -119,11 +121,19 @@ fn joined(tiles: &PieceTiles, stamp: u64) -> Option<PieceTiles> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tatami_layout::{Index, Piece};
+    use tatami_layout::{Index, Piece, Shape};
 
     fn piece(number: u32, writes: &[(u64, u64, u64)]) -> Numbered {
+        piece_from(number, 0, writes)
+    }
+
+    /// A piece whose view shows the file from `disp` on. `writes` are stamp, offset in the view and
+    /// length.
+    fn piece_from(number: u32, disp: u64, writes: &[(u64, u64, u64)]) -> Numbered {
         let mut tiles = PieceTiles::new(number);
-        let view = tiles.add_view(&View::bytes()).unwrap();
+        let contiguous = View::new(disp, 1, Shape::bytes(1).unwrap()).unwrap();
+        assert!(contiguous.is_default());
+        let view = tiles.add_view(&contiguous).unwrap();
         let mut at = 0;
         for (stamp, offset, len) in writes {
             tiles.append(*stamp, view, *offset, *len, at).unwrap();
@@ -167,6 +177,7 @@ mod tests {
         fn nobody_loses_a_byte(
             writes in prop::collection::vec((0u32..4, 0u64..300, 1u64..40, any::<bool>()), 1..120),
             cut in prop::option::of((0u64..130, 0u64..400)),
+            disps in prop::collection::vec(0u64..50, 5),
             apart: bool,
         ) {
             let mut of: Vec<Vec<(u64, u64, u64)>> = vec![Vec::new(); 5];
@@ -180,7 +191,7 @@ mod tests {
                 of[rank as usize].push((stamp, offset, len));
             }
             let mut pieces: Vec<Numbered> =
-                (1..).zip(&of).map(|(number, writes)| piece(number, writes)).collect();
+                (1..).zip(&of).zip(disps).map(|((number, writes), disp)| piece_from(number, disp, writes)).collect();
             let cuts: Vec<Cut> = cut.iter().map(|(stamp, size)| Cut { stamp: *stamp, size: *size }).collect();
             let before = bytes(&pieces, &cuts);
             join(&mut pieces, &[], &cuts);
