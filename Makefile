@@ -35,7 +35,7 @@ check: ## format, clippy and unit tests: no root, no packages, two minutes when 
 test: packages tools ## format, clippy, unit, property and end-to-end tests
 	@scripts/test.sh
 
-test-libraries: packages ## PnetCDF's, HDF5's and mpi4py's own tests, natively and through the MPI-IO layer
+test-libraries: packages ## tests of PnetCDF, HDF5, netCDF-C, mpi4py, h5py, MPICH and ROMIO, natively and through the MPI-IO layer
 	@scripts/test-libraries.sh
 
 soak: packages tools lint ## the end-to-end tests, SCALE (20) times as much of each, and the libraries' own
