@@ -4,6 +4,10 @@
 //! This module has the header and the records, for writers and concurrent readers, and a reader of
 //! a whole journal from any place. docs/FORMAT.md draws the format.
 
+mod last_word;
+
+pub use last_word::{LastWord, Salvaged, read_last_word, salvage};
+
 use crate::piece::PieceTiles;
 use crate::reach::Reach;
 use crate::tile::Tile;
@@ -26,8 +30,6 @@ const LENGTH_BITS: u32 = 48;
 pub const LENGTH_MAX: u64 = (1 << LENGTH_BITS) - 1;
 /// Most bytes of a journal of a volume's file: a writer that comes near takes another piece.
 pub const BYTES_MAX: usize = 64 << 20;
-/// Words of a sector, the least that a disk takes as a whole: after a power cut a sector has what it had at some earlier moment.
-const SECTOR_WORDS: usize = 64;
 /// A search for whole records sums up so many words for each word that there is: who makes up a
 /// journal is not to keep its reader busy for hours.
 const SEARCH_EFFORT: usize = 16;
@@ -493,121 +495,7 @@ fn take_all<'a>(told: &mut Told, mut at: u64, mut words: &'a [u64]) -> (u64, &'a
     (at, words)
 }
 
-/// The readable part of a damaged journal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Salvaged {
-    /// The tiles whose records are whole.
-    pub tiles: PieceTiles,
-    /// Where records are lost; empty for a whole journal.
-    pub lost: Vec<Damage>,
-    /// Everything that is lost has the form that a power cut leaves: sectors that were not synced, and are zeros from some
-    /// word to their end. Other bytes changed, too, where a disk gives back what was not written.
-    pub is_torn: bool,
-}
-
-/// What a journal tells those who settle its piece, when its writer is gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LastWord {
-    /// All that was written; nothing of a journal that was never begun.
-    Whole(Option<PieceTiles>),
-    /// A power cut has taken a part of what was not synced. Nothing of that part was promised.
-    Torn(Salvaged),
-    /// It tells of something else than its writer wrote.
-    Damaged(Damage),
-}
-
-/// What the journal `bytes` of a piece of `len` bytes tells when its writer is gone. `is_restarted`: the machine that has the
-/// journal was started anew since the last change of the journal. Only then a power cut can have left holes.
-///
-/// A sync promises nothing that is in a journal alone: it ends when the tiles are published, and that is on the disk. So what
-/// a hole has taken was promised by no sync.
-pub fn read_last_word(bytes: &[u8], len: u64, is_restarted: bool) -> LastWord {
-    match decode(bytes) {
-        Ok(tiles) => LastWord::Whole(tiles),
-        Err(damage) if is_restarted => match salvage(bytes, None, len) {
-            salvaged if salvaged.is_torn => LastWord::Torn(salvaged),
-            _ => LastWord::Damaged(damage),
-        },
-        Err(damage) => LastWord::Damaged(damage),
-    }
-}
-
-/// Whether a sector of `region` is zero at its end: whoever writes a journal leaves no such sector before a later record.
-/// `first` is the place of the region in the journal, in words.
-fn has_hole(first: usize, region: &[u64]) -> bool {
-    let is_end = |place: usize| (first + place + 1).is_multiple_of(SECTOR_WORDS);
-    region.iter().enumerate().any(|(place, word)| *word == 0 && is_end(place))
-}
-
-impl Salvaged {
-    /// Joins the tiles with those that were published of the piece, which are true as well.
-    pub fn joined_with(self, published: &PieceTiles) -> PieceTiles {
-        let end_of = |tile: &Tile| tile.at.saturating_add(tile.len);
-        let end = published.tiles().iter().map(end_of).max().unwrap_or(0);
-        let mut all = published.clone();
-        for tile in self.tiles.tiles().iter().filter(|tile| end_of(tile) > end) {
-            if let Ok(view) = all.add_view(&self.tiles.views()[tile.view as usize]) {
-                // It was a tile of a piece, so it is valid again.
-                let _ = all.push(Tile { view, ..*tile });
-            }
-        }
-        all
-    }
-}
-
-/// Recovers the whole records of a damaged journal, of a piece that is `len` bytes long, and of
-/// rank `rank` if the caller knows it. Of a journal of the first form only the records before the
-/// damage count: without the numbers of views, nothing is known about the later ones.
-pub fn salvage(bytes: &[u8], rank: Option<u32>, len: u64) -> Salvaged {
-    let mut lost = Vec::new();
-    let words = words_of(bytes);
-    let nothing =
-        |lost, is_torn| Salvaged { tiles: PieceTiles::new(rank.unwrap_or(0)), lost, is_torn };
-    let Some((found, mut rest)) = words.split_first_chunk() else { return nothing(lost, false) };
-    let mut is_torn = true;
-    let header = match Header::read(found) {
-        Ok(header) => header,
-        Err(damage) => {
-            lost.push(damage);
-            // A header lies in one sector, and its first word was stored last.
-            is_torn = false;
-            Header::mended(found)
-        }
-    };
-    let Some(header) = header else {
-        if lost.is_empty() && rest.iter().any(|word| *word != 0) {
-            lost.push(Damage { at: 0, what: "the header is missing" });
-        }
-        let is_torn = is_torn && !lost.is_empty() && has_hole(0, &words);
-        return nothing(lost, is_torn);
-    };
-    let mut told = Told::new(header);
-    let mut at = HEADER_WORDS as u64 * 8;
-    loop {
-        (at, rest) = take_all(&mut told, at, rest);
-        let Err(damage) = header.check_end(at, rest) else { break };
-        lost.push(damage);
-        // A tile is not lost if its record fits but for its length.
-        let is_tile = rest.get(..TILE_WORDS).is_some_and(|tile| header.fits(at, tile));
-        let from = usize::from(told.passed > 0 || !is_tile);
-        let next = header.find_whole(at, rest, from).filter(|_| header.form == Form::Second);
-        // Of a tile that is whole but for its length only a length that was never stored, and so is 0, can be a hole.
-        let is_length = next == Some(0);
-        let after = if is_length { header.find_whole(at, rest, 1) } else { next };
-        // Where nothing whole follows, the zeros behind the last word are room.
-        let used = || rest.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
-        let region = &rest[..after.unwrap_or_else(used)];
-        is_torn &= has_hole((at / 8) as usize, region) && !(is_length && rest[TILE_WORDS - 1] != 0);
-        let Some(next) = next else { break };
-        told.pass_over(next.max(1));
-        (at, rest) = (at + next as u64 * 8, &rest[next..]);
-    }
-    told.bound(len);
-    let is_torn = is_torn && !lost.is_empty();
-    Salvaged { tiles: told.piece(rank.unwrap_or(header.rank)), lost, is_torn }
-}
-
-/// Encodes a journal with these tiles. For tests.
+/// The bytes of a journal that tells of these tiles. For tests.
 #[doc(hidden)]
 pub fn encode(piece: &PieceTiles) -> Vec<u8> {
     encode_with(Header::new(1, piece.rank()), piece)
@@ -778,81 +666,6 @@ mod tests {
         assert!(decode(&bytes).is_err());
         let salvaged = salvage(&bytes, None, LEN);
         assert_eq!((salvaged.tiles.tiles().len(), salvaged.lost.len()), (0, 1));
-    }
-
-    /// What one writer did to a journal, store by store, and the tiles that are true at some moment.
-    fn written(header: Header, views: u64, tiles: usize) -> (Vec<Vec<u8>>, PieceTiles) {
-        let mut piece = PieceTiles::new(3);
-        let view = piece.add_view(&View::bytes()).expect("added");
-        // Records of other lengths, so that those of tiles begin anywhere in a sector.
-        let block = Shape::resized(0, 32, &Shape::bytes(8).expect("shape")).expect("shape");
-        for number in 0..views {
-            let view = View::new(number << 36, 1, block.clone()).expect("view");
-            piece.add_view(&view).expect("added");
-        }
-        let mut versions = Vec::new();
-        for tile in 0..tiles as u64 {
-            // Irregular, so that no tile is a continuation of the one before.
-            let start = tile * 1000 + tile * tile * 37 % 501;
-            piece.append(7 + tile, view, start, 10, tile * 10).expect("appended");
-            let mut bytes = encode_with(header, &piece);
-            bytes.resize(16 << 10, 0);
-            versions.push(bytes);
-        }
-        assert_eq!(piece.tiles().len(), tiles);
-        (versions, piece)
-    }
-
-    proptest! {
-        /// After a power cut each sector of a journal is as it was at some moment since the last sync. Nobody takes that for
-        /// damage, all records that were synced are there, and of the others none tells of anything that was not written.
-        #[test]
-        fn what_a_power_cut_leaves_of_a_journal_is_torn_and_no_damage(
-            views in 0u64..9,
-            synced in 0usize..60,
-            more in 1usize..120,
-            choices in prop::collection::vec(any::<prop::sample::Index>(), 32),
-        ) {
-            let header = Header::new(1, 3);
-            let (versions, piece) = written(header, views, synced + more);
-            let empty = vec![0; versions[0].len()];
-            let at = |time: usize| if time == 0 { &empty } else { &versions[time - 1] };
-            let mut left = Vec::new();
-            for (sector, choice) in (0..empty.len()).step_by(512).zip(&choices) {
-                let time = synced + choice.index(more + 1);
-                left.extend(&at(time)[sector..sector + 512]);
-            }
-            let told = match read_last_word(&left, u64::MAX, true) {
-                LastWord::Whole(told) => told.map_or(Vec::new(), |told| told.tiles().to_vec()),
-                LastWord::Torn(salvaged) => salvaged.tiles.tiles().to_vec(),
-                LastWord::Damaged(damage) => panic!("{damage}"),
-            };
-            prop_assert!(told.iter().all(|tile| piece.tiles().contains(tile)), "{told:?}");
-            prop_assert!(piece.tiles()[..synced].iter().all(|tile| told.contains(tile)), "{told:?}");
-            // A machine that was not started anew has lost no power.
-            let is_whole = decode(&left).is_ok();
-            let live = read_last_word(&left, u64::MAX, false);
-            prop_assert_eq!(matches!(live, LastWord::Damaged(_)), !is_whole);
-        }
-
-        /// One flipped bit is damage after a power cut, too, wherever it lies in a journal of many sectors.
-        #[test]
-        fn a_flipped_bit_is_no_hole(
-            views in 0u64..9,
-            tiles in 1usize..100,
-            bit: prop::sample::Index,
-        ) {
-            let (versions, piece) = written(Header::new(1, 3), views, tiles);
-            let mut bytes = versions.into_iter().next_back().expect("one");
-            let end = encode_with(Header::new(1, 3), &piece).len();
-            let bit = bit.index(end * 8);
-            bytes[bit / 8] ^= 1 << (bit % 8);
-            match read_last_word(&bytes, u64::MAX, true) {
-                LastWord::Whole(told) => prop_assert_eq!(told, Some(piece)),
-                LastWord::Torn(salvaged) => prop_assert!(false, "bit {}: {:?}", bit, salvaged.lost),
-                LastWord::Damaged(_) => {}
-            }
-        }
     }
 
     /// The check is linear in the length, so that what one length shows holds for all.
