@@ -87,8 +87,9 @@ pub unsafe extern "C" fn tio_node(
 ) -> c_int {
     status(|| {
         // SAFETY: the caller's.
-        let path = place::without_prefix(unsafe { text::path(path) }?).0;
-        let number = volume::node_of(path, claim == CLAIMED_LINK);
+        let path = unsafe { text::path(path) }?;
+        let (has_claimed, path) = (file::has_claimed(path), place::without_prefix(path).0);
+        let number = volume::node_of(path, claim == CLAIMED_LINK, has_claimed);
         if !inbox.is_null() {
             let own = number.map_or(0, |_| volume::inbox_number());
             // SAFETY: the caller's.

@@ -122,7 +122,12 @@ pub fn claim(path: &Path, flags: Flags, hints: &Hints, env: &Environment) -> Res
     Ok(claim)
 }
 
-/// Takes the claim that was made for this very open.
+/// Has this thread claimed the file at `path` last, as a file of a volume? Rank 0 of an open that is to begin has.
+pub fn has_claimed(path: &Path) -> bool {
+    CLAIMED.with_borrow(|claimed| claimed.as_ref().is_some_and(|(of, ..)| of == path))
+}
+
+/// What was claimed for this very open, once.
 fn claimed(open: &Begin<'_>) -> Option<Claim> {
     let (path, flags, hints, claim) = CLAIMED.take()?;
     let same = path == open.path && flags == open.flags && hints == *open.hints;

@@ -49,7 +49,7 @@ impl Writer {
     pub fn new(file: File, open: u64, rank: u32, mapped: bool) -> Result<Writer, Errno> {
         // Blocks before the mapping: a store into a hole on a full disk would be a signal.
         crate::shared::reserve(&file, STEP_MIN)?;
-        let words = Words::new(file, mapped, true)?;
+        let words = Words::of_len(file, mapped, STEP_MIN);
         let header = Header::new(open, rank);
         words.store_record(0, &header.words())?;
         Ok(Writer {

@@ -30,7 +30,14 @@ impl Words {
         Ok(Words { file, map })
     }
 
-    /// Returns the file.
+    /// As [`Words::new`], of the first `len` bytes, which are there: nothing is asked of the file.
+    pub fn of_len(file: File, mapped: bool, len: u64) -> Words {
+        let len = usize::try_from(len).ok().filter(|_| mapped);
+        let map = len.and_then(|len| Mapping::new(&file, len, true).ok());
+        Words { file, map }
+    }
+
+    /// Gives the file back.
     pub fn into_file(self) -> File {
         self.file
     }

@@ -21,6 +21,7 @@ pub use inbox::inbox_number;
 pub use session::{Session, is_on_volume, node_of};
 pub(crate) use session::{device_of, parent};
 
+use self::roll::OwnRoll;
 use crate::error::{Context, Error, Result};
 use crate::flags::Flags;
 use rustix::fs::{Access, AtFlags, FileType, Mode, OFlags, StatxFlags, makedev};
@@ -59,8 +60,8 @@ struct Volume {
     /// know the directory two requests. So ranks other than 0 look the file up only when they read
     /// or need its size.
     mounted: OnceLock<OwnedFd>,
-    /// The rank table of this node, once this handle has it open.
-    roll: OnceLock<File>,
+    /// The roll of this node, once this handle has it open.
+    roll: OnceLock<Arc<OwnRoll>>,
 }
 
 /// The bytes of a file besides its pieces.
@@ -194,7 +195,12 @@ impl Volume {
         self.session.client.object(self.ino, node, piece, self.cap).told("open", &self.path)
     }
 
-    /// Opens an object of this node as a file of this process; `None` where it does not exist.
+    /// The roll of this node, once this handle has it open.
+    fn own_roll_file(&self) -> Option<&File> {
+        self.roll.get().and_then(|roll| roll.file())
+    }
+
+    /// An object of this node as a file of this process; nothing where it is not there.
     fn local(&self, piece: Piece, create: bool) -> Result<Option<File>> {
         let object = self.object(self.session.node, piece)?;
         let found = object.local_file(create).told("open", &self.path)?;

@@ -80,10 +80,9 @@ struct Writer {
     _held: Held,
     number: u32,
     piece: OwnPiece,
-    /// The rank table of this node, from the rank's first write on: a rank that writes nothing
-    /// costs its node no request.
-    roll: OnceLock<OwnRoll>,
-    /// The position of the rank table, and of this rank in it.
+    /// The roll of this node, from the rank's first write on: a rank that writes nothing asks its node for nothing.
+    roll: OnceLock<Arc<OwnRoll>>,
+    /// Where the roll is, and this rank in it.
     seat: OwnSeat,
     /// The other ranks of this node, one of which asks the node for all.
     neighbors: Option<Neighbors>,
@@ -501,13 +500,11 @@ impl Writer {
                 Piece::bytes_of(seat.roll),
             ])?,
         };
-        let again = roll.try_clone().context("open", &volume.path)?;
         let roll = OwnRoll::new(roll, self.name.open, seat.slot, seat.slots);
-        let roll = roll.context("open", &volume.path)?;
-        // The clock of this node may be behind the epoch that another node began.
+        let roll = Arc::new(roll.context("open", &volume.path)?);
         roll.clock().observe(epoch);
         *self.made.lock() = Some(PieceFiles { number, bytes, journal });
-        let _ = volume.roll.set(again);
+        let _ = volume.roll.set(roll.clone());
         Ok(self.roll.get_or_init(|| roll))
     }
 

@@ -10,6 +10,7 @@
 //! A message can be sent before the receiver has accepted the connection, and stays there when the sender is gone. So no
 //! rank has to be in a call of this library for another one to get on.
 
+use super::mounts;
 use super::neighbors::ClaimTable;
 use crate::machine;
 use parking_lot::Mutex;
@@ -138,7 +139,11 @@ static OWN: Mutex<Option<Arc<DescriptorInbox>>> = Mutex::new(None);
 
 /// The number of this process's inbox, which the first call makes; 0 where it cannot have one.
 pub fn inbox_number() -> u64 {
-    let (process, user) = (std::process::id(), rustix::process::geteuid().as_raw());
+    // Finding the mount, the call before in an open, has asked the kernel for both.
+    let (process, user) = match mounts::found_last() {
+        Some(mount) => (mount.process, mount.user),
+        None => (std::process::id(), rustix::process::geteuid().as_raw()),
+    };
     let mut own = OWN.lock();
     // A child of the process has an inbox of its own, and so has another user.
     if let Some(inbox) = own.as_ref().filter(|inbox| (inbox.process, inbox.user) == (process, user))

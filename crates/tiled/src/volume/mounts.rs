@@ -6,7 +6,8 @@
 
 use parking_lot::Mutex;
 use rustix::fs::Access;
-use std::path::PathBuf;
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tatami_cluster::mounted::Home;
 use tatami_cluster::mountinfo::Changes;
@@ -40,9 +41,59 @@ static KNOWN: Mutex<Option<Known>> = Mutex::new(None);
 /// Most file systems in the cache.
 const KNOWN_MAX: usize = 64;
 
-/// Returns the mount whose files have `device` as `st_dev`. A cached one costs three system calls
-/// and no request.
+/// What a thread has found last. An open is several calls of one thread that follow each other (claim, node, begin, open), of
+/// which only the first need ask the kernel whether anything has changed.
+struct Last {
+    device: u64,
+    mount: Arc<Mount>,
+    /// The path for which its device was looked up, and whether that is `linked` as for
+    /// [`node_of`](super::session::node_of).
+    place: Option<(PathBuf, bool)>,
+}
+
+thread_local! {
+    static LAST: RefCell<Option<Last>> = const { RefCell::new(None) };
+}
+
+/// The mount whose files have `device` as `st_dev`. Costs three system calls and no request where it is known.
 pub(super) fn find(device: u64) -> Option<Arc<Mount>> {
+    let found = ask(device);
+    LAST.set(found.clone().map(|mount| Last { device, mount, place: None }));
+    found
+}
+
+/// As [`find`], for the last call of an open: what an earlier call of this thread has found counts, once.
+pub(super) fn find_again(device: u64) -> Option<Arc<Mount>> {
+    match LAST.take() {
+        Some(last) if last.device == device => Some(last.mount),
+        _ => ask(device),
+    }
+}
+
+/// What an earlier call of the same open by this thread has found.
+pub(super) fn found_last() -> Option<Arc<Mount>> {
+    LAST.with_borrow(|last| last.as_ref().map(|last| last.mount.clone()))
+}
+
+/// What was found last is what lies at a path.
+pub(super) fn note_place(path: &Path, linked: bool) {
+    LAST.with_borrow_mut(|last| {
+        if let Some(last) = last {
+            last.place = Some((path.to_owned(), linked));
+        }
+    });
+}
+
+/// The number of the file system that was found for that path, by the call before.
+pub(super) fn noted_device(path: &Path, linked: bool) -> Option<u64> {
+    LAST.with_borrow(|last| {
+        let last = last.as_ref()?;
+        let (noted, as_linked) = last.place.as_ref()?;
+        (noted == path && *as_linked == linked).then_some(last.device)
+    })
+}
+
+fn ask(device: u64) -> Option<Arc<Mount>> {
     let (process, user) = (std::process::id(), rustix::process::geteuid().as_raw());
     let mut held = KNOWN.lock();
     // A child process shares its parent's file of changes, and each change is reported to one of

@@ -51,8 +51,7 @@ impl OwnRoll {
     /// Uses the object in `file`, which the first rank on the node makes a rank table.
     pub(super) fn new(file: File, open: u64, slot: usize, slots: usize) -> Result<OwnRoll, Errno> {
         reserve(&file, at(slots))?;
-        let words = Words::new(file, true, true)?;
-        // Ranks of this node count on seeing each other's stores without a request.
+        let words = Words::of_len(file, true, at(slots));
         if !words.is_mapped() {
             return Err(Errno::NODEV);
         }
@@ -64,6 +63,11 @@ impl OwnRoll {
 
     fn store(&self, offset: u64, value: u64) -> Result<(), Errno> {
         self.clock.words().map_or(Err(Errno::IO), |words| words.store(offset, value))
+    }
+
+    /// The object.
+    pub(super) fn file(&self) -> Option<&File> {
+        self.clock.words().map(Words::file)
     }
 
     pub(super) fn clock(&self) -> &Common {

@@ -62,11 +62,21 @@ pub fn is_on_volume(device: u64, path: &Path, exists: bool) -> bool {
         || rustix::fs::access(path, Access::READ_OK) != Err(Errno::ACCESS)
 }
 
-/// Returns the number of the node of the mount of `path`, from 1; `None` where `path` is on no such
-/// mount. Unless it is `linked`, that is the mount of its directory: for the file itself, which
-/// rank 0 creates or looks up, each mount would have to ask the shard.
-pub fn node_of(path: &Path, linked: bool) -> Option<u32> {
-    mounts::find(device_for(path, linked)?).map(|mount| u32::from(mount.node.0) + 1)
+/// A number of the node at which the mount of `path` is at home, from 1; nothing where `path` is on no such mount. Unless
+/// it is `linked`, that is the mount of its directory: of the file itself, which rank 0 is to make or to find,
+/// each mount would have to ask the shard.
+///
+/// `has_claimed`: the call of this thread before was that which claimed the path.
+pub fn node_of(path: &Path, linked: bool, has_claimed: bool) -> Option<u32> {
+    let mount = match mounts::found_last().filter(|_| has_claimed) {
+        Some(mount) => mount,
+        None => {
+            let found = mounts::find(device_for(path, linked)?)?;
+            mounts::note_place(path, linked);
+            found
+        }
+    };
+    Some(u32::from(mount.node.0) + 1)
 }
 
 /// Returns the number of the file system at `path`. It is constant while the file system is
@@ -95,7 +105,8 @@ impl Session {
     /// As for [`Session::of`].
     pub(super) fn at(path: &Path, linked: bool) -> Result<Arc<Session>> {
         let stale = || Error::because("open", path, Errno::NODEV, "its directory is not there");
-        Session::of(device_for(path, linked).ok_or_else(stale)?, path)
+        let device = mounts::noted_device(path, linked).or_else(|| device_for(path, linked));
+        Session::of(device.ok_or_else(stale)?, path)
     }
 
     /// The session for a file of the file system `device`.
@@ -103,7 +114,7 @@ impl Session {
     /// # Errors
     /// `ENODEV` where it is on no such mount, `EHOSTDOWN` where the node's daemon does not answer.
     pub(super) fn of(device: u64, path: &Path) -> Result<Arc<Session>> {
-        let mount = mounts::find(device).ok_or_else(|| {
+        let mount = mounts::find_again(device).ok_or_else(|| {
             let why = "it is on no mount of a volume that can be reached";
             Error::because("open", path, Errno::NODEV, why)
         })?;

@@ -165,7 +165,7 @@ impl World {
         while let Some((number, (node, slots))) = self.places.get(self.rolls.len()).copied() {
             let (object, path) = (Piece::bytes_of(number), &self.volume.path);
             let words: Box<dyn journal::Load> =
-                match (node == self.volume.session.node, self.volume.roll.get()) {
+                match (node == self.volume.session.node, self.volume.own_roll_file()) {
                     (true, known) => {
                         let file = match known {
                             Some(file) => file.try_clone().context("open", path)?,
